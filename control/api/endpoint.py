@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
+import types
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
@@ -28,8 +29,13 @@ from skipper.control.wire.envelope import Envelope, Kind, Payload
 if TYPE_CHECKING:
     from skipper.control.api import views
     from skipper.control.api.mesh import ActorMesh
+    from skipper.control.api.views import P_any
     from skipper.control.runtime.process import Process
+else:
+    P_any = ParamSpec("P_any")
 
+
+A = TypeVar("A")
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
@@ -420,3 +426,51 @@ def as_endpoint(
         raise TypeError(f"as_endpoint takes a method of a mesh of actors, such as mesh.method, not {method!r}")
     spec = method._interface.as_endpoint(method._name, explicit_response_port=explicit_response_port)
     return Endpoint(method._mesh, spec, method._actor_class, propagate)
+
+
+class Accumulator(Generic[A, P_any]):
+    """Calls an endpoint of every actor of a mesh and folds what they answer into one value.
+
+    Args:
+        endpoint: such as ``mesh.loss``.
+        identity: the value to begin with; ``combine`` must not change it, since every call begins with it.
+        combine: ``combine(value so far, answer)`` gives the new value. Answers are combined in the order in which they
+            come, so the order should not matter to it.
+    """
+
+    def __init__(self, endpoint: Endpoint[P_any, R], identity: A, combine: Callable[[A, R], A]) -> None:
+        self._endpoint = endpoint
+        self._identity = identity
+        self._combine = combine
+
+    def accumulate(self, *args: P_any.args, **kwargs: P_any.kwargs) -> Future[A]:
+        """Call every actor.
+
+        Returns:
+            The future of the combined value, which ends once every actor has answered, or cannot. If several fail,
+            it raises the error that came first. ``combine`` runs in the thread that asks first.
+
+        Raises:
+            TypeError: the arguments do not fit the endpoint's signature.
+            PayloadError: an argument cannot be pickled.
+        """
+        answers = list(self._endpoint.stream(*args, **kwargs))
+        result: Promise[A] = Promise()
+
+        def fold() -> A:
+            value = self._identity
+            for answer in answers:
+                value = self._combine(value, answer.get(0))
+            return value
+
+        answers[-1].add_done_callback(lambda _: result.settle_by(fold))  # the last of them ends when all have
+        return result
+
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, parameters: object) -> types.GenericAlias:
+            """``Accumulator[float]``: the parameters of the endpoint need not be named."""
+            return types.GenericAlias(cls, parameters)
+
+    def __repr__(self) -> str:
+        return f"<Accumulator of {self._endpoint!r}>"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from skipper.control.api.actor import Actor, concurrent_endpoint, endpoint
-from skipper.control.api.controller import get_or_spawn_controller
+from skipper.control.api.mesh import get_or_spawn_controller
 from skipper.control.model.errors import ScriptExitError
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.context import context

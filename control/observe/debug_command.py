@@ -6,11 +6,10 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from skipper.control.observe.debug import Debugger
-from skipper.control.observe.debugger import GONE, PARKED, BreakpointReport
+from skipper.control.api.join import visiting
+from skipper.control.observe.debugger import GONE, PARKED, BreakpointReport, Debugger
 from skipper.control.observe.program import parser_of, run
-from skipper.control.observe.status_view import duration
-from skipper.control.observe.visit import visiting
+from skipper.control.observe.status_command import duration
 
 HELP = """\
 list [WHO ...]       who is parked

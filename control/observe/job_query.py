@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from skipper.control.runtime.process import Process
 
 SUBJECTS: dict[str, str] = {
-    "status": "skipper.control.observe.inspection",
+    "status": "skipper.control.observe.status",
     "stacks": "skipper.control.observe.stacks",
     "debug": "skipper.control.observe.debugger",
     "logs": "skipper.control.observe.log_forwarder",

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from skipper.control.api.mesh import HOST_NAME
 from skipper.control.model.errors import ControlError
 from skipper.control.model.future import Future, Promise
-from skipper.control.observe.collector import Collector, LogChunk
-from skipper.control.observe.log_reader import LogReader, LogSource
+from skipper.control.observe.log_reader import Collector, LogChunk, LogReader, LogSource
 from skipper.control.runtime.procs import output_capture
 from skipper.control.runtime.procs.output_capture import Redirection
 from skipper.control.runtime.requests import Request

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from skipper.control.api.actor import Actor, endpoint
-from skipper.control.api.controller import get_or_spawn_controller
-from skipper.control.api.mesh import HostMesh
+from skipper.control.api.mesh import HostMesh, get_or_spawn_controller
 
 LEDGER = "skipper_gpus"
 """Name of the job's one `GpuLedger`; for an attached host its address follows."""

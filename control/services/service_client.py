@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import logging
+import queue
 import secrets
 import threading
 import weakref
@@ -14,13 +16,13 @@ from typing import TYPE_CHECKING
 from skipper.control.api.service import ReplicaState
 from skipper.control.model import settings as bounds
 from skipper.control.model.actor import ActorInterface
+from skipper.control.model.endpoint_spec import EndpointSpec
 from skipper.control.model.errors import BackpressureError, ControlError, ServiceEndedError, SupervisionError
 from skipper.control.model.future import Future, peek
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.begin_log import BeginView, Fate, ProcessGoneError
 from skipper.control.runtime.process import Process
 from skipper.control.services.requests import RequestAttempt, ServiceRequest, SessionBinding
-from skipper.control.services.retry_thread import RetryThread, may_retry
 from skipper.control.services.router import KnownReplica, Router, Tally
 from skipper.control.services.table import ReplicaSlot, ReplicaTable
 
@@ -28,8 +30,47 @@ if TYPE_CHECKING:
     from skipper.control.api.views import ActorMesh
     from skipper.control.services.replica_controller import ReplicaController
 
+
 _SOMEBODY = (0,)
 """Stands for the replicas of a service that has ended. A request to it ends in the error that says so."""
+
+_IDLE_S = 5.0
+"""After so long without anything to do the thread ends; the next job starts another one."""
+
+_log = logging.getLogger("skipper.control")
+
+
+class RetryThread:
+    """Does jobs one after another, in their order, on a daemon thread that runs only while there are jobs."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._is_running = False
+
+    def submit(self, job: Callable[[], object]) -> None:
+        """Have a job done soon; from any thread. The job may block, and those behind it wait with it."""
+        with self._lock:
+            self._jobs.put(job)
+            if not self._is_running:
+                self._is_running = True
+                threading.Thread(target=self._run, name="service-retry", daemon=True).start()
+
+    def _run(self) -> None:
+        while (job := self._next()) is not None:
+            try:
+                job()
+            except Exception:  # noqa: BLE001  (it has others to serve)
+                _log.exception("a job of a service's retry thread raised")
+
+    def _next(self) -> Callable[[], object] | None:
+        try:
+            return self._jobs.get(timeout=_IDLE_S)
+        except queue.Empty:
+            with self._lock:
+                self._is_running = not self._jobs.empty()
+                return self._jobs.get() if self._is_running else None
+
 
 _retry_thread = RetryThread()
 """Serves all services. It sends requests again, and those that have waited for a replica."""
@@ -405,3 +446,18 @@ def _tell(here: weakref.ref[ServiceClient], news: Future[ReplicaTable]) -> None:
         return
     client.told(table)
     client.watch()
+
+
+def may_retry(spec: EndpointSpec, error: SupervisionError, attempts: int, limit: int) -> bool:
+    """Whether a request that ended in ``error`` may go to another replica.
+
+    It may if it surely was not handled, however often that happens. It also may if its endpoint is `idempotent`, up to
+    a limit: a request that kills the process that handles it would otherwise kill all replicas, one after another.
+
+    Args:
+        spec: the endpoint that it is for.
+        error: what came in place of an answer.
+        attempts: how often it was sent so far.
+        limit: how often it may be sent again.
+    """
+    return error.is_unhandled or (spec.is_idempotent and attempts <= limit)

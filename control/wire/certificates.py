@@ -17,7 +17,7 @@ import stat
 import threading
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ from skipper.control.wire.identity import Identity, Role
 if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
 
 AUTHORITY, CERTIFICATE, KEY, SECRET = "ca.pem", "cert.pem", "key.pem", "secret"
 """Names of the files in a folder of certificates."""
@@ -365,3 +366,26 @@ def _kind(*, is_rsa: bool) -> tuple[object, ...]:
     if not is_rsa:
         return (ec.ECDSA(hashes.SHA256()),)
     return padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH), hashes.SHA256()
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """What one end of a connection to an actor server has for TLS; all of it PEM, and most of it optional.
+
+    Links between the hosts of a job take nothing but the whole of it, from a folder: see `Certificates`.
+
+    Attributes:
+        authority: certificates of who may have signed the other end's; at a server, None asks clients for none.
+        certificate: this end's, with those between it and the authority.
+        key: this end's private key.
+        server_name: at a client, the name that the server's certificate is for, where that is not the address.
+    """
+
+    authority: bytes | None = None
+    certificate: bytes | None = None
+    key: bytes | None = field(default=None, repr=False)
+    server_name: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("a certificate goes with its key, and a key with its certificate")

@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from skipper.control.model.errors import WireError
-from skipper.control.wire.certificates import Certificates
+from skipper.control.wire.certificates import Certificates, Tls
 from skipper.control.wire.grpc_core import core
 from skipper.control.wire.streams import IncomingStream, serve_here, to_listen
-from skipper.control.wire.tls import Tls
 
 _log = logging.getLogger("skipper.control")
 

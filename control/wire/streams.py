@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from skipper.control.wire.certificates import Certificates
+from skipper.control.wire.certificates import Certificates, Tls
 from skipper.control.wire.frames import MAX_MESSAGE_NBYTES
 from skipper.control.wire.grpc_core import NO_COMPRESSION, core, server_certificates
-from skipper.control.wire.tls import Tls
 
 METHOD = "/skipper.control.v1.Link/Connect"
 
