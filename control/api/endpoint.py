@@ -226,7 +226,7 @@ class Endpoint(MethodView, Generic[P, R_co]):
         self._check(*args, **kwargs)
         payload, ports = pack_with_ports(args, kwargs)
         for port in ports:
-            # The actor that owed this answer passes the debt on: the caller is told if those who have it now all die.
+            # The actor that was to answer passes that on: the caller is told if all that may answer now die.
             link_port(port, [awaited.actor for awaited in to if awaited.actor is not None])
         return payload
 
@@ -249,14 +249,7 @@ class Endpoint(MethodView, Generic[P, R_co]):
     def _through_engine(
         self, adverb: str, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None = None
     ) -> Any:
-        """Send arguments that only the tensor engine can take along.
-
-        Args:
-            adverb: how.
-            args: as given.
-            kwargs: as given.
-            index: of the only actor that is to be called, in this mesh; None for all.
-        """
+        """Send arguments that only the tensor engine can take; ``index`` names the only actor to call, None all."""
         if self.spec.explicit_response_port:
             raise TypeError(f"{self!r} answers through a port: what is on a mesh cannot be among its arguments")
         endpoint: Endpoint[..., Any] = self
@@ -266,14 +259,9 @@ class Endpoint(MethodView, Generic[P, R_co]):
         return engine().send(endpoint, adverb, args, kwargs)
 
     def post(self, process: Process, payload: Payload, reply: Reply, index: int = 0, port: int = 0) -> None:
-        """Send what has been checked and packed before to one actor; ``reply`` takes what comes back.
+        """Send a packed payload to the actor at ``index`` of the mesh; ``reply`` takes what comes back.
 
-        Args:
-            process: this one.
-            payload: the packed arguments.
-            reply: what stands behind the port for the answer.
-            index: of the actor in the mesh.
-            port: a number that has been reserved for the port; 0 takes the next.
+        ``port`` is the number reserved for the reply; 0 takes the next.
 
         Raises:
             BackpressureError: there was no room in time; nobody waits for the reply then.
@@ -313,7 +301,7 @@ class Endpoint(MethodView, Generic[P, R_co]):
         )
 
     def _described(self, index: int | None, *, is_awaited: bool) -> tracing.Call:
-        """A call for whoever traces it, of one actor or of all."""
+        """A call as the tracer sees it, of one actor or of all."""
         if index is None:
             return tracing.Call(self._mesh.name, self.spec.name, is_awaited, len(self._members), None)
         return tracing.Call(self._mesh.name, self.spec.name, is_awaited, 1, self.awaited[index].actor)

@@ -13,7 +13,6 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import cast
 
 from skipper.control.api.mesh import ProcMesh, this_proc
@@ -81,9 +80,7 @@ class ServedJob:
     def __enter__(self) -> ServedJob:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -247,9 +244,9 @@ def own_name() -> str:
 
 @contextlib.contextmanager
 def visiting(address: str | os.PathLike[str] | None = None, *, timeout: float = 10.0) -> Iterator[Process]:
-    """This process as one of a running job, for as long as the context lasts.
+    """This process as one of a running job, for as long as the context lasts: a tool looks at the job.
 
-    A process that belongs to the job already stays what it is. Nobody counts a visitor: it is not among
+    A process that belongs to the job already stays what it is. A visitor does not count: it is not among
     `ServedJob.members`, and nothing is spawned on it.
 
     Args:
@@ -269,10 +266,7 @@ def visiting(address: str | os.PathLike[str] | None = None, *, timeout: float = 
         yield current_runtime.current()
         return
     process = enter(
-        connection,
-        f"visitor {own_name()}",
-        lambda process: process.request(connection.root, PING),
-        timeout=timeout,
+        connection, f"visitor {own_name()}", lambda process: process.request(connection.root, PING), timeout=timeout
     )
     try:
         yield process

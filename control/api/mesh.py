@@ -148,7 +148,7 @@ class ActorMesh(MeshBase, Generic[A]):
 
 
 def interface_in(mesh: Any) -> ActorInterface:
-    """The interface of the actors of a mesh; no method, since that would take its name from an endpoint."""
+    """The interface of a mesh's actors; a function, since a method would take that name from an endpoint."""
     return cast("ActorMesh[Any]", mesh)._interface
 
 
@@ -561,7 +561,7 @@ def _let_go(hosts: Sequence[ProcessRef], meshes: Sequence[OwnedMesh]) -> Future[
     def run() -> None:
         process = runtime.current()
         deadline = time.monotonic() + process.settings.stop_timeout_s
-        # The actors first: they hear of it behind what they were sent, their processes hear of it from their host.
+        # The actors first: they get the stop after their messages, whereas their processes are told by their host.
         for has_actors in (True, False):
             left_s = OWNED * max(deadline - time.monotonic(), 0.0)
             for end in [mesh.stop(left_s) for mesh in meshes if mesh.has_actors is has_actors]:
@@ -687,7 +687,7 @@ def subscribe(mesh: views.ActorMesh[Any] | ProcMesh) -> PortReceiver[MeshFailure
 
 
 def _taken(process: Process, failure: MeshFailure) -> MeshFailure:
-    """A failure that somebody takes from a subscription, and so has heard of."""
+    """A failure taken from a subscription; it counts as heard of."""
     if process.root_actor is not None:
         process.root_actor.faults.hear(failure.origin())
     return failure

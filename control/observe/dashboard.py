@@ -109,11 +109,8 @@ MAX_MESSAGE = 2000
 class Feed:
     """The newest look at a job, and what has gone wrong since the first one. For any thread.
 
-    Nothing is asked of the job while nobody asks for the feed.
-
-    Args:
-        look: takes the status, with tables.
-        interval_s: how old a look may be before another one is taken.
+    Nothing is asked of the job while nobody asks for the feed. ``look`` takes the status with its tables; it is called
+    again once the last look is ``interval_s`` old.
     """
 
     def __init__(self, look: Callable[[], JobStatus], interval_s: float) -> None:
@@ -124,7 +121,7 @@ class Feed:
         self._events = Events()
 
     def text(self) -> str:
-        """The feed as JSON, no older than the interval; where the script does not answer, the last one with why."""
+        """The feed as JSON, no older than the interval; if the script does not answer, the last one and the reason."""
         return self._texts.get()
 
     def _fresh(self) -> dict[str, Any]:
@@ -152,7 +149,7 @@ class Feed:
 
 
 class Events:
-    """Errors and deaths, newest first; also of processes that are gone and cannot tell any more."""
+    """Errors and deaths, newest first, including those of processes that have ended since."""
 
     def __init__(self) -> None:
         self._events: list[tuple[str, Event]] = []
@@ -218,15 +215,7 @@ def _cut(text: str) -> str:
 
 
 def main(argv: Sequence[str], *, prog: str = "skipper dashboard") -> int:
-    """Serve the dashboard of a job until Ctrl-C or the job's end.
-
-    Args:
-        argv: the arguments, without the program's name.
-        prog: what was typed before them.
-
-    Returns:
-        The exit code; ``--help`` lists them.
-    """
+    """Serve the dashboard of a job until Ctrl-C or the job's end; returns the exit code."""
     parser = parser_of(prog, "A running job in a browser; prints the address to open.", timeout_s=TIMEOUT_S)
     parser.add_argument("--port", type=int, default=0, metavar="PORT", help="to serve at; default: one that is free")
     parser.add_argument(

@@ -15,7 +15,6 @@ from bisect import bisect_right
 from collections import OrderedDict, defaultdict, deque
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
 from skipper.control.model.errors import AlreadyInJobError, ControlError
@@ -127,9 +126,7 @@ class Logs:
     def __enter__(self) -> Logs:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _redirect(self, redirection: Redirection) -> None:
@@ -156,7 +153,7 @@ class Logs:
             log_forwarder.collects_no_more(self._collector)
             self._collector.close()
             self._writer.close(LAST_WORDS_S)
-        else:  # somebody still writes there, who must not get an error for it: its words are read to the end
+        else:  # a process still writes there and must not get an error: its output is read to the end
             self._writer.flush(LAST_WORDS_S)
         self._is_keeping = False
         files, self._files = self._files, {}
@@ -216,10 +213,7 @@ class Logs:
 
 
 def collect_logs(
-    *,
-    options: LogOptions | None = None,
-    folder: str | Path | None = None,
-    level: int | None = None,
+    *, options: LogOptions | None = None, folder: str | Path | None = None, level: int | None = None
 ) -> Logs:
     """Have the output of every process of this script's job, now and later, come to the script.
 
@@ -277,7 +271,7 @@ class _Rate:
         return True
 
     def refused(self, now: float) -> int:
-        """How many were refused in seconds that are over; told once."""
+        """How many lines were refused in seconds that are over; each is reported once."""
         self._look_at(now)
         number, self._untold = self._untold, 0
         return number
@@ -359,7 +353,7 @@ def _write_to(number: int, text: str) -> None:
 
 
 MAX_HELD = 1000
-"""So many lines are held back at most; the oldest come out when more come in."""
+"""How many lines are held back at most; the oldest come out when more come in."""
 
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
@@ -391,14 +385,11 @@ class _LineGroup:
 
 
 class Aggregator:
-    """Holds lines back for a moment, to see who else says so.
+    """Holds lines back for ``window_s`` seconds at most (0: not at all) to find those that several processes say.
 
-    Lines are alike where they differ in numbers only, and come from different processes. What one process repeats
-    stays repeated, and its lines stay in their order: a line is never shown together with one that stands before
-    something that its process has said earlier.
-
-    Args:
-        window_s: how long a line is held back at most; 0 for not at all.
+    Lines are alike if they differ in numbers only and come from different processes. What one process repeats stays
+    repeated, and its lines stay in their order: a line is never shown together with one that stands before something
+    that its process has said earlier.
     """
 
     def __init__(self, window_s: float) -> None:
@@ -423,12 +414,7 @@ class Aggregator:
         self._last_of[source] = number
 
     def due(self, now_s: float, speakers: int) -> list[Line]:
-        """The lines that are to be shown by now.
-
-        Args:
-            now_s: the time.
-            speakers: how many processes there are; what all of them have said waits for nobody.
-        """
+        """The lines to show by now; a line that all ``speakers`` processes have said need not wait any longer."""
         lines = []
         while self._held:
             number, group = next(iter(self._held.items()))

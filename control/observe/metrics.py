@@ -170,13 +170,9 @@ T = TypeVar("T")
 
 
 class RecentResult(Generic[T]):
-    """What a function returned last, or the exception that it raised. For any thread.
+    """The last result of a function, or the exception that it raised, until that is ``interval_s`` old. For any thread.
 
-    Nothing is asked of the function while nobody asks for it. Whoever comes while it runs waits for that result.
-
-    Args:
-        find: the function.
-        interval_s: how old its result may be before it is called again.
+    The function is called only when somebody asks. Those who ask while it runs wait for that result.
 
     Raises:
         ValueError: ``interval_s`` is not positive.
@@ -199,7 +195,7 @@ class RecentResult(Generic[T]):
                 self._error = None
                 try:
                     self._found = [self._find()]
-                except Exception as error:  # noqa: BLE001  (it is the result of all who ask now)
+                except Exception as error:  # noqa: BLE001  (it is the result for everyone who asks now)
                     self._error = error
                 self._taken_s = time.monotonic()
             if self._error is not None:
@@ -208,15 +204,7 @@ class RecentResult(Generic[T]):
 
 
 def main(argv: Sequence[str], *, prog: str = "skipper metrics") -> int:
-    """Print or serve the figures of a job.
-
-    Args:
-        argv: the arguments, without the program's name.
-        prog: what was typed before them.
-
-    Returns:
-        The exit code; ``--help`` lists them.
-    """
+    """Print or serve the figures of a job; returns the exit code."""
     parser = parser_of(prog, "The figures of a running job in Prometheus' text format.", timeout_s=TIMEOUT_S)
     parser.add_argument(
         "--serve",

@@ -1,4 +1,9 @@
-"""`job_stacks`: where every thread of a running job is, also of processes that hang."""
+"""`job_stacks`: where every thread of a running job is, also in processes that hang.
+
+A process that answers lists its own stacks. One that cannot is looked at from another process of the same host and
+user: `py-spy` reads its memory, if it is installed and the kernel permits it. Otherwise the process gets a signal whose
+handler writes the stacks (see `control.runtime.procs.stack_file`); a stopped process handles it when it continues.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +30,7 @@ from skipper.control.model.errors import DeadlineError, JobNotFoundError
 from skipper.control.observe.job_query import ProcessAnswer, survey
 from skipper.control.runtime.procs.stack_file import NAME, SIGNAL
 from skipper.control.wire.addresses import within_host
+from skipper.control.wire.vitals import look_at
 
 if TYPE_CHECKING:
     from skipper.control.runtime.actor_state import ActorState
@@ -129,7 +135,7 @@ def job_stacks(
     """
     try:
         with visiting(address, timeout=timeout) as process:
-            # Whoever looks at another needs time for it, beyond that in which the other could have answered.
+            # A parent needs time to look at a child, in addition to the time that the child had for its answer.
             answers = survey(process, "stacks", native, timeout=timeout, margin=LONGEST_S)
     except DeadlineError:
         return _seen_from_here(find(address).root.id, native=native)
@@ -137,7 +143,7 @@ def job_stacks(
 
 
 def answer(process: Process, argument: bool) -> tuple[list[str], list[ThreadStacks], str]:
-    """The stacks of this process: labels of its actors, threads, and what py-spy sees if that is asked for."""
+    """The stacks of this process: labels of its actors, its threads, and py-spy's output if that is wanted."""
     actors = [*process.actors.live(), *process.actors.ending()]
     of_thread = {actor.executor.thread_id: actor for actor in actors if actor.executor is not None}
     names = {thread.ident: thread.name for thread in threading.enumerate()}
@@ -212,11 +218,11 @@ def _seen_from_here(script_id: str, *, native: bool) -> list[ProcessStacks]:
 
 
 def _pid_of(process_id: str) -> int:
-    """The process of this host that listens at the address which only that process can have.
+    """The process of this host that listens at the address that only that process can have.
 
     Raises:
-        DeadlineError: it is frozen, and so many wait for it that nobody else can.
-        JobNotFoundError: it has ended meanwhile.
+        DeadlineError: it is frozen, and its queue of connections is full.
+        JobNotFoundError: it has ended.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
         knock.settimeout(SIGNAL_TIMEOUT_S)
@@ -252,14 +258,9 @@ _STATES = {
 
 
 def look(pid: int, *, native: bool = False) -> str:
-    """The state and the stacks of a process, as text; why there are none where that is so.
-
-    Args:
-        pid: on this host.
-        native: have `py-spy` show frames of C and C++ code, too.
-    """
-    state = _state(pid)
-    if state is None:
+    """The state and the stacks of a process of this host, as text, or why there are none; ``native``: with C frames."""
+    state = look_at(pid).state
+    if not state:
         return f"there is no process {pid}"
     head = f"it is {_STATES.get(state, state)}"
     if state in "ZX":
@@ -323,13 +324,6 @@ def _have_it_written(pid: int, state: str) -> tuple[str | None, str]:
     except OSError as error:
         return None, f"it cannot be sent a signal ({error.strerror})"
     return (text.strip(), "") if text else (None, f"it did not handle a signal within {SIGNAL_TIMEOUT_S:g} s")
-
-
-def _state(pid: int) -> str | None:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return None
 
 
 def _catches(pid: int, number: int) -> bool:

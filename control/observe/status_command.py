@@ -1,4 +1,4 @@
-"""``skipper status``: a running job at a glance, once or again and again."""
+"""``skipper status``: a running job at a glance, once or repeatedly: its processes and actors, and what went wrong."""
 
 from __future__ import annotations
 
@@ -18,18 +18,11 @@ from skipper.control.runtime.history import Event
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
 
 def main(argv: Sequence[str], *, prog: str = "skipper status") -> int:
-    """Show what a job is doing.
-
-    Args:
-        argv: the arguments, without the program's name.
-        prog: what was typed before them.
-
-    Returns:
-        The exit code; ``--help`` lists them. 1 where a process does not answer.
-    """
+    """Show what a job is doing; returns the exit code, 1 where a process does not answer."""
     parser = parser_of(prog, "What a running job consists of, and what it is doing.", timeout_s=3.0)
     parser.add_argument("--json", action="store_true", help="print JSON; with --watch one line for each look")
     parser.add_argument(
@@ -83,31 +76,16 @@ MAX_DEATHS = 5
 
 
 def view(status: JobStatus, before: JobStatus | None = None) -> RenderableType:
-    """Something that rich can print.
-
-    Args:
-        status: the job now.
-        before: the job at an earlier look, for the CPU time used since; None shows the mean since the start.
-    """
+    """A job's status for rich to print; CPU use counts from the earlier look ``before``, else from the start."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name, justify in (
-        ("process / actor", "left"),
-        ("pid", "right"),
-        ("state", "left"),
-        ("for", "right"),
-        ("queue", "right"),
-        ("done", "right"),
-        ("errors", "right"),
-        ("restarts", "right"),
-        ("cpu", "right"),
-        ("memory", "right"),
-        ("moved", "right"),
-    ):
-        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    names = ("process / actor", "pid", "state", "for", "queue", "done", "errors", "restarts", "cpu", "memory", "moved")
+    for name in names:
+        is_text = name in ("process / actor", "state")
+        table.add_column(name, justify="left" if is_text else "right", overflow="fold")
     depth = {"": -1}
     many_hosts = len(status.hosts) > 1
     for process in status.processes:
@@ -131,11 +109,9 @@ def _headline(status: JobStatus) -> str:
     )
 
 
-def _add_process(table: object, process: ProcessStatus, level: int, cpu: str, *, many_hosts: bool) -> None:
-    from rich.table import Table
+def _add_process(table: Table, process: ProcessStatus, level: int, cpu: str, *, many_hosts: bool) -> None:
     from rich.text import Text
 
-    assert isinstance(table, Table)
     indent = "  " * level
     report = process.report
     host = f" ({process.host})" if many_hosts and process.host and process.host not in process.name else ""

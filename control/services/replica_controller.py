@@ -40,16 +40,11 @@ _MISSES = 2
 
 
 class ReplicaController(Actor):
-    """Owns the replicas of a service. Callers send requests straight to the replicas; it tells them which there are.
-
-    Args:
-        blueprint: what the replicas are made of.
-    """
+    """Owns the replicas of a service, which callers send requests to directly; it tells callers which there are."""
 
     def __init__(self, blueprint: Blueprint) -> None:
         self._blueprint = blueprint
         self._options = blueprint.options
-        self._placement = Placement(blueprint.options.hosts)
         self._replicas: dict[int, Replica | None] = {}
         """By number. None: the replica has died, and its successor has not started yet."""
         self._subscribers = Subscribers()
@@ -186,7 +181,8 @@ class ReplicaController(Actor):
         if is_obsolete():
             return  # the service was scaled down meanwhile
         self._begun_s[number] = time.monotonic()
-        host = self._placement.choose(number, (each.host for each in self._replicas.values() if each is not None))
+        others = (each.host for each in self._replicas.values() if each is not None)
+        host = choose_host(self._options.hosts, number, others)
         try:
             replica = await Replica.start(self._blueprint, number, life, host)
         except ActorError as error:
@@ -379,12 +375,9 @@ class ReplicaController(Actor):
 
 
 def pick(number: int, lives: list[bool], load: list[int]) -> int:
-    """The index of a host: the replica's own, in turn by its number, or while that is lost one with the least to do.
+    """The index of a host: the replica's own, by its number, or while that is lost, the one with the fewest replicas.
 
-    Args:
-        number: of the replica.
-        lives: for each host, whether it is not known to be lost.
-        load: for each host, how many replicas it has.
+    ``lives`` says for each host whether it is not known to be lost, ``load`` how many replicas it has.
     """
     count = len(lives)
     own = number % count
@@ -393,29 +386,17 @@ def pick(number: int, lives: list[bool], load: list[int]) -> int:
     return own if not alive or lives[own] else min(alive, key=load.__getitem__)
 
 
-class Placement:
-    """The hosts of a service, and how many of its replicas are on each.
+def choose_host(hosts: HostMesh | None, number: int, others: Iterable[int]) -> tuple[int, HostMesh]:
+    """The host for a replica: its index among ``hosts`` (None: this process' own), and the host as attached last.
 
-    Args:
-        hosts: attached hosts; None for the host of this process alone.
+    ``others`` are the indices of the hosts that the other replicas are on.
     """
-
-    def __init__(self, hosts: HostMesh | None) -> None:
-        self._hosts = hosts
-
-    def choose(self, number: int, others: Iterable[int]) -> tuple[int, HostMesh]:
-        """The host that a replica starts on: its index, and itself as it was attached last.
-
-        Args:
-            number: of the replica.
-            others: the indices of the hosts that the other replicas are on.
-        """
-        if self._hosts is None or not self._hosts.names:
-            return 0, this_host()
-        hosts = self._hosts.latest()
-        lives = hosts.alive()
-        load = [0] * len(lives)
-        for index in others:
-            load[index] += 1
-        index = pick(number, lives, load)
-        return index, hosts.slice(hosts=index)
+    if hosts is None or not hosts.names:
+        return 0, this_host()
+    hosts = hosts.latest()
+    lives = hosts.alive()
+    load = [0] * len(lives)
+    for index in others:
+        load[index] += 1
+    index = pick(number, lives, load)
+    return index, hosts.slice(hosts=index)

@@ -41,7 +41,10 @@ _log = logging.getLogger("skipper.control")
 
 
 class RetryThread:
-    """Does jobs one after another, in their order, on a daemon thread that runs only while there are jobs."""
+    """Runs jobs one after another on a daemon thread that runs only while there are jobs.
+
+    The threads that bring answers must not wait, so they leave to this thread what an answer makes necessary to send.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -86,12 +89,8 @@ _needed: set[ServiceClient] = set()
 class Address:
     """What a process needs to call a service. It may be sent anywhere in the job.
 
-    Attributes:
-        name: of the service.
-        controller: the actor that owns the replicas.
-        interface: of the replicas' actors.
-        procs: see `ServiceOptions.procs`.
-        retries: see `ServiceOptions.retries`.
+    ``controller`` owns the replicas; ``interface`` is that of their actors; ``procs`` and ``retries``: see
+    `ServiceOptions`.
     """
 
     name: str
@@ -175,7 +174,7 @@ class ServiceClient:
             self._address.controller.tell.call_one(self._id, self._report())
 
     def answered(self, attempt: RequestAttempt, *, is_error: bool) -> bool:
-        """Take note of an answer. Returns whether the attempt was still open."""
+        """Note an answer. Returns whether the attempt was still open."""
         elapsed = perf_counter_ns() - attempt.begin_ns
         replica = attempt.replica
         tally = replica.tally
@@ -192,7 +191,7 @@ class ServiceClient:
             return True
 
     def process_lost(self, attempt: RequestAttempt, error: SupervisionError) -> None:
-        """Take note that the replica is gone, and find out whether it had begun the request."""
+        """Note that the replica is gone, and find out whether it had begun the request."""
 
         def judge() -> None:
             fate, request = attempt.fate(), attempt.request
@@ -212,7 +211,7 @@ class ServiceClient:
         _retry_thread.submit(judge)
 
     def failed(self, attempt: RequestAttempt, error: SupervisionError, *, is_dead: bool) -> None:
-        """Take note that no answer will come, and have the request sent again where that is safe."""
+        """Note that no answer will come, and have the request sent again where that is safe."""
         replica, request = attempt.replica, attempt.request
         with self._lock:
             if attempt.is_over:
@@ -334,7 +333,7 @@ class ServiceClient:
         news.add_done_callback(lambda told: _tell(here, told))
 
     def told(self, table: ReplicaTable) -> None:
-        """Take note of the replicas as they are now."""
+        """Note the replicas as they are now."""
         with self._lock:
             waiting, self._when_known = self._when_known, []
             self._router.update(table)
@@ -363,10 +362,6 @@ class ServiceClient:
             request.fail(ended)
         for act in asking:
             act(_SOMEBODY)
-
-    def is_part_of_a_job(self) -> bool:
-        """Whether this process can still ask the controller."""
-        return not self._process.closing
 
     def _end_of_job(self) -> ServiceEndedError:
         return ServiceEndedError(f"service {self._address.name} has ended with its job", is_unhandled=True)
@@ -451,13 +446,7 @@ def _tell(here: weakref.ref[ServiceClient], news: Future[ReplicaTable]) -> None:
 def may_retry(spec: EndpointSpec, error: SupervisionError, attempts: int, limit: int) -> bool:
     """Whether a request that ended in ``error`` may go to another replica.
 
-    It may if it surely was not handled, however often that happens. It also may if its endpoint is `idempotent`, up to
+    It may if it surely was not handled, however often that happens. If its endpoint is `idempotent`, it also may up to
     a limit: a request that kills the process that handles it would otherwise kill all replicas, one after another.
-
-    Args:
-        spec: the endpoint that it is for.
-        error: what came in place of an answer.
-        attempts: how often it was sent so far.
-        limit: how often it may be sent again.
     """
     return error.is_unhandled or (spec.is_idempotent and attempts <= limit)

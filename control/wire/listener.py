@@ -56,7 +56,7 @@ class StreamListener:
         self._patience = patience
         self._on_closed = on_closed
         self._lock = threading.Lock()
-        """Held by whoever tells the server something: it must not be told anything once it is shut down or gone."""
+        """Held while the server is told something: it must not be told anything once it is shut down or gone."""
         self._closing = False
         self._is_shut_down = False
         self._expects = False
@@ -114,7 +114,7 @@ class StreamListener:
         return port
 
     def _expect(self) -> None:
-        """Ask the server for the next stream; by whoever has the lock."""
+        """Ask the server for the next stream; the caller holds the lock."""
         self._expects = True
         self._server.request_call(self._queue, self._queue, self._came)
 

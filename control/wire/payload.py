@@ -165,7 +165,7 @@ def _own(segment: bytes | bytearray | memoryview) -> bytes | bytearray:
 
 
 def in_full(payload: Payload) -> Payload:
-    """A payload whose large segments are in it rather than lent: for who cannot read this host's memory."""
+    """A payload with its large segments in it instead of lent: for a receiver that cannot read this host's memory."""
     return tuple(map(_taken_along, payload)) if any(isinstance(part, Outgoing) for part in payload) else payload
 
 
@@ -241,21 +241,18 @@ def _importable(module: types.ModuleType) -> bool:
 
 _DEPTH = 16
 _BREADTH = 10_000
-"""So many parts of one container are tried."""
+"""The most parts of one container that are tried."""
 _PATIENCE_S = 1.0
-"""The search ends after this, with as much as it knows."""
+"""The search ends after this time, with what it has found."""
 _MOST_KEY = 60
 
 
 def find_culprit(
     value: object, name: str | tuple[str, ...], can_pickle: Callable[[object], bool]
 ) -> tuple[str, object]:
-    """The innermost part that cannot be pickled, and the way to it, such as ``args[1]['lock']``.
+    """The innermost part of a value that cannot be pickled, and the way to it, such as ``args[1]['lock']``.
 
-    Args:
-        value: what could not be pickled.
-        name: of the value, for people; or of each element, if it is a tuple.
-        can_pickle: tries one value.
+    ``name`` is that of the value, for people, or of each element of a tuple; ``can_pickle`` tries one value.
     """
     deadline = time.monotonic() + _PATIENCE_S
     if isinstance(name, tuple):
