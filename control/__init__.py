@@ -6,22 +6,12 @@ if __name__ != "skipper.control":  # found by the folder's own name, beside the 
 
 from typing import TYPE_CHECKING
 
-from skipper.control.api.accumulator import Accumulator
 from skipper.control.api.actor import Actor, concurrent_endpoint, endpoint
-from skipper.control.api.context import (
-    ActorInstance,
-    Context,
-    context,
-    current_actor_name,
-    current_rank,
-    current_size,
-)
-from skipper.control.api.controller import get_or_spawn_controller
-from skipper.control.api.endpoint import Endpoint, as_endpoint
+from skipper.control.api.context import ActorInstance, Context, context, current_actor_name, current_rank, current_size
+from skipper.control.api.endpoint import Accumulator, Endpoint, as_endpoint
 from skipper.control.api.join import ServedJob, join, serve_job
-from skipper.control.api.mesh import HostMesh, ProcMesh, this_host, this_proc
+from skipper.control.api.mesh import HostMesh, ProcMesh, get_or_spawn_controller, subscribe, this_host, this_proc
 from skipper.control.api.spmd import SpmdActor
-from skipper.control.api.subscription import subscribe
 from skipper.control.cluster.hosts import attach_to_hosts
 from skipper.control.model.endpoint_spec import idempotent
 from skipper.control.model.errors import (

@@ -79,11 +79,7 @@ def concurrent_endpoint(
 
 
 def proc_mesh(
-    *,
-    gpus: int = 1,
-    hosts: int = 1,
-    env: Mapping[str, str] | None = None,
-    setup: Callable[[], object] | None = None,
+    *, gpus: int = 1, hosts: int = 1, env: Mapping[str, str] | None = None, setup: Callable[[], object] | None = None
 ) -> ProcMesh:
     """Processes on this host, along the axes ``hosts`` and ``gpus``: Monarch's older form of ``spawn_procs``.
 

@@ -18,11 +18,7 @@ from skipper.control.runtime.process import Process
 
 
 def register(find_fault_hook: Callable[[], Callable[[MeshFailure], object]]) -> None:
-    """Register everything.
-
-    Args:
-        find_fault_hook: returns what users may have put in the place of `unhandled_fault_hook`.
-    """
+    """Register everything; ``find_fault_hook`` returns what users may have assigned to `unhandled_fault_hook`."""
     supervision.find_hook_by(find_fault_hook)
     starts_services(_start_service)
     runtime_context.make_with(context.ActorInstance, context.Context)
@@ -46,7 +42,7 @@ def _trace_if_asked_to(process: Process) -> None:
 
 
 def _serve_tools(process: Process) -> None:
-    """Have a process serve what tools ask for; most processes are never asked, and import none of this."""
+    """Have a process answer what tools ask for; most processes are never asked, and import none of this."""
     requests = process.requests
 
     def survey(mail: Mail) -> None:
@@ -70,12 +66,12 @@ def _serve_tools(process: Process) -> None:
         requests.run(log_forwarder.FLUSH_OUTPUT, log_forwarder.flushed, mail)
 
     def serve(mail: Mail) -> None:
-        """Let other tools in, for somebody who is going to need them; under which name is the answer."""
+        """Let other tools into the job, for a user who will need them; answers with the name of the job."""
         from skipper.control.observe.debugger import serve_this_job
 
         name: Promise[str] = Promise()
         requests.answer(mail, name)
-        # It looks at files and knocks at sockets.
+        # It reads files and connects to sockets.
         threading.Thread(target=name.settle_by, args=(serve_this_job,), name="control-serve", daemon=True).start()
 
     requests.serve_by_name("survey", survey)

@@ -30,11 +30,7 @@ def is_on_actors_loop() -> bool:
 
 
 class CoroutineThread:
-    """A daemon thread with an event loop, started at the first use; one serves all threads of its process.
-
-    Args:
-        name: Of the thread.
-    """
+    """A daemon thread with an event loop, started at its first use; one serves all threads of its process."""
 
     def __init__(self, name: str) -> None:
         self._name = name

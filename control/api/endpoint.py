@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
+import types
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
@@ -27,8 +28,13 @@ from skipper.control.wire.envelope import Envelope, Kind, Payload
 if TYPE_CHECKING:
     from skipper.control.api import views
     from skipper.control.api.mesh import ActorMesh
+    from skipper.control.api.views import P_any
     from skipper.control.runtime.process import Process
+else:
+    P_any = ParamSpec("P_any")
 
+
+A = TypeVar("A")
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
@@ -219,7 +225,7 @@ class Endpoint(MethodView, Generic[P, R_co]):
         self._check(*args, **kwargs)
         payload, ports = pack_with_ports(args, kwargs)
         for port in ports:
-            # The actor that owed this answer passes the debt on: the caller is told if those who have it now all die.
+            # The actor that was to answer passes that on: the caller is told if all that may answer now die.
             link_port(port, [awaited.actor for awaited in to if awaited.actor is not None])
         return payload
 
@@ -242,14 +248,7 @@ class Endpoint(MethodView, Generic[P, R_co]):
     def _through_engine(
         self, adverb: str, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None = None
     ) -> Any:
-        """Send arguments that only the tensor engine can take along.
-
-        Args:
-            adverb: how.
-            args: as given.
-            kwargs: as given.
-            index: of the only actor that is to be called, in this mesh; None for all.
-        """
+        """Send arguments that only the tensor engine can take; ``index`` names the only actor to call, None all."""
         if self.spec.explicit_response_port:
             raise TypeError(f"{self!r} answers through a port: what is on a mesh cannot be among its arguments")
         endpoint: Endpoint[..., Any] = self
@@ -259,14 +258,9 @@ class Endpoint(MethodView, Generic[P, R_co]):
         return engine().send(endpoint, adverb, args, kwargs)
 
     def post(self, process: Process, payload: Payload, reply: Reply, index: int = 0, port: int = 0) -> None:
-        """Send what has been checked and packed before to one actor; ``reply`` takes what comes back.
+        """Send a packed payload to the actor at ``index`` of the mesh; ``reply`` takes what comes back.
 
-        Args:
-            process: this one.
-            payload: the packed arguments.
-            reply: what stands behind the port for the answer.
-            index: of the actor in the mesh.
-            port: a number that has been reserved for the port; 0 takes the next.
+        ``port`` is the number reserved for the reply; 0 takes the next.
 
         Raises:
             BackpressureError: there was no room in time; nobody waits for the reply then.
@@ -306,7 +300,7 @@ class Endpoint(MethodView, Generic[P, R_co]):
         )
 
     def _described(self, index: int | None, *, is_awaited: bool) -> tracing.Call:
-        """A call for whoever traces it, of one actor or of all."""
+        """A call as the tracer sees it, of one actor or of all."""
         if index is None:
             return tracing.Call(self._mesh.name, self.spec.name, is_awaited, len(self._members), None)
         return tracing.Call(self._mesh.name, self.spec.name, is_awaited, 1, self.awaited[index].actor)
@@ -419,3 +413,51 @@ def as_endpoint(
         raise TypeError(f"as_endpoint takes a method of a mesh of actors, such as mesh.method, not {method!r}")
     spec = method._interface.as_endpoint(method._name, explicit_response_port=explicit_response_port)
     return Endpoint(method._mesh, spec, method._actor_class, propagate)
+
+
+class Accumulator(Generic[A, P_any]):
+    """Calls an endpoint of every actor of a mesh and folds what they answer into one value.
+
+    Args:
+        endpoint: such as ``mesh.loss``.
+        identity: the value to begin with; ``combine`` must not change it, since every call begins with it.
+        combine: ``combine(value so far, answer)`` gives the new value. Answers are combined in the order in which they
+            come, so the order should not matter to it.
+    """
+
+    def __init__(self, endpoint: Endpoint[P_any, R], identity: A, combine: Callable[[A, R], A]) -> None:
+        self._endpoint = endpoint
+        self._identity = identity
+        self._combine = combine
+
+    def accumulate(self, *args: P_any.args, **kwargs: P_any.kwargs) -> Future[A]:
+        """Call every actor.
+
+        Returns:
+            The future of the combined value, which ends once every actor has answered, or cannot. If several fail,
+            it raises the error that came first. ``combine`` runs in the thread that asks first.
+
+        Raises:
+            TypeError: the arguments do not fit the endpoint's signature.
+            PayloadError: an argument cannot be pickled.
+        """
+        answers = list(self._endpoint.stream(*args, **kwargs))
+        result: Promise[A] = Promise()
+
+        def fold() -> A:
+            value = self._identity
+            for answer in answers:
+                value = self._combine(value, answer.get(0))
+            return value
+
+        answers[-1].add_done_callback(lambda _: result.settle_by(fold))  # the last of them ends when all have
+        return result
+
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, parameters: object) -> types.GenericAlias:
+            """``Accumulator[float]``: the parameters of the endpoint need not be named."""
+            return types.GenericAlias(cls, parameters)
+
+    def __repr__(self) -> str:
+        return f"<Accumulator of {self._endpoint!r}>"

@@ -6,13 +6,13 @@ the same host. It learns the job's secret from a connection file (see `join_file
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import cast
 
 from skipper.control.api.mesh import ProcMesh, this_proc
@@ -29,7 +29,7 @@ from skipper.control.model.future import Future
 from skipper.control.runtime import current_runtime, join_file
 from skipper.control.runtime.join_file import Connection
 from skipper.control.runtime.process import Process
-from skipper.control.runtime.requests import JOIN
+from skipper.control.runtime.requests import JOIN, PING
 from skipper.control.wire.addresses import within_host
 from skipper.control.wire.auth import NOT_OUR_SECRET
 from skipper.trust import folder
@@ -80,9 +80,7 @@ class ServedJob:
     def __enter__(self) -> ServedJob:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -242,3 +240,35 @@ def own_name() -> str:
     """This process' command and process id."""
     command = Path("/proc/self/comm").read_text(encoding="utf-8", errors="replace").strip()
     return f"{command} {os.getpid()}"
+
+
+@contextlib.contextmanager
+def visiting(address: str | os.PathLike[str] | None = None, *, timeout: float = 10.0) -> Iterator[Process]:
+    """This process as one of a running job, for as long as the context lasts: a tool looks at the job.
+
+    A process that belongs to the job already stays what it is. A visitor does not count: it is not among
+    `ServedJob.members`, and nothing is spawned on it.
+
+    Args:
+        address: as `join` takes it; None: the job that this process belongs to, or else what `join` would take.
+        timeout: in seconds.
+
+    Raises:
+        JoinError: as `join` says.
+        AuthenticationError: the job does not accept the secret.
+        DeadlineError: (a `TimeoutError`) the job did not answer in time.
+    """
+    if address is None and current_runtime.is_running():
+        yield current_runtime.current()
+        return
+    connection = find(address)
+    if current_runtime.is_running() and current_runtime.current().root.id == connection.root.id:
+        yield current_runtime.current()
+        return
+    process = enter(
+        connection, f"visitor {own_name()}", lambda process: process.request(connection.root, PING), timeout=timeout
+    )
+    try:
+        yield process
+    finally:
+        current_runtime.shutdown(grace_s=0)

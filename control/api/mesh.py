@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeA
 
 from skipper.control.api.actor import Actor
 from skipper.control.api.endpoint import Endpoint, PlainMethod
-from skipper.control.api.mesh_base import MeshBase
+from skipper.control.api.mesh_base import MeshBase, actors_of
 from skipper.control.api.namespaces import environment
 from skipper.control.api.tensor_engine_plugin import engine, is_for_engine
 from skipper.control.model.actor import ActorInterface, check_construction, interface_of
 from skipper.control.model.bounds import MAX_PROCESSES, check_count, check_seconds
 from skipper.control.model.errors import ControlError, PayloadError
+from skipper.control.model.failure import MeshFailure
 from skipper.control.model.future import Future, Promise
 from skipper.control.model.shape import Extent, MeshLayout, Point, Shape
 from skipper.control.runtime import current_runtime as runtime
@@ -26,9 +27,10 @@ from skipper.control.runtime import tracing
 from skipper.control.runtime.context import context, local_actor
 from skipper.control.runtime.interfaces import OwnedMesh
 from skipper.control.runtime.messages import ROOT_UID, ActorRef, LaunchOrder, OwnerRef, SpawnRequest
+from skipper.control.runtime.port import PortReceiver, open_channel
 from skipper.control.runtime.ports import watch
 from skipper.control.runtime.procs.binding import CpuBinding
-from skipper.control.runtime.requests import PING, READY, SPAWN, STOP_ACTOR, STOP_MESH
+from skipper.control.runtime.requests import CONTROLLER, PING, READY, SPAWN, STOP_ACTOR, STOP_MESH
 from skipper.control.runtime.stops import HANDED_DOWN, OWNED
 from skipper.control.wire.addresses import host_of
 from skipper.control.wire.envelope import Envelope, Kind, Payload, ProcessRef
@@ -37,6 +39,7 @@ from skipper.control.wire.payload import pack, pack_construction, pack_inert
 if TYPE_CHECKING:
     from skipper.control.api import views
     from skipper.control.runtime.process import Process
+
 
 A = TypeVar("A", bound=Actor)
 P = ParamSpec("P")
@@ -144,7 +147,7 @@ class ActorMesh(MeshBase, Generic[A]):
 
 
 def interface_in(mesh: Any) -> ActorInterface:
-    """The interface of the actors of a mesh; no method, since that would take its name from an endpoint."""
+    """The interface of a mesh's actors; a function, since a method would take that name from an endpoint."""
     return cast("ActorMesh[Any]", mesh)._interface
 
 
@@ -557,7 +560,7 @@ def _let_go(hosts: Sequence[ProcessRef], meshes: Sequence[OwnedMesh]) -> Future[
     def run() -> None:
         process = runtime.current()
         deadline = time.monotonic() + process.settings.stop_timeout_s
-        # The actors first: they hear of it behind what they were sent, their processes hear of it from their host.
+        # The actors first: they get the stop after their messages, whereas their processes are told by their host.
         for has_actors in (True, False):
             left_s = OWNED * max(deadline - time.monotonic(), 0.0)
             for end in [mesh.stop(left_s) for mesh in meshes if mesh.has_actors is has_actors]:
@@ -622,3 +625,68 @@ def _attachments() -> HostAttachments:
     if _attached is None or not _has_attached():
         raise ValueError("these hosts were not attached by this process")
     return _attached
+
+
+def get_or_spawn_controller(
+    name: str, cls: Callable[P, A], /, *args: P.args, **kwargs: P.kwargs
+) -> Future[views.ActorMesh[A]]:
+    """The job's one actor called ``name``, from anywhere in the job; it is made by whoever asks first.
+
+    It lives in the script's process and is owned by the script. If its ``__init__`` raises, those who asked get the
+    error, and the next one to ask tries again.
+
+    Raises:
+        TypeError: the arguments do not fit ``__init__``.
+        ActorDefinitionError: (a `TypeError`) the class cannot be spawned.
+        PayloadError: (a `TypeError`) the class or an argument cannot be pickled.
+    """
+    interface = interface_of(cls)
+    check_construction(cls, args, kwargs)
+    body = pack_construction(cls, args, kwargs)
+    process = runtime.current()
+    request = SpawnRequest(secrets.randbits(63), name, Extent(), OwnerRef(process.root, ROOT_UID), None)
+    answer = process.request(process.root, CONTROLLER, ((name, request, interface), body))
+    result: Promise[views.ActorMesh[A]] = Promise()
+
+    def open_mesh() -> views.ActorMesh[A]:
+        found, found_interface = answer.get(0)
+        whole = Shape.whole(Extent())
+        mesh: ActorMesh[A] = ActorMesh(found.uid, found.name, (process.root,), Extent(), whole, found_interface)
+        return cast("views.ActorMesh[A]", mesh)
+
+    answer.add_done_callback(lambda _: result.settle_by(open_mesh))
+    return result
+
+
+def subscribe(mesh: views.ActorMesh[Any] | ProcMesh) -> PortReceiver[MeshFailure]:
+    """Be told of every failure of a member of a mesh or slice, whoever owns it and whether it is handled or not.
+
+    Failures come as they happen. Members that are stopped in good order are no failures. Once all members have ended,
+    the channel closes, so that a receive raises `ChannelClosedError`.
+    """
+    process = runtime.current()
+    inbox, _, receiver = open_channel()
+    members = actors_of(mesh)
+    missing = len(members)
+    lock = threading.Lock()
+
+    def ended(end: Future[MeshFailure | None]) -> None:
+        nonlocal missing
+        with lock:
+            missing -= 1
+            is_last = missing == 0
+        if (failure := end.get(0)) is not None:
+            inbox.push(lambda: _taken(process, failure))
+        if is_last:
+            inbox.close()
+
+    for member in members:
+        watch(process, member).add_done_callback(ended)
+    return receiver
+
+
+def _taken(process: Process, failure: MeshFailure) -> MeshFailure:
+    """A failure taken from a subscription; it counts as heard of."""
+    if process.root_actor is not None:
+        process.root_actor.faults.hear(failure.origin())
+    return failure

@@ -86,5 +86,5 @@ class MeshBase(MeshLayout):
 
 
 def actors_of(mesh: Any) -> list[ActorRef]:
-    """The members of a mesh, one by one; no method, since that would take its name from an endpoint."""
+    """The members of a mesh, one by one; a function, since a method would take that name from an endpoint."""
     return cast("MeshBase", mesh)._actors()

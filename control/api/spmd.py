@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from skipper.control.api.actor import Actor, concurrent_endpoint, endpoint
-from skipper.control.api.controller import get_or_spawn_controller
+from skipper.control.api.mesh import get_or_spawn_controller
 from skipper.control.model.errors import ScriptExitError
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.context import context
@@ -22,7 +22,7 @@ from skipper.control.support.gathering import Gatherings
 from skipper.control.wire.addresses import device_of, host_of
 
 MEET_TIMEOUT_S = 60.0
-"""How long the ranks of a run wait for the last of them; such as import torch by then come seconds apart."""
+"""How long the ranks of a run wait for the last of them: ranks that import torch first come seconds apart."""
 
 _RENDEZVOUS = "skipper-spmd-rendezvous"
 _LOOPBACK = "127.0.0.1"
@@ -49,15 +49,8 @@ class RankLocation:
 class SpmdRank:
     """What ``torchrun`` tells a process, here for one run on the processes of a mesh.
 
-    Attributes:
-        rank: among all.
-        world_size: how many there are.
-        local_rank: among those of the same host.
-        local_world_size: how many there are on this host.
-        host_rank: which host this is, in the order of ranks.
-        master_addr: where rank 0 can be reached.
-        master_port: a port that was free there a moment ago.
-        interface: the network device through which this rank meets the others; None where it is not known.
+    ``host_rank`` numbers the hosts in the order of ranks; ``master_port`` was free a moment ago; ``interface`` is the
+    network device through which this rank meets the others, None where it is not known.
     """
 
     rank: int
@@ -153,7 +146,7 @@ class SpmdActor(Actor):
         rank = self._meet()
         variables = rank.environment()
         for name in _INTERFACE_VARIABLES.keys() & os.environ.keys():
-            variables.pop(name, None)  # the user knows better
+            variables.pop(name, None)  # the user's choice stands
         with _environment(variables):
             try:
                 return self._main(*args, **kwargs)

@@ -28,7 +28,7 @@ class OnWorkersError(Exception):
 
 
 def is_for_engine(error: BaseException) -> bool:
-    """Whether arguments could not be pickled since there is something among them that lies on the engine's workers."""
+    """Whether arguments could not be pickled because something among them lies on the engine's workers."""
     return isinstance(error.__cause__, OnWorkersError)
 
 
@@ -60,10 +60,10 @@ class TensorEngine(Protocol):
 
 
 def failed_unseen() -> None:
-    """Take note, at the latest in an `atexit` handler, that an operation failed of which the script has not heard.
+    """Note, at the latest in an `atexit` handler, that an operation failed and the script has not heard of it.
 
-    The script does then not end with exit code 0; what has failed is for the engine to say. At a prompt, in a notebook
-    and under pytest nothing follows.
+    The script then does not end with exit code 0; the engine reports the error. At a prompt, in a notebook and under
+    pytest nothing follows.
     """
     if current_runtime.is_running() and current_runtime.current().root_actor is not None and front_end.is_script():
         script_exit.fail()

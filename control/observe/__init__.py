@@ -1,8 +1,7 @@
 """Tools to live with a running job: its status, stacks, debugger, output and figures."""
 
 from skipper.control.observe.dashboard import Dashboard, serve_dashboard
-from skipper.control.observe.debug import cast_command, parked
-from skipper.control.observe.debugger import BreakpointReport
+from skipper.control.observe.debugger import BreakpointReport, cast_command, parked
 from skipper.control.observe.logs import LogOptions, Logs, collect_logs
 from skipper.control.observe.metrics import metrics_text, serve_metrics
 from skipper.control.observe.stacks import Frame, ProcessStacks, ThreadStacks, job_stacks

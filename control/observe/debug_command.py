@@ -6,11 +6,10 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from skipper.control.observe.debug import Debugger
-from skipper.control.observe.debugger import GONE, PARKED, BreakpointReport
+from skipper.control.api.join import visiting
+from skipper.control.observe.debugger import GONE, PARKED, BreakpointReport, Debugger
 from skipper.control.observe.program import parser_of, run
-from skipper.control.observe.status_view import duration
-from skipper.control.observe.visit import visiting
+from skipper.control.observe.status_command import duration
 
 HELP = """\
 list [WHO ...]       who is parked
@@ -24,15 +23,7 @@ WHO is the name of an actor, with its rank or without: trainer, trainer:3
 
 
 def main(argv: Sequence[str], *, prog: str = "skipper debug") -> int:
-    """Debug the actors of a job.
-
-    Args:
-        argv: the arguments, without the program's name.
-        prog: what was typed before them.
-
-    Returns:
-        The exit code; ``--help`` lists them. 1 where a command meant nobody, or was none.
-    """
+    """Debug the actors of a job; returns the exit code, 1 where a command matched no actor or was unknown."""
     parser = parser_of(
         prog,
         "Debug the actors of a running job that have come to a breakpoint(). Without -c it prompts for commands:\n\n"
@@ -70,15 +61,7 @@ def _typed(prompt: str) -> str | None:
 
 
 class _Prompt:
-    """Takes commands, one after another.
-
-    Args:
-        debugger: of the job.
-        say: takes what is to be shown.
-
-    Attributes:
-        failed: whether a command meant nobody, or was none.
-    """
+    """Runs commands, one after another. ``failed`` says whether one of them matched no actor or was unknown."""
 
     def __init__(self, debugger: Debugger, say: Callable[[str], object]) -> None:
         self.failed = False
@@ -88,7 +71,7 @@ class _Prompt:
         self._attached: BreakpointReport | None = None
 
     def run(self, read: Callable[[str], str | None]) -> None:
-        """Take commands until there are no more; the end of a conversation with one actor is not the end of all."""
+        """Run commands until there are no more; the end of a conversation with one actor does not end the prompt."""
         while True:
             attached = self._attached
             line = read("(skipper) " if attached is None else f"({attached.actor}) ")
@@ -101,7 +84,7 @@ class _Prompt:
                 return
 
     def do(self, line: str) -> bool:
-        """Do what a line says; False where it was the last."""
+        """Run one command; False where it was the last."""
         if self._attached is not None:
             self._tell_attached(self._attached, line)
             return True

@@ -1,8 +1,8 @@
-"""Breakpoints in actors: each parks the thread that reached it, which then takes pdb's commands from afar.
+"""Breakpoints in actors: each parks the thread that reached it, which then takes pdb's commands from elsewhere.
 
-Only that thread waits. Its process answers heartbeats and other actors run. Whoever debugs asks each time by a survey,
-so that nothing is lost with the debugger: what is parked stays parked until somebody lets it go on, or until the actor
-fails or its process ends.
+Only that thread waits. Its process answers heartbeats, and other actors run. Every command of a debugger is a survey,
+so nothing is lost when the debugger goes away: a parked thread stays parked until somebody lets it continue, or until
+the actor fails or its process ends.
 """
 
 from __future__ import annotations
@@ -10,29 +10,34 @@ from __future__ import annotations
 import dis
 import io
 import itertools
+import linecache
+import os
 import pdb
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from skipper.control.api.join import serve_job, visiting
 from skipper.control.model.errors import ControlError
 from skipper.control.model.future import Promise
-from skipper.control.runtime import current_runtime
+from skipper.control.observe.job_query import survey
+from skipper.control.runtime import current_runtime, join_file
 from skipper.control.runtime.context import current_context, local_actor
 from skipper.control.runtime.requests import Request
 
 if TYPE_CHECKING:
     from skipper.control.runtime.process import Process
 
+
 MAX_OUTPUT_CHARS = 100_000
-"""So much of a command's output is kept: its end."""
+"""How much of a command's output is kept: its end."""
 
 SERVE: Request[None, str] = Request("serve", "has not let tools in")
-"""Let tools in, for somebody who is going to need them; under which name is the answer."""
+"""Let tools into the job, for a user who will need them; the answer is the name of the job."""
 
 _SERVE_TIMEOUT_S = 5.0
 _RUNTIME = "skipper.control.runtime."
@@ -43,12 +48,12 @@ PARKED, RUNNING, GONE = "parked", "running", "gone"
 
 @dataclass(frozen=True, slots=True)
 class DebugOrder:
-    """What those who are parked are to do.
+    """What parked threads are to do.
 
     Attributes:
-        line: a command of pdb's; None only asks who is parked.
-        who: numbers of the sessions that are meant; None means all.
-        timeout_s: how long the command's output is waited for.
+        line: a command of pdb; None only asks who is parked.
+        who: process id and number of each session that is meant; None means all.
+        timeout_s: how long to wait for the command's output.
     """
 
     line: str | None
@@ -131,10 +136,8 @@ class DebugSession:
         self.uid = 0
         thread = threading.current_thread().name
         if here is None:
-            self.actor, self.labels = (
-                f"{current_runtime.current().me.name} {thread}",
-                [current_runtime.current().me.name, thread],
-            )
+            name = current_runtime.current().me.name
+            self.actor, self.labels = f"{name} {thread}", [name, thread]
         else:
             actor = local_actor(here.actor_instance)
             self.uid = actor.uid
@@ -150,7 +153,7 @@ class DebugSession:
     # The parked thread
 
     def announce(self) -> None:
-        """Tell the people at the script."""
+        """Tell the user at the script."""
         name = ""
         process = current_runtime.current()
         try:
@@ -190,7 +193,7 @@ class DebugSession:
     # Those who debug
 
     def begin(self, line: str, deadline: float) -> bool:
-        """Pass a command on; False where another one is still going on at the deadline."""
+        """Pass a command on; False if another one is still running at the deadline."""
         if not self._in_use.acquire(timeout=max(deadline - time.monotonic(), 0)):
             return False
         with self._changed:
@@ -206,7 +209,7 @@ class DebugSession:
         return True
 
     def finish(self, deadline: float) -> str:
-        """What the command has said by the time at which it is over, or by the deadline."""
+        """What the command has printed when it is done, or by the deadline."""
         try:
             with self._changed:
                 self._changed.wait_for(lambda: self.state != RUNNING, max(deadline - time.monotonic(), 0))
@@ -228,7 +231,7 @@ class DebugSession:
             function=code.co_qualname if code is not None else "",
             file=code.co_filename if code is not None else "",
             line=line,
-            code=_line_of(code.co_filename, line) if code is not None else "",
+            code=linecache.getline(code.co_filename, line).strip() if code is not None else "",
             for_s=time.monotonic() - self.since_s,
             state=self.state,
             output=output,
@@ -243,7 +246,7 @@ class _Terminal(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """Of text that somebody wants to encode by themselves."""
+        """The encoding, for code that encodes text itself."""
         return "utf-8"
 
     def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
@@ -256,7 +259,7 @@ class _Terminal(io.TextIOBase):
 
 
 class _Pdb(pdb.Pdb):
-    """pdb for a session. It ends with the endpoint: the code that called that is this library's own."""
+    """pdb for a session. It ends with the endpoint, since this library's own code called that."""
 
     def __init__(self, session: DebugSession, outermost: FrameType) -> None:
         terminal: Any = _Terminal(session)
@@ -307,20 +310,83 @@ def _outermost(frame: FrameType) -> FrameType:
     return frame
 
 
-def _line_of(file: str, line: int) -> str:
-    import linecache
-
-    return linecache.getline(file, line).strip()
-
-
 def serve_this_job() -> str:
-    """Serve the job of this script if that is not so yet; under which name it can be joined."""
-    from skipper.control.api import join
-    from skipper.control.runtime import join_file
-
+    """Serve the job of this script unless it is served already; returns the name under which it can be joined."""
     me = current_runtime.current().me
     with _serving:  # many may come to a breakpoint at once
         for name in join_file.running():
             if join_file.read(join_file.path_of(name)).root.id == me.id:
                 return name
-        return join.serve_job().name
+        return serve_job().name
+
+
+Address = str | os.PathLike[str] | None
+
+
+class Debugger:
+    """The breakpoints of one job. It holds nothing: several may be at work, and any may go away at any time.
+
+    Args:
+        process: this one, which belongs to the job or visits it.
+        timeout: seconds that a command is waited for. One that takes longer, such as a step over a long call, goes on.
+    """
+
+    def __init__(self, process: Process, *, timeout: float = 5.0) -> None:
+        self._process = process
+        self._timeout = timeout
+
+    def parked(self, who: Iterable[str] = ()) -> list[BreakpointReport]:
+        """Those at a breakpoint, by process and in the order in which they came there.
+
+        Args:
+            who: names of actors, with their rank or without: ``trainer``, ``trainer:3``; none means all.
+        """
+        words = list(who)
+        return [report for report in self._order(None, None) if not words or any(w in report.labels for w in words)]
+
+    def cast(self, line: str, who: Sequence[BreakpointReport] | None = None) -> list[BreakpointReport]:
+        """Have some of them, or all that are parked, run a command of pdb's; with what it said at each."""
+        meant = self.parked() if who is None else who
+        return self._order(line, [(report.process_id, report.number) for report in meant]) if meant else []
+
+    def _order(self, line: str | None, who: Sequence[tuple[str, int]] | None) -> list[BreakpointReport]:
+        work = 0.0 if line is None else self._timeout
+        answers = survey(self._process, "debug", DebugOrder(line, who, work), timeout=self._timeout, work=work)
+        return [report for answer in answers for report in answer.value() or ()]
+
+
+def parked(address: Address = None, *, timeout: float = 5.0) -> list[BreakpointReport]:
+    """Which actors of a running job are parked at a `breakpoint()` (see `job_status` for the address).
+
+    Raises:
+        JoinError: as `join` says.
+        DeadlineError: (a `TimeoutError`) the script did not answer.
+        SupervisionError: the script is gone.
+    """
+    with visiting(address, timeout=timeout) as process:
+        return Debugger(process, timeout=timeout).parked()
+
+
+def cast_command(
+    line: str, who: Iterable[str] = (), address: Address = None, *, timeout: float = 5.0
+) -> dict[str, str]:
+    """Have parked actors run a command of pdb's, such as ``p loss`` or ``continue``.
+
+    Args:
+        line: the command.
+        who: names of actors, with their rank or without; none means all that are parked.
+        address: of the job, as `job_status` takes it.
+        timeout: in seconds.
+
+    Returns:
+        What it said, by actor.
+
+    Raises:
+        JoinError: as `join` says.
+        DeadlineError: (a `TimeoutError`) the script did not answer.
+        SupervisionError: the script is gone.
+    """
+    with visiting(address, timeout=timeout) as process:
+        debugger = Debugger(process, timeout=timeout)
+        meant = [report for report in debugger.parked(who) if report.state == PARKED]
+        return {report.actor: report.output for report in debugger.cast(line, meant)}

@@ -1,4 +1,4 @@
-"""`survey`: one question to every process of a job, down the tree of who launched whom, and the answers up again.
+"""`survey`: one question to every process of a job, down the tree of launched processes, and the answers up again.
 
 So no link is needed that is not there anyway, and a process that does not answer is named by the one that launched it,
 which knows why. What may be asked stands in `SUBJECTS`; the functions run on a thread of their own in each process.
@@ -6,6 +6,7 @@ which knows why. What may be asked stands in `SUBJECTS`; the functions run on a 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import os
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from skipper.control.runtime.process import Process
 
 SUBJECTS: dict[str, str] = {
-    "status": "skipper.control.observe.inspection",
+    "status": "skipper.control.observe.status",
     "stacks": "skipper.control.observe.stacks",
     "debug": "skipper.control.observe.debugger",
     "logs": "skipper.control.observe.log_forwarder",
@@ -40,13 +41,13 @@ SUBJECTS: dict[str, str] = {
 are given in place of the argument."""
 
 _SHARE = 0.8
-"""Of the time that is left, so much is given to those below: who waits for them has to answer, too."""
+"""The part of the remaining time that those below get: the process that waits for them has to answer, too."""
 
 
 _SLACK_S = 1.0
 _LOOKS_AT_ONCE = 4
 _LAST_CHANCE_S = 0.1
-"""For an answer that has been late because of somebody further below."""
+"""For an answer that is late because of a process further below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +136,14 @@ def serve(process: Process, mail: Mail) -> None:
     question = SURVEY.unpack(mail.envelope.payload)
     try:
         kind, payload = Kind.REPLY, pack(_collect(process, mail.sender, question))
-    except Exception as error:  # noqa: BLE001  (whoever asks is told, and does not wait for nothing)
+    except Exception as error:  # noqa: BLE001  (the one who asks is told, and does not wait in vain)
         kind = Kind.ERROR
         payload = pack_exception(error, actor_id=process.me.name, endpoint=f"survey {question.subject}")
     process.reply_to(mail.sender, mail.envelope, kind, payload)
 
 
 def offspring(process: Process) -> list[ProcessRef]:
-    """Whom this process passes questions on to: those that it has launched, here or on hosts, and that have joined."""
+    """The processes that this one passes questions on to: it launched them, here or on hosts, or they joined it."""
     launched = [child.ref for child in process.children.alive()] + process.remote_launch.hosts()
     return launched + [mesh.root_members[0] for mesh in process.members.meshes()]
 
@@ -181,7 +182,7 @@ def _collect(process: Process, sender: ProcessRef, question: Question) -> list[P
 
 
 def _own_answer(process: Process, sender: ProcessRef, question: Question) -> ProcessAnswer:
-    # Who launched this process has asked it; the script was asked by whoever wants to know.
+    # Its launcher has asked this process; the script was asked by a tool.
     parent = "" if process.me.id == process.root.id else sender.id
     try:
         packed = pickle.dumps(_module(question.subject).answer(process, question.argument), protocol=5)
@@ -193,7 +194,7 @@ def _own_answer(process: Process, sender: ProcessRef, question: Question) -> Pro
 def _looked_at(
     process: Process, silent: Mapping[int, ProcessRef], question: Question
 ) -> dict[int, tuple[bytes | None, str]]:
-    """What can be found out from outside about children that do not answer, or why it cannot."""
+    """What can be found out from outside about children that do not answer, or why nothing can."""
     look = getattr(_module(question.subject), "answer_for", None)
     pids = {number: child.pid for number, ref in silent.items() if (child := process.children.get(ref.id)) is not None}
     if look is None:
@@ -240,10 +241,8 @@ class _AnswerPort:
 
     def wait(self, timeout: float) -> None:
         """Until everybody has answered, or is known not to, or the time is over."""
-        try:
+        with contextlib.suppress(TimeoutError):
             self._all_there.get(max(timeout, 0))
-        except TimeoutError:
-            return
 
     def missing(self) -> list[int]:
         """Of whom nothing has been heard."""

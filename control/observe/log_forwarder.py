@@ -1,7 +1,7 @@
-"""`LogForwarder`: reads what processes of an attached host write, and sends it to the script, no more than that takes.
+"""`LogForwarder`: sends the output of an attached host's processes to the script, no faster than that takes it.
 
-It belongs to the process that stands for the job on the host. One batch is under way at a time: until the script has
-taken it the next one is filled, and when that is full the pipes are left alone, so that those who write wait.
+It belongs to the process that stands for the job on the host. One batch is under way at a time. The next batch is
+filled until the script has taken that one; once it is full, the pipes are not read, so that the writers wait.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from skipper.control.api.mesh import HOST_NAME
 from skipper.control.model.errors import ControlError
 from skipper.control.model.future import Future, Promise
-from skipper.control.observe.collector import Collector, LogChunk
-from skipper.control.observe.log_reader import LogReader, LogSource
+from skipper.control.observe.log_reader import Collector, LogChunk, LogReader, LogSource
 from skipper.control.runtime.procs import output_capture
 from skipper.control.runtime.procs.output_capture import Redirection
 from skipper.control.runtime.requests import Request
@@ -41,15 +40,7 @@ _forwarder: LogForwarder | None = None
 
 
 class LogForwarder(LogReader):
-    """A thread that reads all pipes of this host.
-
-    Attributes:
-        sink: the address of the script's `Collector`.
-
-    Args:
-        process: this one.
-        sink: see there.
-    """
+    """A thread that reads all pipes of this host; ``sink`` is the address of the script's `Collector`."""
 
     def __init__(self, process: Process, sink: str) -> None:
         super().__init__("control-logs-forwarder")
@@ -70,7 +61,7 @@ class LogForwarder(LogReader):
         self.run_soon(retire)
 
     def flush(self) -> Future[None]:
-        """A future that ends when the script has taken what had been written before; for any thread."""
+        """A future that ends when the script has taken everything that was written before; for any thread."""
         flushed: Promise[None] = Promise()
         if not self.run_soon(lambda: self._waiting.append(flushed)):
             flushed.set_result(None)
@@ -123,16 +114,16 @@ class LogForwarder(LogReader):
 
 
 def answer(process: Process, redirection: Redirection) -> bool:
-    """For a survey: send the output of this process, and of those that it launches from now on, somewhere else."""
+    """For a survey: redirect the output of this process, and of those that it launches from now on."""
     process.state.redirection = passed_on(process, redirection)
     if process.root_actor is not None or process.remote_launch.is_host:
-        # A script's own output is where that of others goes; who has joined has a place for its own, and an agent, too.
+        # The script's own output is where that of the others goes; a joined process and an agent have their own.
         return True
     return output_capture.redirect(redirection, process.me.name)
 
 
 def passed_on(process: Process, redirection: Redirection) -> Redirection:
-    """What those are told that this process has launched: another host's write to its forwarder, which this starts."""
+    """The redirection for processes that this one has launched: on another host, to its forwarder, started here."""
     global _forwarder
     if not process.remote_launch.is_host:
         return redirection
@@ -167,13 +158,7 @@ def _flush_at_the_end() -> None:
 
 @dataclass(slots=True)
 class _Taker:
-    """A collector in the script.
-
-    Attributes:
-        process: this one.
-        collector: it.
-        hosts: the ids of those from which something has come.
-    """
+    """A collector in the script, and the ids of the hosts from which something has come."""
 
     process: Process
     collector: Collector
@@ -185,12 +170,12 @@ _takers: dict[str, _Taker] = {}
 
 
 def collects(process: Process, collector: Collector) -> None:
-    """In the script: have a collector take what comes from hosts."""
+    """In the script: let a collector take what comes from other hosts."""
     _takers[collector.address] = _Taker(process, collector)
 
 
 def collects_no_more(collector: Collector) -> None:
-    """In the script: let what still comes for a collector be lost."""
+    """In the script: drop what still comes for a collector."""
     _takers.pop(collector.address, None)
 
 

@@ -1,4 +1,4 @@
-"""`LogReader`: a thread that is handed the pipes that processes of its host write to, and reads them."""
+"""`LogReader`: reads the pipes that processes of its host write to; `Collector`: makes lines of all hosts' output."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import selectors
 import socket
 import struct
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 CHUNK_NBYTES = 64 << 10
@@ -41,14 +42,11 @@ class LogSource:
 
 
 class LogReader:
-    """Reads all pipes on one thread, on which the methods that are to be overridden run. Those must not wait.
+    """A thread that reads all pipes. The methods that subclasses override run on it, and must not wait.
 
     Attributes:
-        address: where processes hand in the reading ends of their pipes: a name of an abstract socket.
+        address: the name of the abstract socket where processes hand in the reading ends of their pipes.
         is_over: whether nothing more will come.
-
-    Args:
-        thread_name: of its thread.
     """
 
     def __init__(self, thread_name: str) -> None:
@@ -76,22 +74,22 @@ class LogReader:
     # To be overridden
 
     def _opened(self, source: LogSource) -> None:
-        """Take note of a stream."""
+        """A stream has come."""
 
     def _take(self, source: LogSource, chunk: bytes) -> None:
-        """Take what was read."""
+        """A chunk was read."""
         raise NotImplementedError
 
     def _ended(self, source: LogSource) -> None:
-        """Take note that a stream is over."""
+        """A stream is over."""
         raise NotImplementedError
 
     def _next_s(self) -> float | None:
-        """Do what there is to do after a round, or when all is over; how many seconds the next may take at most."""
+        """Called after each round and when all is over; returns how many seconds the next round may take at most."""
         return None
 
     def _has_room(self) -> bool:
-        """Whether pipes are to be read now."""
+        """Whether to read pipes now."""
         return True
 
     # For any thread
@@ -101,7 +99,7 @@ class LogReader:
         self._thread.start()
 
     def run_soon(self, act: Callable[[], None]) -> bool:
-        """Have something done on the thread; False, and it will not be, once that has ended."""
+        """Run something on the thread; returns False, and does not run it, once the thread has ended."""
         with self._waking:
             if not self.is_over:
                 self._soon.append(act)
@@ -109,12 +107,12 @@ class LogReader:
             return not self.is_over
 
     def wait_until_silent(self, timeout: float) -> bool:
-        """Wait until every process has closed its streams; False where some have not in time."""
+        """Wait until every process has closed its streams; False if some have not in time."""
         with self._idle:
             return self._idle.wait_for(lambda: not self._sources, timeout)
 
     def close(self) -> None:
-        """Read what is there, and end. Those that still write get an error from now on."""
+        """Read what is there, and end. Processes that write afterwards get an error."""
         self._closing = True
         self.run_soon(lambda: None)
         self._thread.join(5.0)
@@ -130,7 +128,7 @@ class LogReader:
     def _run(self) -> None:
         while not self._closing:
             self._round(self._next_s())
-        self._round(0)  # the last words
+        self._round(0)  # what was written last
         for source in list(self._sources):
             self._drop(source)
         with self._waking:
@@ -145,7 +143,7 @@ class LogReader:
         self._next_s()
 
     def _round(self, timeout: float | None) -> bool:
-        """Do what there is to do; whether something was read."""
+        """One round of the loop; returns whether something was read."""
         has_room = self._has_room()
         if has_room != self._is_reading:
             self._is_reading = has_room
@@ -196,7 +194,7 @@ class LogReader:
                     self._opened(source)
                 connection.send(b"+")
             except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-                return  # whatever that was, it was no process of the job
+                return  # that was no process of the job
 
     def _read(self, source: LogSource) -> None:
         try:
@@ -231,3 +229,100 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
     return list(fds)
+
+
+MAX_LINE_NBYTES = 16 << 10
+"""A longer line is cut into pieces of this size."""
+
+IDLE_S = 0.5
+"""What is written without a line's end is a line after this long: a prompt, or a bar of progress."""
+
+LogChunk = tuple[int, str, int, bytes | None]
+"""What a process of another host has written: which stream of it, its name, its pid there, and the bytes, of which
+there may be none; None: the stream is over."""
+
+
+class Collector(LogReader):
+    """Splits all output into lines, and never waits for anything else: a slow reader does not hold up the writers.
+
+    What is written on other hosts is read there and handed in by `feed`.
+
+    Args:
+        take: called with every line, on this thread; must not wait.
+        tick: called on this thread after each round; returns how many seconds the next may take, or None for any.
+    """
+
+    def __init__(self, take: Callable[[LogSource, str], None], tick: Callable[[], float | None]) -> None:
+        super().__init__("control-logs")
+        self._say = take
+        self._tick = tick
+        self._afar: dict[tuple[str, int, int], LogSource] = {}
+
+    def speakers(self) -> int:
+        """How many processes write to this."""
+        return len({(source.host, source.pid) for source in list(self._sources)})
+
+    def feed(self, host_id: str, host: str, chunks: Sequence[LogChunk], done: Callable[[], None]) -> None:
+        """Take what processes of another host have written, and call ``done`` once that is done; for any thread."""
+
+        def take_all() -> None:
+            for chunk in chunks:
+                self._take_from_afar(host_id, host, chunk)
+            done()
+
+        if not self.run_soon(take_all):
+            done()
+
+    def lose(self, host_id: str | None = None) -> None:
+        """Note that nothing more will come from a host, or from any but this; for any thread."""
+
+        def drop_all() -> None:
+            for key in [key for key in self._afar if host_id in (key[0], None)]:
+                self._drop(self._afar.pop(key))
+
+        self.run_soon(drop_all)
+
+    # On the thread
+
+    def _take_from_afar(self, host_id: str, host: str, chunk: LogChunk) -> None:
+        stream, name, pid, content = chunk
+        key = (host_id, pid, stream)
+        if key not in self._afar:
+            self._afar[key] = LogSource(-1, stream, name, pid, host)
+            self._sources.add(self._afar[key])
+        if content is None:
+            self._drop(self._afar.pop(key))
+        elif content:
+            self._take(self._afar[key], content)
+
+    def _take(self, source: LogSource, chunk: bytes) -> None:
+        source.heard_s = time.monotonic()
+        source.rest += chunk
+        *lines, rest = source.rest.split(b"\n")
+        for line in lines:
+            for start in range(0, max(len(line), 1), MAX_LINE_NBYTES):
+                self._say(source, _text(line[start : start + MAX_LINE_NBYTES]))
+        while len(rest) > MAX_LINE_NBYTES:
+            self._say(source, _text(rest[:MAX_LINE_NBYTES]))
+            rest = rest[MAX_LINE_NBYTES:]
+        source.rest = bytearray(rest)
+
+    def _ended(self, source: LogSource) -> None:
+        if source.rest:
+            self._say(source, _text(source.rest))
+            source.rest.clear()
+
+    def _next_s(self) -> float | None:
+        now = time.monotonic()
+        for source in self._sources:
+            if source.rest and now - source.heard_s > IDLE_S:
+                self._say(source, _text(source.rest))
+                source.rest.clear()
+        until = self._tick()
+        if any(source.rest for source in self._sources):
+            return IDLE_S / 2 if until is None else min(until, IDLE_S / 2)
+        return until
+
+
+def _text(line: bytes | bytearray) -> str:
+    return line.decode("utf-8", "replace").removesuffix("\r").rpartition("\r")[2]

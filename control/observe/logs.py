@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import os
 import re
 import sys
 import threading
 import time
-from collections import deque
+from bisect import bisect_right
+from collections import OrderedDict, defaultdict, deque
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
 from skipper.control.model.errors import AlreadyInJobError, ControlError
 from skipper.control.observe import log_forwarder
-from skipper.control.observe.aggregate import Aggregator, Line
-from skipper.control.observe.collector import Collector
 from skipper.control.observe.job_query import survey
-from skipper.control.observe.log_reader import LogSource
+from skipper.control.observe.log_reader import Collector, LogSource
 from skipper.control.runtime import current_runtime
 from skipper.control.runtime.procs.output_capture import Redirection
 from skipper.control.support.private_file import make_folder, open_log
 
 if TYPE_CHECKING:
     from skipper.control.runtime.process import Process
+
 
 LAST_WORDS_S = 2.0
 """How long the end of the script waits for what is still in the pipes, and for its own output."""
@@ -126,9 +126,7 @@ class Logs:
     def __enter__(self) -> Logs:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _redirect(self, redirection: Redirection) -> None:
@@ -155,7 +153,7 @@ class Logs:
             log_forwarder.collects_no_more(self._collector)
             self._collector.close()
             self._writer.close(LAST_WORDS_S)
-        else:  # somebody still writes there, who must not get an error for it: its words are read to the end
+        else:  # a process still writes there and must not get an error: its output is read to the end
             self._writer.flush(LAST_WORDS_S)
         self._is_keeping = False
         files, self._files = self._files, {}
@@ -215,10 +213,7 @@ class Logs:
 
 
 def collect_logs(
-    *,
-    options: LogOptions | None = None,
-    folder: str | Path | None = None,
-    level: int | None = None,
+    *, options: LogOptions | None = None, folder: str | Path | None = None, level: int | None = None
 ) -> Logs:
     """Have the output of every process of this script's job, now and later, come to the script.
 
@@ -276,7 +271,7 @@ class _Rate:
         return True
 
     def refused(self, now: float) -> int:
-        """How many were refused in seconds that are over; told once."""
+        """How many lines were refused in seconds that are over; each is reported once."""
         self._look_at(now)
         number, self._untold = self._untold, 0
         return number
@@ -355,3 +350,86 @@ def _write_to(number: int, text: str) -> None:
     stream = sys.stdout if number == 1 else sys.stderr  # those of now: a notebook, or a test, has put others there
     stream.write(text)
     stream.flush()
+
+
+MAX_HELD = 1000
+"""How many lines are held back at most; the oldest come out when more come in."""
+
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line as it is shown.
+
+    Attributes:
+        stream: 1 for the standard output, 2 for the standard error.
+        source: label of the process that said it, or that said it first.
+        text: without its end.
+        alike: how many processes said so.
+    """
+
+    stream: int
+    source: str
+    text: str
+    alike: int = 1
+
+
+@dataclass(slots=True)
+class _LineGroup:
+    kind: tuple[int, str]
+    source: str
+    text: str
+    until_s: float
+    sources: set[str]
+
+
+class Aggregator:
+    """Holds lines back for ``window_s`` seconds at most (0: not at all) to find those that several processes say.
+
+    Lines are alike if they differ in numbers only and come from different processes. What one process repeats stays
+    repeated, and its lines stay in their order: a line is never shown together with one that stands before something
+    that its process has said earlier.
+    """
+
+    def __init__(self, window_s: float) -> None:
+        self.window_s = window_s
+        self._numbers = itertools.count()
+        self._held: OrderedDict[int, _LineGroup] = OrderedDict()
+        self._of_kind: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
+        self._last_of: dict[str, int] = {}
+
+    def add(self, stream: int, source: str, text: str, now_s: float) -> None:
+        """Take a line."""
+        kind = (stream, _NUMBERS.sub("#", text))
+        alike = self._of_kind[kind]
+        behind = bisect_right(alike, self._last_of.get(source, -1))
+        if behind < len(alike):
+            number = alike[behind]
+            self._held[number].sources.add(source)
+        else:
+            number = next(self._numbers)
+            alike.append(number)
+            self._held[number] = _LineGroup(kind, source, text, now_s + self.window_s, {source})
+        self._last_of[source] = number
+
+    def due(self, now_s: float, speakers: int) -> list[Line]:
+        """The lines to show by now; a line that all ``speakers`` processes have said need not wait any longer."""
+        lines = []
+        while self._held:
+            number, group = next(iter(self._held.items()))
+            if now_s < group.until_s and len(group.sources) < speakers and len(self._held) <= MAX_HELD:
+                break
+            del self._held[number]
+            alike = self._of_kind[group.kind]
+            alike.pop(0)  # its number: groups of a kind come out in their order
+            if not alike:
+                del self._of_kind[group.kind]
+            lines.append(Line(group.kind[0], group.source, group.text, len(group.sources)))
+        if not self._held:
+            self._last_of.clear()
+        return lines
+
+    def next_s(self) -> float | None:
+        """When the next line is due; None where nothing is held back."""
+        return next(iter(self._held.values())).until_s if self._held else None

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Callable, Iterator
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
+from pathlib import Path
+from typing import Generic, TypeVar
 
+from skipper.control.api.join import visiting
 from skipper.control.model.errors import ControlError
 from skipper.control.observe.job_query import survey
-from skipper.control.observe.recent import RecentResult
+from skipper.control.observe.program import parser_of, run, serve
 from skipper.control.observe.status import ActorStatus, JobStatus, ProcessReport, ProcessStatus, Transfers, status_of
 from skipper.control.runtime import current_runtime
 from skipper.control.support.exposition import CONTENT_TYPE, Labels, Sample, exposition
 from skipper.control.support.pages import Page, PageServer
+from skipper.control.support.private_file import read_secret
 
 TIMEOUT_S = 3.0
 """How long a process has to answer; Prometheus gives up after 10 s unless it is told otherwise."""
@@ -156,3 +164,76 @@ def _of_actor(actor: ActorStatus, labels: Labels) -> Iterator[Sample]:
     yield "skipper_actor_errors_total", labels, actor.errors
     yield "skipper_actor_busy_seconds", labels, max((doing.for_s for doing in actor.doing), default=0.0)
     yield "skipper_actor_state", (*labels, ("state", actor.state)), 1
+
+
+T = TypeVar("T")
+
+
+class RecentResult(Generic[T]):
+    """The last result of a function, or the exception that it raised, until that is ``interval_s`` old. For any thread.
+
+    The function is called only when somebody asks. Those who ask while it runs wait for that result.
+
+    Raises:
+        ValueError: ``interval_s`` is not positive.
+    """
+
+    def __init__(self, find: Callable[[], T], interval_s: float) -> None:
+        if not 0 < interval_s < float("inf"):
+            raise ValueError(f"an interval is a positive number of seconds, not {interval_s}")
+        self._find = find
+        self._interval_s = interval_s
+        self._lock = threading.Lock()
+        self._taken_s = float("-inf")
+        self._found: list[T] = []
+        self._error: Exception | None = None
+
+    def get(self) -> T:
+        """The result, no older than the interval; raises what the function raised."""
+        with self._lock:
+            if time.monotonic() - self._taken_s >= self._interval_s:
+                self._error = None
+                try:
+                    self._found = [self._find()]
+                except Exception as error:  # noqa: BLE001  (it is the result for everyone who asks now)
+                    self._error = error
+                self._taken_s = time.monotonic()
+            if self._error is not None:
+                raise self._error.with_traceback(None)
+            return self._found[0]
+
+
+def main(argv: Sequence[str], *, prog: str = "skipper metrics") -> int:
+    """Print or serve the figures of a job; returns the exit code."""
+    parser = parser_of(prog, "The figures of a running job in Prometheus' text format.", timeout_s=TIMEOUT_S)
+    parser.add_argument(
+        "--serve",
+        type=int,
+        metavar="PORT",
+        help="serve them under /metrics, and /health, until Ctrl-C or the job's end; 0: a port that is free",
+    )
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address to serve at; default: 127.0.0.1, this host only. Others need the token that is printed",
+    )
+    parser.add_argument("--token", action="store_true", help="ask for a token on this host, too: it has other users")
+    parser.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="the token to ask for, in a file that only you can read"
+    )
+    return run(parser, argv, _show)
+
+
+def _show(given: argparse.Namespace) -> int:
+    token: str | bool | None = given.token or None
+    if given.token_file is not None:
+        token = read_secret(given.token_file, least_nbytes=1).decode("utf-8", "replace").strip()
+    with visiting(given.job, timeout=given.timeout) as process:
+        if given.serve is None:
+            sys.stdout.write(metrics_text(status_of(survey(process, "status", timeout=given.timeout))))
+            return 0
+        return serve(
+            process,
+            lambda: serve_metrics(given.serve, given.host, timeout=given.timeout, token=token),
+            f"{given.host}:{given.serve}",
+        )

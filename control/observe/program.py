@@ -1,4 +1,4 @@
-"""What the commands of this folder have in common: which job, how long, and how an error ends them."""
+"""What the commands of this folder share: how they name the job, how long they wait, and how an error ends them."""
 
 from __future__ import annotations
 
@@ -45,25 +45,12 @@ def parser_of(prog: str, description: str, *, timeout_s: float) -> argparse.Argu
 
 
 def run(parser: argparse.ArgumentParser, argv: Sequence[str], action: Callable[[argparse.Namespace], int]) -> int:
-    """Parse the arguments and do it.
-
-    Returns:
-        The exit code: that of ``action``, 2 for bad arguments, 3 where the job cannot be reached.
-    """
+    """Parse the arguments and run ``action``; returns its exit code, 2 for bad arguments, 3 without a job."""
     return command_line.run(parser, argv, action, errors=(ControlError,), status=UNREACHABLE)
 
 
 def serve(process: Process, start: Callable[[], PageServer], place: str) -> int:
-    """Serve pages about a job until it ends, and print where they are.
-
-    Args:
-        process: this one, which visits the job.
-        start: starts the server.
-        place: where that was asked to be, for people.
-
-    Returns:
-        The exit code.
-    """
+    """Serve pages about the job that ``process`` visits until the job ends; prints the URL, returns the exit code."""
     try:
         server = start()
     except OSError as error:
@@ -83,12 +70,7 @@ def serve(process: Process, start: Callable[[], PageServer], place: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """An argument that is a time span.
-
-    Raises:
-        ValueError: it is no number.
-        argparse.ArgumentTypeError: it is not positive, or not finite.
-    """
+    """A time span given as an argument; it raises `ValueError` or `argparse.ArgumentTypeError` for anything else."""
     span = float(text)
     if not 0 < span < float("inf"):
         raise argparse.ArgumentTypeError(f"a positive number of seconds, not {text}")

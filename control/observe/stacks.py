@@ -1,30 +1,41 @@
-"""`job_stacks`: where every thread of a running job is, also of processes that hang."""
+"""`job_stacks`: where every thread of a running job is, also in processes that hang.
+
+A process that answers lists its own stacks. One that cannot is looked at from another process of the same host and
+user: `py-spy` reads its memory, if it is installed and the kernel permits it. Otherwise the process gets a signal whose
+handler writes the stacks (see `control.runtime.procs.stack_file`); a stopped process handles it when it continues.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import linecache
 import os
+import shutil
 import socket
 import struct
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from skipper.control.api import join
+from skipper.control.api.join import find, visiting
 from skipper.control.model.errors import DeadlineError, JobNotFoundError
-from skipper.control.observe import outside
 from skipper.control.observe.job_query import ProcessAnswer, survey
-from skipper.control.observe.visit import visiting
+from skipper.control.runtime.procs.stack_file import NAME, SIGNAL
 from skipper.control.wire.addresses import within_host
+from skipper.control.wire.vitals import look_at
 
 if TYPE_CHECKING:
     from skipper.control.runtime.actor_state import ActorState
     from skipper.control.runtime.process import Process
+
 
 _RUNTIME_THREADS = "control-"
 """How the names of this library's own threads begin."""
@@ -124,15 +135,15 @@ def job_stacks(
     """
     try:
         with visiting(address, timeout=timeout) as process:
-            # Whoever looks at another needs time for it, beyond that in which the other could have answered.
-            answers = survey(process, "stacks", native, timeout=timeout, margin=outside.LONGEST_S)
+            # A parent needs time to look at a child, in addition to the time that the child had for its answer.
+            answers = survey(process, "stacks", native, timeout=timeout, margin=LONGEST_S)
     except DeadlineError:
-        return _seen_from_here(join.find(address).root.id, native=native)
+        return _seen_from_here(find(address).root.id, native=native)
     return [_stacks_of(answer) for answer in answers]
 
 
 def answer(process: Process, argument: bool) -> tuple[list[str], list[ThreadStacks], str]:
-    """The stacks of this process: labels of its actors, threads, and what py-spy sees if that is asked for."""
+    """The stacks of this process: labels of its actors, its threads, and py-spy's output if that is wanted."""
     actors = [*process.actors.live(), *process.actors.ending()]
     of_thread = {actor.executor.thread_id: actor for actor in actors if actor.executor is not None}
     names = {thread.ident: thread.name for thread in threading.enumerate()}
@@ -153,12 +164,12 @@ def answer(process: Process, argument: bool) -> tuple[list[str], list[ThreadStac
         label for actor in actors for label in (f"{actor.name}{dict(actor.rank)}", f"{actor.name}:{actor.rank.rank}")
     ]
     labels += [actor.name for actor in actors]
-    return labels, found, outside.look(os.getpid(), native=True) if argument else ""
+    return labels, found, look(os.getpid(), native=True) if argument else ""
 
 
 def answer_for(pid: int, argument: bool) -> str:
     """The stacks of a child that has not answered."""
-    return outside.look(pid, native=argument)
+    return look(pid, native=argument)
 
 
 def _whose(actor: ActorState | None) -> tuple[str, str]:
@@ -197,24 +208,24 @@ def _stacks_of(answer: ProcessAnswer) -> ProcessStacks:
 
 def _seen_from_here(script_id: str, *, native: bool) -> list[ProcessStacks]:
     """The script, which does not answer, and everything below it, from outside."""
-    pids = outside.descendants(_pid_of(script_id))
+    pids = descendants(_pid_of(script_id))
     with ThreadPoolExecutor(_LOOKS_AT_ONCE) as pool:
-        texts = pool.map(lambda pid: outside.look(pid, native=native), pids)
+        texts = pool.map(lambda pid: look(pid, native=native), pids)
     return [
-        ProcessStacks(outside.command_line(pid), pid, (), (), "the script does not answer", text)
+        ProcessStacks(command_line(pid), pid, (), (), "the script does not answer", text)
         for pid, text in zip(pids, texts, strict=True)
     ]
 
 
 def _pid_of(process_id: str) -> int:
-    """The process of this host that listens at the address which only that process can have.
+    """The process of this host that listens at the address that only that process can have.
 
     Raises:
-        DeadlineError: it is frozen, and so many wait for it that nobody else can.
-        JobNotFoundError: it has ended meanwhile.
+        DeadlineError: it is frozen, and its queue of connections is full.
+        JobNotFoundError: it has ended.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
-        knock.settimeout(outside.SIGNAL_TIMEOUT_S)
+        knock.settimeout(SIGNAL_TIMEOUT_S)
         try:
             knock.connect("\0" + within_host(process_id).removeprefix(_UNIX))
         except (BlockingIOError, TimeoutError):  # unix(7): its queue of connections is full
@@ -226,3 +237,131 @@ def _pid_of(process_id: str) -> int:
             raise JobNotFoundError("the script has ended meanwhile") from None
         pid, _, _ = struct.unpack("iii", knock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(pid)
+
+
+PY_SPY_TIMEOUT_S = 10.0
+SIGNAL_TIMEOUT_S = 2.0
+LONGEST_S = PY_SPY_TIMEOUT_S + SIGNAL_TIMEOUT_S
+"""How long a look may take."""
+_QUIET_S = 0.05
+"""The stacks are whole once nothing has been added for this long."""
+
+_STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "in an uninterruptible wait of the kernel",
+    "T": "stopped by a signal",
+    "t": "stopped by a tracer",
+    "Z": "dead, and not reaped",
+    "X": "dead",
+}
+
+
+def look(pid: int, *, native: bool = False) -> str:
+    """The state and the stacks of a process of this host, as text, or why there are none; ``native``: with C frames."""
+    state = look_at(pid).state
+    if not state:
+        return f"there is no process {pid}"
+    head = f"it is {_STATES.get(state, state)}"
+    if state in "ZX":
+        return head
+    spied, why = _py_spy(pid, stopped=state in "Tt", native=native)
+    if spied is not None:
+        return f"{head}\n{spied}"
+    written, why_not = _have_it_written(pid, state)
+    if written is not None:
+        return f"{head}; {why}, so it wrote this itself\n{written}"
+    return f"{head}; {why}; {why_not}"
+
+
+def py_spy() -> str | None:
+    """Path of the `py-spy` program: that of this environment, or else the first on the path."""
+    beside = Path(sys.executable).with_name("py-spy")
+    return str(beside) if beside.exists() else shutil.which("py-spy")
+
+
+def _py_spy(pid: int, *, stopped: bool, native: bool) -> tuple[str | None, str]:
+    program = py_spy()
+    if program is None:
+        return None, "py-spy is not installed"
+    command = [program, "dump", "--pid", str(pid)]
+    if stopped:
+        command.append("--nonblocking")  # it would wait for a stop that has been
+    elif native:
+        command.append("--native")
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PY_SPY_TIMEOUT_S, stdin=subprocess.DEVNULL, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return None, f"py-spy took more than {PY_SPY_TIMEOUT_S:g} s"
+    except OSError as error:
+        return None, f"py-spy cannot be run ({error.strerror})"
+    if done.returncode != 0:
+        said = [line for line in done.stderr.splitlines() if line.strip()]
+        return None, f"py-spy failed ({said[-1].strip() if said else f'exit code {done.returncode}'})"
+    return done.stdout.strip(), ""
+
+
+def _have_it_written(pid: int, state: str) -> tuple[str | None, str]:
+    if state in "Tt":
+        return None, "it handles no signal while it is stopped"
+    if not _catches(pid, SIGNAL):
+        return None, "it has not been prepared to write its stacks"
+    path = _stack_file(pid)
+    if path is None:
+        return None, "the file that it would write into is not accessible"
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            file.seek(0, os.SEEK_END)
+            os.kill(pid, SIGNAL)
+            text, deadline, heard = "", time.monotonic() + SIGNAL_TIMEOUT_S, 0.0
+            while (now := time.monotonic()) < deadline and not (text and now - heard > _QUIET_S):
+                more = file.read()
+                if more:
+                    text, heard = text + more, now
+                time.sleep(0.005)
+    except OSError as error:
+        return None, f"it cannot be sent a signal ({error.strerror})"
+    return (text.strip(), "") if text else (None, f"it did not handle a signal within {SIGNAL_TIMEOUT_S:g} s")
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Whether the process handles this signal: it would end it otherwise."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
+def _stack_file(pid: int) -> str | None:
+    with contextlib.suppress(OSError):
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            path = f"/proc/{pid}/fd/{number}"
+            with contextlib.suppress(OSError):
+                if os.readlink(path).startswith(f"/memfd:{NAME}"):
+                    return path
+    return None
+
+
+def descendants(pid: int) -> list[int]:
+    """A process and all below it, parents first."""
+    children: dict[int, list[int]] = {}
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            stat = Path(f"/proc/{name}/stat").read_text(encoding="utf-8", errors="replace")
+            children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(name))
+    found = [pid]
+    for parent in found:
+        found.extend(sorted(children.get(parent, ())))
+    return found
+
+
+def command_line(pid: int) -> str:
+    """What a process was started as, in one line."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+    except OSError:
+        return ""
+    return " ".join(word for word in words if word)[:160]

@@ -1,4 +1,4 @@
-"""``skipper stacks``: where every thread of a running job is; the same stacks of many processes are shown once."""
+"""``skipper stacks``: where every thread of a running job is; equal stacks of several processes are shown once."""
 
 from __future__ import annotations
 
@@ -15,15 +15,7 @@ _NAMES_SHOWN = 8
 
 
 def main(argv: Sequence[str], *, prog: str = "skipper stacks") -> int:
-    """Show the stacks of a job's processes.
-
-    Args:
-        argv: the arguments, without the program's name.
-        prog: what was typed before them.
-
-    Returns:
-        The exit code; ``--help`` lists them. 1 where a process does not answer, or none is meant.
-    """
+    """Show the stacks of a job's processes; returns the exit code, 1 where one does not answer or none matches."""
     parser = parser_of(
         prog,
         "Where every thread of a running job is, the innermost call first. Processes that hang are looked at from "

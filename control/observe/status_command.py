@@ -1,4 +1,4 @@
-"""``skipper status``: a running job at a glance, once or again and again."""
+"""``skipper status``: a running job at a glance, once or repeatedly: its processes and actors, and what went wrong."""
 
 from __future__ import annotations
 
@@ -7,25 +7,22 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from skipper.control.api.join import visiting
 from skipper.control.model.errors import SupervisionError
 from skipper.control.observe.job_query import survey
 from skipper.control.observe.program import parser_of, run, seconds
-from skipper.control.observe.status import JobStatus, status_of
-from skipper.control.observe.status_view import view
-from skipper.control.observe.visit import visiting
+from skipper.control.observe.status import ActorStatus, JobStatus, ProcessReport, ProcessStatus, Transfers, status_of
+from skipper.control.runtime.history import Event
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
 
 
 def main(argv: Sequence[str], *, prog: str = "skipper status") -> int:
-    """Show what a job is doing.
-
-    Args:
-        argv: the arguments, without the program's name.
-        prog: what was typed before them.
-
-    Returns:
-        The exit code; ``--help`` lists them. 1 where a process does not answer.
-    """
+    """Show what a job is doing; returns the exit code, 1 where a process does not answer."""
     parser = parser_of(prog, "What a running job consists of, and what it is doing.", timeout_s=3.0)
     parser.add_argument("--json", action="store_true", help="print JSON; with --watch one line for each look")
     parser.add_argument(
@@ -73,3 +70,162 @@ def _show(given: argparse.Namespace) -> int:
             if given.watch is None or left == 0:
                 return 0 if status.is_healthy else 1
             time.sleep(max(given.watch - (time.monotonic() - begun), 0.05))
+
+
+MAX_DEATHS = 5
+
+
+def view(status: JobStatus, before: JobStatus | None = None) -> RenderableType:
+    """A job's status for rich to print; CPU use counts from the earlier look ``before``, else from the start."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    names = ("process / actor", "pid", "state", "for", "queue", "done", "errors", "restarts", "cpu", "memory", "moved")
+    for name in names:
+        is_text = name in ("process / actor", "state")
+        table.add_column(name, justify="left" if is_text else "right", overflow="fold")
+    depth = {"": -1}
+    many_hosts = len(status.hosts) > 1
+    for process in status.processes:
+        depth[process.id] = level = depth.get(process.parent_id, -1) + 1
+        _add_process(table, process, level, _cpu(status, before, process), many_hosts=many_hosts)
+    parts: list[RenderableType] = [Text(_headline(status)), table]
+    parts += [Text(line) for line in _troubles(status)]
+    parts += [Text(line) for line in (*_transfers(status), *_figures(status))]
+    return Group(*parts)
+
+
+def _headline(status: JobStatus) -> str:
+    actors = len(status.actors)
+    script = status.processes[0].report
+    since = "" if script is None else f", up {duration(status.taken_s - script.started_s)}"
+    lent = sum(process.report.lent_nbytes for process in status.processes if process.report is not None)
+    lending = f", {nbytes(lent)} of messages lent" if lent else ""
+    return (
+        f"job {status.job} on {', '.join(status.hosts)}{since}: {_count(len(status.processes), 'process', 'es')}, "
+        f"{_count(actors, 'actor')}, {_count(status.deaths_total, 'death')}{lending}"
+    )
+
+
+def _add_process(table: Table, process: ProcessStatus, level: int, cpu: str, *, many_hosts: bool) -> None:
+    from rich.text import Text
+
+    indent = "  " * level
+    report = process.report
+    host = f" ({process.host})" if many_hosts and process.host and process.host not in process.name else ""
+    up_s = "" if report is None else duration(time.time() - report.started_s)
+    style = {"up": "", "starting": "yellow"}.get(process.state, "bold red")
+    table.add_row(
+        Text(f"{indent}{process.name}{host}"),
+        str(process.pid or ""),
+        Text(process.state, style=style),
+        up_s,
+        "",
+        "",
+        "" if report is None or not report.errors_total else str(report.errors_total),
+        str(process.restarts or ""),
+        cpu,
+        "" if report is None else nbytes(report.rss_nbytes),
+        "" if report is None or report.transfers is None else nbytes(_moved(report.transfers)),
+    )
+    for actor in () if report is None else report.actors:
+        state, for_s = _state(actor)
+        table.add_row(
+            Text(f"{indent}  {actor.label} {actor.class_name}"),
+            "",
+            Text(state, style={"parked": "magenta", "busy": "cyan", "ending": "yellow"}.get(actor.state, "")),
+            for_s,
+            str(actor.queued),
+            str(actor.handled),
+            str(actor.errors or ""),
+        )
+
+
+def _state(actor: ActorStatus) -> tuple[str, str]:
+    if not actor.doing:
+        return actor.state, ""
+    longest = max(actor.doing, key=lambda doing: doing.for_s)
+    more = f" +{len(actor.doing) - 1}" if len(actor.doing) > 1 else ""
+    return f"{actor.state} {longest.endpoint}{more}", duration(longest.for_s)
+
+
+def _moved(transfers: Transfers) -> int:
+    return transfers.read_nbytes + transfers.written_nbytes
+
+
+def _transfers(status: JobStatus) -> list[str]:
+    lines = []
+    for process in status.processes:
+        transfers = None if process.report is None else process.report.transfers
+        if transfers is not None and (transfers.in_flight or transfers.failed):
+            lines.append(
+                f"{process.name}: {_count(transfers.in_flight, 'transfer')} in flight, {transfers.done} done, "
+                f"{transfers.failed} failed"
+            )
+    return lines
+
+
+def _troubles(status: JobStatus) -> list[str]:
+    lines = [f"{process.name}: {process.problem}" for process in status.processes if process.state == "silent"]
+    deaths: list[Event] = sorted(
+        (death for process in status.processes if process.report is not None for death in process.report.deaths),
+        key=lambda death: death.at_s,
+    )
+    lines += [
+        f"died {duration(status.taken_s - death.at_s)} ago: {death.who}: {death.message}"
+        for death in deaths[-MAX_DEATHS:]
+    ]
+    if (error := status.last_error) is not None:
+        lines.append(f"last error {duration(status.taken_s - error.at_s)} ago: {error.who}: {error.message}")
+    return lines
+
+
+def _figures(status: JobStatus) -> list[str]:
+    lines = []
+    for process in status.processes:
+        for part, figures in ({} if process.report is None else process.report.figures).items():
+            shown = ", ".join(f"{name} {value:g}" for name, value in figures.items())
+            lines.append(f"{process.name}: {part}: {shown}")
+    return lines
+
+
+def _cpu(status: JobStatus, before: JobStatus | None, process: ProcessStatus) -> str:
+    now = process.report
+    if now is None:
+        return ""
+    then = None if before is None else _report(before, process.id)
+    used = now.cpu_s - (0.0 if then is None else then.cpu_s)
+    since = now.started_s if before is None or then is None else before.taken_s
+    return f"{100 * used / max(status.taken_s - since, 0.1):.0f} %"
+
+
+def _report(status: JobStatus, process_id: str) -> ProcessReport | None:
+    return next((process.report for process in status.processes if process.id == process_id), None)
+
+
+def _count(number: int, what: str, plural: str = "s") -> str:
+    return f"{number} {what}{'' if number == 1 else plural}"
+
+
+def duration(seconds: float) -> str:
+    """A time span in two units at most: ``0.4 s``, ``12 s``, ``3 min 5 s``, ``2 h 10 min``."""
+    if seconds < 10:
+        return f"{max(seconds, 0):.1f} s"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def nbytes(count: int) -> str:
+    """A size in binary units."""
+    size, unit = float(count), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if size >= 10 or unit == "B" else f"{size:.1f} {unit}"

@@ -46,12 +46,7 @@ _propagator = TraceContextTextMapPropagator()
 
 
 def tracer_of(process_name: str, provider: Provider | None) -> OpenTelemetryTracer:
-    """What records spans in this process.
-
-    Args:
-        process_name: for the spans' resource, where a provider is made here.
-        provider: None: the global one, which is made by the variables of OpenTelemetry where there is none.
-    """
+    """The recorder of spans by a provider, or by the global one, which is made as the environment says."""
     if provider is None:
         provider = trace.get_tracer_provider()
         if isinstance(provider, trace.ProxyTracerProvider) and (made := _provider(process_name)) is not None:

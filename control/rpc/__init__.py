@@ -16,7 +16,7 @@ from skipper.control.rpc.resolver import ChainResolver, FixedResolver, NameMappi
 from skipper.control.rpc.rpc_client import ActorHandle, RpcClient, RpcMethod, RpcOptions
 from skipper.control.rpc.scope import is_cancelled, remaining_s
 from skipper.control.rpc.urls import ServiceUrl
-from skipper.control.wire.tls import Tls
+from skipper.control.wire.certificates import Tls
 
 __all__ = [
     # from names to addresses

@@ -42,9 +42,8 @@ from skipper.control.rpc.wire.calls import (
 from skipper.control.runtime.loop import LoopThread
 from skipper.control.support.daemon_threads import DaemonThreads
 from skipper.control.wire import addresses, grpc_poller
-from skipper.control.wire.certificates import Certificates
+from skipper.control.wire.certificates import Certificates, Tls
 from skipper.control.wire.identity import Role
-from skipper.control.wire.tls import Tls
 
 _MAX_THREADS = 256
 _MAX_CALLS = 1024

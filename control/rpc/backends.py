@@ -22,7 +22,7 @@ from skipper.control.rpc.resolver import Resolver
 from skipper.control.rpc.urls import ACTOR, ServiceUrl
 from skipper.control.rpc.wire.calls import Query
 from skipper.control.wire import grpc_poller
-from skipper.control.wire.tls import Tls
+from skipper.control.wire.certificates import Tls
 
 if TYPE_CHECKING:
     from skipper.control.rpc.wire.channel import ActorChannel

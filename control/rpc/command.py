@@ -18,8 +18,7 @@ from skipper.control.rpc.urls import split_address
 from skipper.control.rpc.user_secret import SECRET_VARIABLE, read_secret
 from skipper.control.support.command_line import run
 from skipper.control.support.private_file import check_private
-from skipper.control.wire.certificates import Certificates
-from skipper.control.wire.tls import Tls
+from skipper.control.wire.certificates import Certificates, Tls
 
 
 def main(argv: Sequence[str], *, prog: str = "skipper names") -> int:

@@ -9,8 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from skipper.control.api.mesh import interface_in
-from skipper.control.api.subscription import subscribe
+from skipper.control.api.mesh import interface_in, subscribe
 from skipper.control.model.endpoint_spec import endpoint_options, is_idempotent
 from skipper.control.model.errors import NoSuchMethodError
 from skipper.control.rpc.concurrency_limit import ConcurrencyLimit, LateError

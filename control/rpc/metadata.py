@@ -23,7 +23,7 @@ from skipper.control.rpc.registry import MAX_LEASE_S, MIN_LEASE_S, Registry
 from skipper.control.rpc.resolver import FixedResolver
 from skipper.control.rpc.rpc_client import RpcClient, RpcOptions
 from skipper.control.rpc.urls import ACTOR, ServiceUrl, split_address
-from skipper.control.wire.tls import Tls
+from skipper.control.wire.certificates import Tls
 
 _log = logging.getLogger("skipper.control")
 

@@ -20,7 +20,7 @@ from skipper.control.rpc.resolver import Resolver
 from skipper.control.rpc.scope import deadline_after
 from skipper.control.rpc.user_secret import shared_secret
 from skipper.control.rpc.wire.calls import LARGEST_MESSAGE_NBYTES, MAX_MESSAGE_NBYTES
-from skipper.control.wire.tls import Tls
+from skipper.control.wire.certificates import Tls
 
 T = TypeVar("T")
 P = ParamSpec("P")

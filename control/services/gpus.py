@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from skipper.control.api.actor import Actor, endpoint
-from skipper.control.api.controller import get_or_spawn_controller
-from skipper.control.api.mesh import HostMesh
+from skipper.control.api.mesh import HostMesh, get_or_spawn_controller
 
 LEDGER = "skipper_gpus"
 """Name of the job's one `GpuLedger`; for an attached host its address follows."""
@@ -27,20 +26,16 @@ def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
 
 
 class _Looker(Actor):
-    """Looks around on a host."""
+    """Looks up the GPUs of a host."""
 
     @endpoint
     def visible(self) -> list[str]:
-        """The GPUs that processes may use there."""
+        """The GPUs that processes of this host may use."""
         return visible_gpus()
 
 
 class GpuLedger(Actor):
-    """Gives each replica GPUs of its own, over all services of the job; for one host.
-
-    Args:
-        gpus: those that there are.
-    """
+    """Gives each replica GPUs of its own, over all services of the job; for one host, which has these ``gpus``."""
 
     def __init__(self, gpus: list[str]) -> None:
         self._free = gpus
@@ -48,7 +43,7 @@ class GpuLedger(Actor):
 
     @endpoint
     def take(self, count: int) -> list[str]:
-        """So many GPUs.
+        """Take ``count`` GPUs.
 
         Raises:
             LookupError: fewer are free.
@@ -68,7 +63,7 @@ class GpuLedger(Actor):
 
 
 async def take(host: HostMesh, count: int) -> list[str]:
-    """So many GPUs of a host, which nobody else in the job has.
+    """Take ``count`` GPUs of a host, which nobody else in the job has.
 
     Raises:
         ActorError: fewer are free.

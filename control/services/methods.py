@@ -129,12 +129,7 @@ class ServiceMethod(Method, Generic[P, R_co]):
         )
 
     def _spread(
-        self,
-        numbers: tuple[int, ...],
-        packed: _Packed,
-        result: Promise[ValueMesh[Any]],
-        *,
-        is_skipping: bool,
+        self, numbers: tuple[int, ...], packed: _Packed, result: Promise[ValueMesh[Any]], *, is_skipping: bool
     ) -> None:
         requests = [SlotRequest(number, is_skipping, *packed) for number in numbers]
         missing = set(numbers)

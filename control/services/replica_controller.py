@@ -7,17 +7,17 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from skipper.control.api.actor import Actor, concurrent_endpoint
+from skipper.control.api.mesh import HostMesh, this_host
 from skipper.control.api.service import ReplicaMetrics, ReplicaState
 from skipper.control.model.errors import ActorError, ControlError, ReplicaLostError, SupervisionError
 from skipper.control.model.failure import MeshFailure
 from skipper.control.runtime import status_providers
 from skipper.control.runtime.context import context
 from skipper.control.runtime.port import Port
-from skipper.control.services.placement import Placement
 from skipper.control.services.replicas import Blueprint, Replica
 from skipper.control.services.router import Tally
 from skipper.control.services.subscribers import Subscribers, summary
@@ -40,16 +40,11 @@ _MISSES = 2
 
 
 class ReplicaController(Actor):
-    """Owns the replicas of a service. Callers send requests straight to the replicas; it tells them which there are.
-
-    Args:
-        blueprint: what the replicas are made of.
-    """
+    """Owns the replicas of a service, which callers send requests to directly; it tells callers which there are."""
 
     def __init__(self, blueprint: Blueprint) -> None:
         self._blueprint = blueprint
         self._options = blueprint.options
-        self._placement = Placement(blueprint.options.hosts)
         self._replicas: dict[int, Replica | None] = {}
         """By number. None: the replica has died, and its successor has not started yet."""
         self._subscribers = Subscribers()
@@ -186,7 +181,8 @@ class ReplicaController(Actor):
         if is_obsolete():
             return  # the service was scaled down meanwhile
         self._begun_s[number] = time.monotonic()
-        host = self._placement.choose(number, (each.host for each in self._replicas.values() if each is not None))
+        others = (each.host for each in self._replicas.values() if each is not None)
+        host = choose_host(self._options.hosts, number, others)
         try:
             replica = await Replica.start(self._blueprint, number, life, host)
         except ActorError as error:
@@ -376,3 +372,31 @@ class ReplicaController(Actor):
     def _cancel(self) -> None:
         for task in self._tasks:
             task.cancel()
+
+
+def pick(number: int, lives: list[bool], load: list[int]) -> int:
+    """The index of a host: the replica's own, by its number, or while that is lost, the one with the fewest replicas.
+
+    ``lives`` says for each host whether it is not known to be lost, ``load`` how many replicas it has.
+    """
+    count = len(lives)
+    own = number % count
+    alive = [(own + step) % count for step in range(count) if lives[(own + step) % count]]
+    # Where all are lost its own does as well: the start fails, and counts as any that has failed.
+    return own if not alive or lives[own] else min(alive, key=load.__getitem__)
+
+
+def choose_host(hosts: HostMesh | None, number: int, others: Iterable[int]) -> tuple[int, HostMesh]:
+    """The host for a replica: its index among ``hosts`` (None: this process' own), and the host as attached last.
+
+    ``others`` are the indices of the hosts that the other replicas are on.
+    """
+    if hosts is None or not hosts.names:
+        return 0, this_host()
+    hosts = hosts.latest()
+    lives = hosts.alive()
+    load = [0] * len(lives)
+    for index in others:
+        load[index] += 1
+    index = pick(number, lives, load)
+    return index, hosts.slice(hosts=index)

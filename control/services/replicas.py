@@ -25,15 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """What every replica of a service is made of.
-
-    Attributes:
-        service: name of the service.
-        actor_class: of the actors.
-        args: for their ``__init__``.
-        kwargs: for their ``__init__``.
-        options: of the service.
-    """
+    """What every replica of a service is made of; ``args`` and ``kwargs`` are for the actors' ``__init__``."""
 
     service: str
     actor_class: type[Actor]

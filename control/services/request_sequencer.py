@@ -14,13 +14,11 @@ if TYPE_CHECKING:
 
 
 class RequestSequencer(Actor):
-    """Takes the requests to a replica of several processes, from whomever, and passes each on to all of them.
+    """Takes the requests to a replica of several processes from all callers, and passes each on to all of its actors.
 
-    Messages of one sender arrive in their order everywhere, those of several senders need not: two requests that each
-    begin with a collective could wait for one another for ever. So there is one sender, in the replica's first process.
-
-    Args:
-        actors: those of the replica.
+    Messages of one sender arrive in the same order everywhere, those of several senders need not: two requests that
+    each begin with a collective could wait for one another for ever. So there is one sender, in the replica's first
+    process.
     """
 
     def __init__(self, actors: ActorMesh[Any]) -> None:
@@ -34,7 +32,7 @@ class RequestSequencer(Actor):
         except SupervisionError as error:
             self._refuse(port, method, error)
         except ActorError as error:
-            # The death of one breaks off what the others do with it, and their errors may come before the news of it.
+            # When an actor dies, what others do with it fails, and their errors may come before the news of its death.
             try:
                 await self._actors.initialized
             except SupervisionError as death:
@@ -45,7 +43,7 @@ class RequestSequencer(Actor):
             port.send(answers)
 
     def _refuse(self, port: Port[Any], method: str, error: SupervisionError) -> None:
-        # Even if the dead one surely has not handled it: others may have, that are well.
+        # Even if the dead actor surely has not handled it: other actors may have.
         self._pass_on(port, method, SupervisionError(error.message, error.failure))
 
     def _pass_on(self, port: Port[Any], method: str, error: ControlError) -> None:

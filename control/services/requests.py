@@ -111,13 +111,7 @@ class SlotRequest(ServiceRequest):
     __slots__ = ("_is_skipped", "_number", "is_void")
 
     def __init__(
-        self,
-        number: int,
-        is_skipped: bool,
-        spec: EndpointSpec,
-        endpoint: str,
-        payload: Payload,
-        ports: list[Port[Any]],
+        self, number: int, is_skipped: bool, spec: EndpointSpec, endpoint: str, payload: Payload, ports: list[Port[Any]]
     ) -> None:
         super().__init__(spec, endpoint, payload, ports)
         self._number = number
@@ -245,6 +239,6 @@ class RequestAttempt:
         return Fate.PERHAPS_BEGUN if begins is None else begins.fate(self.port, self._taken_before)
 
     def lapse(self, rank: int, error: LinkError) -> bool:
-        """Whoever might have replied is dead."""
+        """All that might have replied are dead."""
         self._client.failed(self, error, is_dead=False)
         return True

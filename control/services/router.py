@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from skipper.control.api.views import ActorMesh
 
 QUEUE_NS = 50_000_000
-"""So much work may wait in the mailbox of a replica. It keeps the replica busy while answers and requests travel. More
+"""How much work may wait in the mailbox of a replica. It keeps the replica busy while answers and requests travel. More
 requests wait at the caller, and the next free replica gets the oldest."""
 
 _FEWEST, _MOST = 2, 1024
@@ -104,7 +104,7 @@ class Router:
         self.limit = 4
 
     def update(self, table: ReplicaTable) -> None:
-        """Take note of the present replicas of the service. One that is no longer among them counts as lost."""
+        """Note the present replicas of the service. One that is no longer among them counts as lost."""
         replicas: dict[int, KnownReplica] = {}
         for slot in table.slots:
             if slot.entry is None:
@@ -123,15 +123,14 @@ class Router:
         self._sort()
 
     def lose(self, replica: KnownReplica) -> None:
-        """Take note that a replica is dead."""
+        """Note that a replica is dead."""
         replica.is_lost = True
         self._sort()
 
     def choose(self, *, in_turn: bool = False) -> KnownReplica | None:
         """The replica with the fewest outstanding requests, the next in turn among equals; None if there is none.
 
-        Args:
-            in_turn: None, too, where that one has as many as it should have of those that it handles one at a time.
+        With ``in_turn`` also None if that one has its share of the requests that it handles one at a time.
         """
         ready = self._ready
         count = len(ready)
@@ -149,13 +148,7 @@ class Router:
         return None if in_turn and best.in_turn >= self.limit else best
 
     def answered(self, replica: KnownReplica, begin_ns: int, now_ns: int) -> None:
-        """Learn from an answer how long a replica takes for a request that had its turn among others.
-
-        Args:
-            replica: that has answered.
-            begin_ns: when the request was sent.
-            now_ns: when the answer came.
-        """
+        """Learn how long a replica takes for a request that it handles one at a time, from when it was sent."""
         took_ns = now_ns - max(begin_ns, replica.answered_ns)
         replica.answered_ns = now_ns
         self._each_ns += (took_ns - self._each_ns) >> 3

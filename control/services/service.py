@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Generator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from skipper.control.api.actor import Actor
@@ -67,9 +66,7 @@ class Session(Generic[A]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import logging
+import queue
 import secrets
 import threading
 import weakref
@@ -14,13 +16,13 @@ from typing import TYPE_CHECKING
 from skipper.control.api.service import ReplicaState
 from skipper.control.model import settings as bounds
 from skipper.control.model.actor import ActorInterface
+from skipper.control.model.endpoint_spec import EndpointSpec
 from skipper.control.model.errors import BackpressureError, ControlError, ServiceEndedError, SupervisionError
 from skipper.control.model.future import Future, peek
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.begin_log import BeginView, Fate, ProcessGoneError
 from skipper.control.runtime.process import Process
 from skipper.control.services.requests import RequestAttempt, ServiceRequest, SessionBinding
-from skipper.control.services.retry_thread import RetryThread, may_retry
 from skipper.control.services.router import KnownReplica, Router, Tally
 from skipper.control.services.table import ReplicaSlot, ReplicaTable
 
@@ -28,8 +30,50 @@ if TYPE_CHECKING:
     from skipper.control.api.views import ActorMesh
     from skipper.control.services.replica_controller import ReplicaController
 
+
 _SOMEBODY = (0,)
 """Stands for the replicas of a service that has ended. A request to it ends in the error that says so."""
+
+_IDLE_S = 5.0
+"""After so long without anything to do the thread ends; the next job starts another one."""
+
+_log = logging.getLogger("skipper.control")
+
+
+class RetryThread:
+    """Runs jobs one after another on a daemon thread that runs only while there are jobs.
+
+    The threads that bring answers must not wait, so they leave to this thread what an answer makes necessary to send.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._is_running = False
+
+    def submit(self, job: Callable[[], object]) -> None:
+        """Have a job done soon; from any thread. The job may block, and those behind it wait with it."""
+        with self._lock:
+            self._jobs.put(job)
+            if not self._is_running:
+                self._is_running = True
+                threading.Thread(target=self._run, name="service-retry", daemon=True).start()
+
+    def _run(self) -> None:
+        while (job := self._next()) is not None:
+            try:
+                job()
+            except Exception:  # noqa: BLE001  (it has others to serve)
+                _log.exception("a job of a service's retry thread raised")
+
+    def _next(self) -> Callable[[], object] | None:
+        try:
+            return self._jobs.get(timeout=_IDLE_S)
+        except queue.Empty:
+            with self._lock:
+                self._is_running = not self._jobs.empty()
+                return self._jobs.get() if self._is_running else None
+
 
 _retry_thread = RetryThread()
 """Serves all services. It sends requests again, and those that have waited for a replica."""
@@ -45,12 +89,8 @@ _needed: set[ServiceClient] = set()
 class Address:
     """What a process needs to call a service. It may be sent anywhere in the job.
 
-    Attributes:
-        name: of the service.
-        controller: the actor that owns the replicas.
-        interface: of the replicas' actors.
-        procs: see `ServiceOptions.procs`.
-        retries: see `ServiceOptions.retries`.
+    ``controller`` owns the replicas; ``interface`` is that of their actors; ``procs`` and ``retries``: see
+    `ServiceOptions`.
     """
 
     name: str
@@ -134,7 +174,7 @@ class ServiceClient:
             self._address.controller.tell.call_one(self._id, self._report())
 
     def answered(self, attempt: RequestAttempt, *, is_error: bool) -> bool:
-        """Take note of an answer. Returns whether the attempt was still open."""
+        """Note an answer. Returns whether the attempt was still open."""
         elapsed = perf_counter_ns() - attempt.begin_ns
         replica = attempt.replica
         tally = replica.tally
@@ -151,7 +191,7 @@ class ServiceClient:
             return True
 
     def process_lost(self, attempt: RequestAttempt, error: SupervisionError) -> None:
-        """Take note that the replica is gone, and find out whether it had begun the request."""
+        """Note that the replica is gone, and find out whether it had begun the request."""
 
         def judge() -> None:
             fate, request = attempt.fate(), attempt.request
@@ -171,7 +211,7 @@ class ServiceClient:
         _retry_thread.submit(judge)
 
     def failed(self, attempt: RequestAttempt, error: SupervisionError, *, is_dead: bool) -> None:
-        """Take note that no answer will come, and have the request sent again where that is safe."""
+        """Note that no answer will come, and have the request sent again where that is safe."""
         replica, request = attempt.replica, attempt.request
         with self._lock:
             if attempt.is_over:
@@ -293,7 +333,7 @@ class ServiceClient:
         news.add_done_callback(lambda told: _tell(here, told))
 
     def told(self, table: ReplicaTable) -> None:
-        """Take note of the replicas as they are now."""
+        """Note the replicas as they are now."""
         with self._lock:
             waiting, self._when_known = self._when_known, []
             self._router.update(table)
@@ -322,10 +362,6 @@ class ServiceClient:
             request.fail(ended)
         for act in asking:
             act(_SOMEBODY)
-
-    def is_part_of_a_job(self) -> bool:
-        """Whether this process can still ask the controller."""
-        return not self._process.closing
 
     def _end_of_job(self) -> ServiceEndedError:
         return ServiceEndedError(f"service {self._address.name} has ended with its job", is_unhandled=True)
@@ -405,3 +441,12 @@ def _tell(here: weakref.ref[ServiceClient], news: Future[ReplicaTable]) -> None:
         return
     client.told(table)
     client.watch()
+
+
+def may_retry(spec: EndpointSpec, error: SupervisionError, attempts: int, limit: int) -> bool:
+    """Whether a request that ended in ``error`` may go to another replica.
+
+    It may if it surely was not handled, however often that happens. If its endpoint is `idempotent`, it also may up to
+    a limit: a request that kills the process that handles it would otherwise kill all replicas, one after another.
+    """
+    return error.is_unhandled or (spec.is_idempotent and attempts <= limit)

@@ -1,4 +1,4 @@
-"""`Subscribers`: the processes that call a service. They are told of changes, and tell what they have counted."""
+"""`Subscribers`: the processes that call a service. The controller tells them of changes; they send it their counts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Subscribers:
         self._seen: dict[str, int] = {}
         self._tallies: dict[str, dict[int, Tally]] = {}
         self._gone: dict[int, Tally] = {}
-        """What those have counted that are gone."""
+        """The counts of callers that are gone."""
         self._waiters: list[asyncio.Future[None]] = []
 
     def listen(self, port: Port[ReplicaTable], caller: str, seen: int, tallies: dict[int, Tally]) -> bool:
@@ -90,7 +90,7 @@ class Subscribers:
 
 
 def merge(into: dict[int, Tally], tallies: dict[int, Tally], *, is_gone: bool = False) -> None:
-    """Add what one caller has counted; of one that is gone only what is over."""
+    """Add what one caller has counted; of a caller that is gone, only what has ended."""
     for number, tally in tallies.items():
         total = into.setdefault(number, Tally())
         if not is_gone:
@@ -104,7 +104,7 @@ def merge(into: dict[int, Tally], tallies: dict[int, Tally], *, is_gone: bool = 
 
 
 def summary(number: int, state: ReplicaState, restarts: int, tallies: Iterable[dict[int, Tally]]) -> ReplicaMetrics:
-    """The metrics of one replica from what everybody has counted."""
+    """The metrics of one replica from the counts of all callers."""
     whole: dict[int, Tally] = {}
     for each in tallies:
         merge(whole, {number: each.get(number, Tally())})

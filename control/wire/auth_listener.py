@@ -113,13 +113,9 @@ class AuthListener:
 
 
 class AuthListeners:
-    """The listeners of one process of a job, opened one by one and closed together.
+    """The listeners of one process of a job, opened one by one and closed together, on ``loop``.
 
-    Args:
-        name: the id of the process.
-        secret: the job's secret.
-        loop: on which they are closed.
-        on_proven: takes the stream and the process at its other end, on the listener's thread.
+    ``name`` is the id of the process; for the rest see `AuthListener`.
     """
 
     def __init__(
@@ -142,21 +138,13 @@ class AuthListeners:
     def open(
         self, addresses: Sequence[tuple[str, Certificates | None]], roles: Collection[Role] = ()
     ) -> tuple[int, ...]:
-        """Open one more, at addresses and for roles as `AuthListener` takes them; from any thread.
-
-        Returns:
-            The TCP port of each address.
+        """Open one more, as `AuthListener` takes it, from any thread; returns the TCP port of each address.
 
         Raises:
             WireError: an address cannot be listened on.
         """
         listener = AuthListener(
-            addresses,
-            self._name,
-            self._secret,
-            on_proven=self._on_proven,
-            on_closed=self._one_closed,
-            roles=roles,
+            addresses, self._name, self._secret, on_proven=self._on_proven, on_closed=self._one_closed, roles=roles
         )
         self._all.append(listener)
         return listener.ports

@@ -1,8 +1,8 @@
-"""Memory for what has been read: objects that nobody needs any more are filled again, since their pages are there.
+"""Memory for what has been read: objects that nobody needs any more are filled again, since their pages exist.
 
 A fresh object of many megabytes costs more than the copy into it: the kernel hands out its pages one by one and clears
-each. So the last few objects are remembered, and one that only the memory of them still refers to takes the next value
-of its size. What somebody still has, in whatever way, is never touched: its count of references says so.
+each. So the pool remembers the last few objects, and an object that nothing else refers to takes the next value of its
+size. An object that anybody still holds is never touched: its reference count shows that.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Large segments of payloads: they are lent, and who gets the message reads them one-sidedly.
+"""Large segments of payloads: they are lent, and the receiver of the message reads them one-sidedly.
 
 What is sent is a descriptor. The receiver reads the bytes when it unpacks the payload, on the thread that wants the
-value, and then gives the loan back; so it does with a payload that is dropped unread. The loans of a process that is
-lost are over. This file and `readv` alone know how; `dataplane` is imported with the first large segment.
+value, and then gives the loan back; it also gives back the loans of a payload that is dropped unread. The loans of a
+process that is lost end. Only this file and `readv` know how; the first large segment imports `dataplane`.
 
 There are two ways. ``bytes``, which cannot change, stay where they are: the receiver reads them there, in one copy, and
 the sender keeps them until the loan is given back. All else is copied into memory that others can map, before the call
-returns: what may change, what is so large that the kernel's way to it is the slower one, and what is for a process that
-cannot read this one's memory. Nobody knows that beforehand: each descriptor has a seal to look for, a loan that is
-given back says whether it was found, and so the first loan to a process is always a copy.
+returns: memory that may change, segments so large that reading through the kernel is slower, and segments for a process
+that cannot read this one's memory. The sender does not know that beforehand: each descriptor has a seal to look for,
+the receiver reports whether it found the seal, and so the first loan to a process is always a copy.
 
 For a copy the sender posts the descriptor first and copies then, a block at a time, and counts in front of the bytes
 how many are there: a receiver that has nothing else to do reads behind it. So the two copies of a large value take
@@ -41,7 +41,7 @@ BULK_NBYTES = 256 << 10
 FETCH_TIMEOUT_S = 60.0
 
 _BLOCK_NBYTES = 4 << 20
-"""So much is copied before the receiver hears of it."""
+"""The copied part that the receiver can see grows by this much at a time."""
 
 _IN_PLACE_NBYTES = 2 << 20
 """Up to here, reading through the kernel costs less than two copies."""
@@ -54,7 +54,7 @@ _FRONT_NBYTES = 64
 line with it."""
 
 _LOOK_AGAIN_S = 50e-6
-"""How long a receiver that has caught up leaves the sender alone."""
+"""How long a receiver that has caught up waits before it looks again."""
 
 _COUNT = struct.Struct("<Q")
 _HEADER = struct.Struct(f"<QQ?IQQ{readv.SEAL_NBYTES}s")
@@ -62,11 +62,11 @@ _HEADER = struct.Struct(f"<QQ?IQQ{readv.SEAL_NBYTES}s")
 where the segment and the seal lie in it, and the seal. The pickled buffer with the copy follows, if there is one."""
 
 _buffers = BufferPool()
-"""Where what is read here is put."""
+"""The memory for what is read here."""
 
 
 class Outgoing:
-    """A segment to be lent. Who sends it has to `complete` it before what it is made from may change."""
+    """A segment to be lent. The sender has to `complete` it before its source may change."""
 
     __slots__ = (
         *("__weakref__", "descriptor"),
@@ -90,7 +90,7 @@ class Outgoing:
         return self._nbytes
 
     def complete(self) -> None:
-        """Copy what has not been copied yet, unless nobody needs a copy, telling a receiver as it goes."""
+        """Copy the rest, unless nobody needs a copy; a receiver sees the progress."""
         with self._lock:
             source = self._source
             if source is None or (self._is_fixed and self._memory is None):
@@ -132,7 +132,7 @@ class Outgoing:
             self._memory = memory
 
     def _lend(self, number: int, *, in_place: bool) -> None:
-        """Describe it to one more holder, who may be able to read it in place."""
+        """Describe it to one more process, which may be able to read it in place."""
         in_place = in_place and self._is_fixed and self._memory is None and self._nbytes <= _IN_PLACE_NBYTES
         if self._seal is not None and (self._buffer is not None or in_place):
             return
@@ -260,7 +260,7 @@ class Loans:
                 self._lend(segment, process_id)
 
     def complete(self, segments: Iterable[object]) -> None:
-        """See to it that what these segments are made from may change: what has been lent, or is delivered here."""
+        """Copy what is needed so that the sources of these segments, lent or delivered in this process, may change."""
         for segment in segments:
             if type(segment) is Outgoing:
                 segment.complete()
@@ -279,7 +279,7 @@ class Loans:
             segment._holders[process_id] += 1
 
     def give_back(self, number: int, process_id: str, *, is_readable: bool) -> None:
-        """Take note that a process has read a segment, or never will; and whether it can read this one's memory."""
+        """Note that a process has read a segment, or never will, and whether it can read this one's memory."""
         with self._lock:
             segment = self._lent.get(number)
             if segment is not None:

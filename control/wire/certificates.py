@@ -17,7 +17,7 @@ import stat
 import threading
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,44 +28,34 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
+
 AUTHORITY, CERTIFICATE, KEY, SECRET = "ca.pem", "cert.pem", "key.pem", "secret"
 """Names of the files in a folder of certificates."""
 
 REVOKED = "revoked.pem"
-"""Besides, once something was revoked: the lists of revoked certificates of the authorities."""
+"""Another file, once something was revoked: the lists of revoked certificates of the authorities."""
 
 AUTHORITY_KEY = "ca-key.pem"
-"""Besides, in the folder of an authority."""
+"""Another file, in the folder of an authority: its key."""
 
 SIGNER = "signer.pem"
-"""Besides, in the folder of an authority below another: its certificate."""
+"""Another file, in the folder of an authority below another: its certificate."""
 
 REVIEW_S = 2.0
 """How often a process looks whether the certificate at the other end of a connection has been revoked."""
 
 _LOOK_S = 0.5
-"""How long what was found in a folder is taken for what is there."""
+"""How long the content of a folder counts as current before it is looked at again."""
 
 _MOST_NBYTES = 1 << 20
-"""Of a file: a list of some ten thousand revoked certificates."""
+"""The most bytes of a file: enough for a list of some ten thousand revoked certificates."""
 
 _log = logging.getLogger("skipper.control")
 
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What a folder holds.
-
-    Attributes:
-        authority: PEM: certificates of those whose signature counts.
-        certificate: PEM: this end's, with those between it and the authority.
-        key: PEM: the private key that belongs to it.
-        identity: what the certificate says.
-        authorities: ``authority``.
-        chain: ``certificate``.
-        signs: ``key``.
-        revoked: issuers and serial numbers of what has been revoked.
-    """
+    """What a folder holds: its files as PEM, and what was read in them. ``revoked``: issuers and serial numbers."""
 
     authority: bytes
     certificate: bytes
@@ -147,11 +137,7 @@ class Certificates:
         return not self._now().revoked.isdisjoint(identity.numbers)
 
     def sign(self, *transcript: bytes) -> tuple[bytes, bytes]:
-        """This end's certificates, and its signature over what was said before.
-
-        Returns:
-            What `check` takes.
-        """
+        """This end's certificates, and its signature over what was said before: what `check` takes."""
         from cryptography.hazmat.primitives.asymmetric import ec
         from cryptography.hazmat.primitives.serialization import Encoding
 
@@ -170,7 +156,7 @@ class Certificates:
             signature: likewise.
             transcript: what was said before.
             host: an IP.
-            roles: those that may take the part of who is dialed.
+            roles: those that the dialed end may have.
 
         Raises:
             CertificateError: it has not.
@@ -236,7 +222,7 @@ class Certificates:
         except CertificateError as error:
             _log.warning("the certificates in %s stay as they were: %s", self._folder, error)
         else:
-            # What was revoked stays so for this process, also where the list is lost on the way.
+            # What was revoked stays revoked for this process, even if the list disappears.
             self._content = dataclasses.replace(found, revoked=found.revoked | before.revoked)
         self._seen = seen
 
@@ -295,11 +281,9 @@ def _read(path: Path, *, is_private: bool = False, is_needed: bool = True) -> by
     """The content of a PEM file that nobody else could have written, nor read where it is private."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # not to wait where it is a pipe
-    except FileNotFoundError as error:
-        if not is_needed:
-            return b""
-        raise CertificateError(f"{path} cannot be read: {error.strerror}") from error
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and not is_needed:
+            return b""
         raise CertificateError(f"{path} cannot be read: {error.strerror}") from error
     with os.fdopen(fd, "rb") as file:
         found = os.fstat(fd)
@@ -338,7 +322,7 @@ def _revoked(pem: bytes, authorities: Sequence[x509.Certificate]) -> frozenset[t
 
 
 def _text(shown: bytes, transcript: Sequence[bytes]) -> bytes:
-    """What is signed: lengths keep neighbouring parts apart."""
+    """What is signed; the lengths keep neighbouring parts apart."""
     return b"".join(map(_sized, (b"skipper certificate of who was dialed", shown, *transcript)))
 
 
@@ -358,10 +342,33 @@ def _parts(shown: bytes) -> list[bytes]:
 
 
 def _kind(*, is_rsa: bool) -> tuple[object, ...]:
-    """How is signed, by the kind of the key."""
+    """How a key of this kind signs."""
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec, padding
 
     if not is_rsa:
         return (ec.ECDSA(hashes.SHA256()),)
     return padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH), hashes.SHA256()
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """What one end of a connection to an actor server has for TLS; all of it PEM, and most of it optional.
+
+    Links between the hosts of a job take nothing but the whole of it, from a folder: see `Certificates`.
+
+    Attributes:
+        authority: certificates that may have signed the other end's; at a server, None asks clients for none.
+        certificate: this end's, with those between it and the authority.
+        key: this end's private key.
+        server_name: at a client, the name that the server's certificate is for, where that is not the address.
+    """
+
+    authority: bytes | None = None
+    certificate: bytes | None = None
+    key: bytes | None = field(default=None, repr=False)
+    server_name: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("a certificate goes with its key, and a key with its certificate")

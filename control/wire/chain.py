@@ -13,7 +13,7 @@ from skipper.control.model.errors import CertificateError
 from skipper.control.wire.identity import SCHEME, Identity, Role, uri_of
 
 _MOST_CERTIFICATES = 8
-"""In a chain that somebody shows."""
+"""The most certificates in a chain that the other end shows."""
 
 
 def uris(certificate: x509.Certificate) -> list[str]:

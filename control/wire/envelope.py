@@ -31,10 +31,10 @@ NO_SIGN_OF_LIFE = "no sign of life"
 """Part of the reason why a link is lost whose other end has been silent for too long."""
 
 BEATS = 8
-"""So many signs of life are sent in the time for which a process may be silent."""
+"""How many signs of life are sent in the time for which a process may be silent."""
 
 JUDGED = 0.9
-"""The part of that time after which silence is judged: the rest is for the news to reach who waits."""
+"""The part of that time after which silence is judged: the rest is for the news to reach those who wait."""
 
 
 class Kind(enum.IntEnum):

@@ -1,9 +1,9 @@
 """gRPC's C core as Python has it: the only file that imports gRPC.
 
-Whatever gRPC offers Python publicly has threads between the socket and whoever wants the message: `grpc` one that
-consumes requests and one that notifies, `grpc.aio` a poller and an event loop. Each costs a hand-over, and on the way
-of one call there and back they are most of its time. All of it stands on the module that is used here. That one has a
-leading underscore and no promises; so what is needed of it is checked once, and `streams` alone builds on it.
+gRPC's public Python interfaces have threads between the socket and the receiver of a message: `grpc` one that consumes
+requests and one that notifies, `grpc.aio` a poller and an event loop. Each costs a hand-over, and these are most of the
+time of a call. All of them stand on the module that is used here. It has a leading underscore and promises nothing; so
+what is needed of it is checked once, and only `streams` builds on it.
 """
 
 from __future__ import annotations

@@ -27,11 +27,11 @@ _VERSION_KEY, _PROCESS_KEY, _NONCE_KEY, _PROOF_KEY, _SHOWN_KEY, _SIGNATURE_KEY =
 
 
 class Dial:
-    """The dialing end: proves itself to whoever turns out to know the secret, too.
+    """The dialing end: proves itself to a listener that has proven to know the secret, too.
 
     Args:
         me: this process.
-        peer: who is dialed.
+        peer: the process that is dialed.
         secret: the job's secret.
         on_open: takes the stream once both sides are content; its user has to be set then.
         on_failure: told why there is no stream, in words and as gRPC's status.

@@ -1,11 +1,11 @@
 """`Heartbeats`: signs of life on every link, and the end of links that show none.
 
-The bound is counted from the last sign of life that has come, and judged a tenth before it is over, so that who waits
-is told within it. Silence alone is no proof. A process of this host is looked at first: one that is stopped or gone is
-given up, one that is alive for the kernel is short of CPU time or of its interpreter lock, and has until a second,
-longer bound, into which the time is not counted for which it was kept from running. A process of another host is left
-to its launcher there, which looks in the same way, as long as that one is heard; only where the whole host is silent
-does silence decide.
+The time limit counts from the last sign of life that has come, and silence is judged when nine tenths of it are over,
+so that those who wait are told within it. Silence alone is no proof. For a process of this host the kernel is asked
+first: one that is stopped or gone is given up; one that is alive is short of CPU time or of its interpreter lock, and
+gets a second, longer limit, which does not count the time for which it was kept from running. A process of another host
+is left to its launcher there, which looks in the same way, as long as the launcher is heard; silence decides only if
+the whole host is silent.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _log = logging.getLogger("skipper.control")
 
 
 class Heartbeats:
-    """Those of one process.
+    """The heartbeats of one process.
 
     Args:
         me: this process.
         links: its links, as they come and go, by the process at the other end.
-        silence_s: how long a process may be silent that is stopped, or of which nobody knows more.
-        unresponsive_s: how long one may be that is alive for the operating system.
+        silence_s: how long a process may be silent that is stopped, or of which nothing else is known.
+        unresponsive_s: how long a process may be silent that is alive for the operating system.
         is_elsewhere: whether a process is on another host.
         lose: gives up the link to a process, with the reason.
     """
@@ -81,7 +81,7 @@ class Heartbeats:
             links = [link for link in list(self._links.values()) if link.connected]
             if now - due_s > 2 * interval:
                 for link in links:
-                    link.excuse(now - due_s)  # it was this process that stood still
+                    link.excuse(now - due_s)  # this process itself stood still
             if now >= beat_s:
                 beat_s = now + interval
                 for link in links:

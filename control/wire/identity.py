@@ -36,7 +36,7 @@ class Role(enum.StrEnum):
 
 
 MEMBERS = frozenset((Role.SCRIPT, Role.HOST))
-"""Those on whose machines the processes of a job run."""
+"""The roles on whose machines the processes of a job run."""
 
 
 @dataclass(frozen=True, slots=True)

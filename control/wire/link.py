@@ -1,7 +1,7 @@
 """`Link`: everything that this process says to one other process, and hears from it, in order.
 
-A link exists before its stream does: what is posted waits in the outbox until the stream is up. It is lost once and
-for ever: whoever comes back after a broken stream is, as far as ordering and delivery are concerned, another process.
+A link exists before its stream does: what is posted waits in the outbox until the stream is up. A link is lost only
+once, for ever: a process that comes back after a broken stream counts, for ordering and delivery, as another process.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Link:
         self.peer_pid = 0
         """The process id of the peer, as it says itself; 0 until it has."""
         self.peer_namespace = 0
-        """In which namespace that is meant."""
+        """The pid namespace that this id belongs to."""
         self.heard_messages = 0
         """How many envelopes have come."""
         self.heard_nbytes = 0
@@ -57,12 +57,12 @@ class Link:
         self._ended = False
         self._stream: MessageStream | None = None
         self._not_ours: MessageStream | None = None
-        """In a forked copy the stream of the original, kept: letting go of it would end a call that is not ours."""
+        """In a forked copy the stream of the original, kept because dropping it would end a call of the original."""
         self._outbox: deque[Envelope] = deque()
         self._pieces: Iterator[bytes] | None = None
         """The rest of a frame that is too large for one message."""
         self._writing = threading.Lock()
-        """Held from the beginning of a message until gRPC has it, whoever wrote it."""
+        """Held from the beginning of a message until gRPC has it, whichever thread wrote it."""
         self._decoder = Decoder(self._give_back)
 
     def post(self, envelope: Envelope) -> None:
@@ -75,14 +75,9 @@ class Link:
         self._write()
 
     def open(self, stream: MessageStream, *, greeting: bytes = b"") -> None:
-        """Serve the link over an authenticated stream, on whose thread this is.
-
-        Args:
-            stream: whose user the link becomes.
-            greeting: a message to send first.
-        """
+        """Serve the link over an authenticated stream, on its thread; ``greeting`` is a message to send first."""
         self.last_heard_s = time.monotonic()
-        self._writing.acquire()  # free: nobody writes without a stream
+        self._writing.acquire()  # it is free: nothing is written without a stream
         stream.user, stream.flows = self, True
         self._stream = stream
         if self.lost is not None:
@@ -93,11 +88,7 @@ class Link:
             self.sent()
 
     def lose(self, reason: str) -> bool:
-        """Give the link up.
-
-        Returns:
-            True the first time.
-        """
+        """Give the link up; True the first time."""
         if self.lost is not None:
             return False
         self.lost = reason
@@ -109,11 +100,11 @@ class Link:
         return True
 
     def excuse(self, late_s: float) -> None:
-        """Let a time not count as the peer's silence in which this process could not listen."""
+        """Do not count as the peer's silence a time in which this process could not listen."""
         self.last_heard_s = min(self.last_heard_s + late_s, time.monotonic())
 
     def fall_silent(self) -> None:
-        """Let what is posted queue up for ever: the stream is that of the process that this one was forked from."""
+        """Queue for ever what is posted: the stream is that of the process that this one was forked from."""
         self._not_ours, self._stream = self._stream, None
 
     # What the stream tells
@@ -138,7 +129,7 @@ class Link:
                     self.peer_pid, self.peer_namespace = envelope.target, envelope.rank
                 else:
                     self._deliver(self.peer, envelope)
-        except Exception as error:  # noqa: BLE001  (whatever a peer's words bring about costs the peer its link)
+        except Exception as error:  # noqa: BLE001  (a peer whose message fails loses its link)
             self._end(_broken(error))
             return False
         return True
@@ -176,7 +167,7 @@ class Link:
             self._writing.release()
 
     def _send_next(self) -> bool:
-        """Begin with the next message; False where there is none. By whoever holds the lock."""
+        """Begin with the next message; False where there is none. The caller holds the lock."""
         stream = self._stream
         if stream is None:
             return False  # it has just ended

@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from skipper.control.model.errors import WireError
-from skipper.control.wire.certificates import Certificates
+from skipper.control.wire.certificates import Certificates, Tls
 from skipper.control.wire.grpc_core import core
 from skipper.control.wire.streams import IncomingStream, serve_here, to_listen
-from skipper.control.wire.tls import Tls
 
 _log = logging.getLogger("skipper.control")
 
@@ -57,7 +56,7 @@ class StreamListener:
         self._patience = patience
         self._on_closed = on_closed
         self._lock = threading.Lock()
-        """Held by whoever tells the server something: it must not be told anything once it is shut down or gone."""
+        """Held while the server is told something: it must not be told anything once it is shut down or gone."""
         self._closing = False
         self._is_shut_down = False
         self._expects = False
@@ -115,7 +114,7 @@ class StreamListener:
         return port
 
     def _expect(self) -> None:
-        """Ask the server for the next stream; by whoever has the lock."""
+        """Ask the server for the next stream; the caller holds the lock."""
         self._expects = True
         self._server.request_call(self._queue, self._queue, self._came)
 

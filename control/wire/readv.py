@@ -1,12 +1,11 @@
-"""Reading what lies in another process of this host, through the kernel: its memory need not be mapped here.
+"""Reading the memory of another process of this host through the kernel, without mapping it.
 
-One copy instead of two, and a slower one, page by page. The system allows it where it would allow tracing that
-process: for the same user, and with neither a container nor a security module in between. Whether it does is found out
-by trying.
+That takes one copy instead of two, a slower one, page by page. The system permits it where it would permit tracing that
+process: for the same user, if neither a container nor a security module forbids it. Only trying shows whether it does.
 
-The kernel reads whatever lies at an address now. So beside what is lent lies a `MemorySeal`, which is destroyed before
-the memory may hold anything else: who has read, and finds the seal whole after that, has read what was meant. A process
-that got the number of one that has died, or has that number in another container, has no such seal.
+The kernel reads whatever lies at an address now. So a `MemorySeal` lies beside what is lent, and is destroyed before
+the memory may hold anything else: a reader that finds the seal whole after reading has read what was meant. A process
+that has got the pid of a dead one, or has that pid in another container, has no such seal.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ SEAL_NBYTES = 16
 
 
 class MemorySeal:
-    """Bytes of this process that nobody could guess, at an address that can be told to others."""
+    """Random bytes of this process at an address that can be told to others."""
 
     __slots__ = ("_memory", "address", "content")
 
@@ -30,7 +29,7 @@ class MemorySeal:
         self.address = ctypes.addressof(self._memory)
 
     def destroy(self) -> None:
-        """Have nobody find it whole any more."""
+        """Let nobody find it whole any more."""
         ctypes.memset(self._memory, 0, SEAL_NBYTES)
 
 

@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from skipper.control.wire.certificates import Certificates
+from skipper.control.wire.certificates import Certificates, Tls
 from skipper.control.wire.frames import MAX_MESSAGE_NBYTES
 from skipper.control.wire.grpc_core import NO_COMPRESSION, core, server_certificates
-from skipper.control.wire.tls import Tls
 
 METHOD = "/skipper.control.v1.Link/Connect"
 
@@ -50,7 +49,7 @@ def _to_dial(certificates: Certificates | None) -> Any:
 def to_listen(certificates: Certificates | Tls | None) -> Any:
     """What a server is given so that it speaks TLS, and only with those whose certificate it takes, if it asks.
 
-    gRPC asks for `Certificates` anew whenever somebody connects.
+    gRPC asks for `Certificates` anew for every connection.
     """
     if certificates is None:
         return None
@@ -122,7 +121,7 @@ class MessageStream:
     """One end of a stream.
 
     Attributes:
-        user: who is told what happens; it may be replaced on the stream's thread.
+        user: the object that is told what happens; it may be replaced on the stream's thread.
         flows: whether to ask for the next message whatever the user says to the last.
     """
 
@@ -157,7 +156,7 @@ class MessageStream:
         if message is None:
             self._dried_up()
         elif self.flows:
-            # First, since it lets go of the interpreter lock, which whoever gets the message is about to want.
+            # First, since it releases the interpreter lock, which the receiver of the message is about to need.
             self.receive()
             self.user.received(message)
         elif self.user.received(message):
@@ -175,11 +174,7 @@ class MessageStream:
 class OutgoingStream(MessageStream):
     """The dialing end, with a connection of its own. Its thread is the one that calls `run`.
 
-    Args:
-        address: who is dialed.
-        metadata: what is said first.
-        user: who has the stream at first.
-        certificates: for TLS; None: none.
+    ``metadata`` is sent first, and ``user`` has the stream at first. Without ``certificates`` there is no TLS.
     """
 
     def __init__(self, address: str, metadata: Metadata, user: User, certificates: Certificates | None = None) -> None:
@@ -310,7 +305,7 @@ class IncomingStream(MessageStream):
             if self._finished:
                 return
             self._finished = True
-            if self._sending:  # who knows until when: the other side may not be reading
+            if self._sending:  # that may last: the other side may not be reading
                 self._call.cancel()
                 return
             first = () if self._answered else (core.SendInitialMetadataOperation((), _NO_FLAGS),)
@@ -358,4 +353,4 @@ class IncomingStream(MessageStream):
 
 
 def _ignore(event: Any) -> None:
-    """What becomes of it shows elsewhere."""
+    """Do nothing: another event shows how this operation ended."""

@@ -11,7 +11,7 @@ _HUNG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
 class ConnectionWatch:
-    """Finds the connection that is about to be made by somebody who does not tell its descriptor. For any thread.
+    """Finds the connection that a library is about to make without telling its descriptor. For any thread.
 
     Args:
         target: host and port that it will lead to. Connections that others make there at the same moment are taken for
@@ -25,7 +25,7 @@ class ConnectionWatch:
         self._fds: tuple[int, ...] = ()
 
     def begin(self) -> None:
-        """Take note that it has been made."""
+        """Note that the connection has been made."""
         self._fds = tuple(self._connections() - self._before)
 
     def has_hung_up(self) -> bool:

@@ -2,7 +2,7 @@
 
 Streams are plain bidirectional gRPC calls that carry raw bytes, one connection each. Before anything of a stream is
 decoded, both ends prove that they know the job's secret (see `auth`). Between two processes there is one stream,
-whoever dialed it; when both dial at once, the dial of the process with the smaller id stands, and the other side's is
+whichever end dialed it; when both dial at once, the dial of the process with the smaller id stands, and the other is
 turned away.
 
 Every stream that was dialed has a thread of its own, those that came share one. What arrives is delivered there; what
@@ -94,7 +94,7 @@ class Transport:
         self._heard_of_forgotten = (0, 0)
         self._lock = threading.RLock()
         self._dials: dict[str, Dial] = {}
-        """Those that have neither succeeded nor failed, by the process that is dialed; on the loop thread."""
+        """The dials that have neither succeeded nor failed, by the dialed process; on the loop thread."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._auth_listeners = AuthListeners(me.id, secret, loop, on_proven=self._take_in)
         self._closed = False
@@ -122,11 +122,6 @@ class Transport:
     def me(self) -> ProcessRef:
         """This process, with the address at which it is reached."""
         return self._me
-
-    @property
-    def is_encrypted(self) -> bool:
-        """Whether what goes to other hosts does so by TLS."""
-        return self._certificates is not None
 
     def listen_beyond(self, host: str, certificates: Certificates | None) -> None:
         """Listen on TCP, too, at an IP of this host; from any thread, and once.
@@ -173,15 +168,15 @@ class Transport:
         return self._links.get(peer.id) or self._new_link(peer)
 
     def is_current(self) -> bool:
-        """Whether this is one of the threads that deliver."""
+        """Whether the current thread is one of those that deliver."""
         return on_stream_thread()
 
     def be_patient_with(self, peer: ProcessRef) -> None:
-        """Let silence alone never count as this peer's death, nor a dial be too long: for who launched us."""
+        """Never count this peer's silence as its death, nor a long dial as a failure: it launched this process."""
         self._heartbeats.be_patient_with(peer)
 
     def lose(self, peer: ProcessRef, reason: str) -> None:
-        """Give up the link to ``peer``, whoever dials. On the loop thread."""
+        """Give up the link to ``peer``, whichever end dials. On the loop thread."""
         link = self._links.get(peer.id) or self._new_link(peer)
         if (dial := self._dials.pop(peer.id, None)) is not None:
             dial.give_up(reason)
@@ -189,12 +184,12 @@ class Transport:
             self._on_lost(link.peer, reason)
 
     def fall_silent(self) -> None:
-        """Write nothing on any link: this is the transport of a forked copy."""
+        """Write nothing on any link: this is the transport of a forked copy of the process."""
         for link in list(self._links.values()):
             link.fall_silent()
 
     def forget(self, process_id: str) -> None:
-        """Let go of a lost link: whoever still sends there finds out anew that nobody answers. On the loop thread."""
+        """Remove a lost link: a later message to that process dials it again, and fails again. On the loop thread."""
         link = self._links.get(process_id)
         if link is not None and link.lost is not None:
             del self._links[process_id]
@@ -245,7 +240,7 @@ class Transport:
                     self.lose(link.peer, f"the certificate of {link.identity} was revoked")
 
     def _roles_of(self, peer: ProcessRef) -> Collection[Role]:
-        """Those with whose certificates a process may be there."""
+        """The roles of which a process may have a certificate."""
         return (Role.SCRIPT,) if peer.id == self._script_id else MEMBERS
 
     # Links and their streams
@@ -276,7 +271,7 @@ class Transport:
                 return
             link.dialing = True
         peer = link.peer
-        # One that is frozen answers when it wakes, and the kernel tells of its death: who launched us, and the like.
+        # A frozen launcher answers when it continues, and the kernel tells of its death: no limit for such peers.
         patience_s = math.inf if self._heartbeats.is_patient_with(peer) else self._connect_timeout_s
         deadline = self._loop.time() + patience_s
         if not self.is_elsewhere(peer):
@@ -342,7 +337,7 @@ class Transport:
 
     def _dial_failed(self, link: Link, reason: str, status: Status, deadline: float, address: str | None) -> None:
         if status.name == "DEADLINE_EXCEEDED" and not (link.lost or self._closed):
-            self._dial(link, deadline, address)  # a flood of strangers has cost us our place there
+            self._dial(link, deadline, address)  # a flood of strangers pushed this dial out
             return
         with self._lock:
             link.dialing = False
@@ -369,7 +364,9 @@ class Transport:
             if takes:
                 link.connected = True
                 if addresses.port_of(peer.address):
-                    link.peer = dataclasses.replace(link.peer, address=peer.address)  # it knows its port
+                    link.peer = dataclasses.replace(
+                        link.peer, address=peer.address
+                    )  # only the process itself knows its port
         if takes:
             link.identity = guest.identity
             self._open(link, guest.stream, greeting=WELCOME)

@@ -1,7 +1,7 @@
 """What the operating system says of another process of this host: whether it runs, is stopped, or has ended.
 
-A process that is short of CPU time, or in which one thread keeps the interpreter lock from all others, says nothing for
-long and is well. The kernel knows better than silence does.
+A process that is short of CPU time, or in which one thread holds the interpreter lock, is silent for long although it
+is well. The kernel knows better.
 """
 
 from __future__ import annotations

@@ -11,9 +11,8 @@ from types import SimpleNamespace
 from skipper.control.api import namespaces
 from skipper.control.cluster.jobs import pods, slurm_queue
 from skipper.control.model.errors import NameNotFoundError, ResolverError, SupervisionError
-from skipper.control.observe.collector import Collector
-from skipper.control.observe.dashboard import Dashboard
-from skipper.control.observe.dashboard_feed import Feed
+from skipper.control.observe.dashboard import Dashboard, Feed
+from skipper.control.observe.log_reader import Collector
 from skipper.control.observe.status import JobStatus
 from skipper.control.rpc import encoding
 from skipper.control.rpc.gcs import GcsResolver

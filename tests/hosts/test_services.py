@@ -11,7 +11,7 @@ from skipper.control import Actor, HostMesh, attach_to_hosts, endpoint, idempote
 from skipper.control.model.errors import ServiceEndedError
 from skipper.control.runtime import current_runtime
 from skipper.control.services.gpus import VISIBLE
-from skipper.control.services.placement import pick
+from skipper.control.services.replica_controller import pick
 from skipper.control.wire.addresses import host_of
 from tests.control.conftest import PATIENCE_S, Failures, wait_until
 from tests.hosts.conftest import LocalAgents, serve, wait_for_nothing

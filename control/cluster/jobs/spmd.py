@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Self
 
-from skipper.control.api.controller import get_or_spawn_controller
 from skipper.control.api.join import join, serve_job
-from skipper.control.api.mesh import ProcMesh
+from skipper.control.api.mesh import ProcMesh, get_or_spawn_controller
 from skipper.control.cluster.jobs.rank_registry import REGISTRY, RankEntry, RankRegistry, extent_of
 from skipper.control.cluster.jobs.spmd_rendezvous import PORT, RendezvousAddress, SpmdRendezvousServer, join_rendezvous
 from skipper.control.cluster.jobs.torchrun import TorchrunRank

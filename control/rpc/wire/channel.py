@@ -35,9 +35,9 @@ from skipper.control.rpc.wire.calls import (
 from skipper.control.rpc.wire.session import VERSION, BadAnswerError, ClientSession
 from skipper.control.support.daemon_threads import DaemonThreads
 from skipper.control.wire import auth
+from skipper.control.wire.certificates import Tls
 from skipper.control.wire.grpc_core import NO_COMPRESSION
 from skipper.control.wire.tcp_state import ConnectionWatch
-from skipper.control.wire.tls import Tls
 
 T = TypeVar("T")
 

@@ -36,12 +36,11 @@ from skipper.control.rpc.wire.calls import (
 from skipper.control.rpc.wire.session import VERSION, Refused, ServerSessions
 from skipper.control.rpc.wire.unproven import PATIENCE_S, Unproven
 from skipper.control.wire.auth import NOT_ADMITTED
-from skipper.control.wire.certificates import REVIEW_S, Certificates
+from skipper.control.wire.certificates import REVIEW_S, Certificates, Tls
 from skipper.control.wire.grpc_core import NO_COMPRESSION
 from skipper.control.wire.identity import Identity, Role
 from skipper.control.wire.listener import StreamListener
 from skipper.control.wire.streams import IncomingStream, Status
-from skipper.control.wire.tls import Tls
 
 _log = logging.getLogger("skipper.control")
 

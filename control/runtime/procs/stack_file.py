@@ -1,7 +1,7 @@
 """A file in memory into which a process writes its stacks when it is sent a signal, whatever it is doing.
 
 `faulthandler` writes them from the signal's handler, so that the interpreter lock may be held for ever. The file has no
-path: whoever may look into the process finds it among its descriptors (see `control.observe.outside`).
+path: whoever may look into the process finds it among its descriptors (see `control.observe.stacks`).
 """
 
 from __future__ import annotations

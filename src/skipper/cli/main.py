@@ -36,13 +36,11 @@ TOOLS: dict[str, Tool] = {
     "scale": Tool(
         "skipper.benchmarks.scale.command", "casts to many processes, straight and by tree, and a model beyond"
     ),
-    "dashboard": Tool("skipper.control.observe.dashboard_command", "a running job in a browser"),
+    "dashboard": Tool("skipper.control.observe.dashboard", "a running job in a browser"),
     "debug": Tool(
         "skipper.control.observe.debug_command", "pdb for the actors of a running job that are at a breakpoint()"
     ),
-    "metrics": Tool(
-        "skipper.control.observe.metrics_command", "the figures of a running job for Prometheus, and its health"
-    ),
+    "metrics": Tool("skipper.control.observe.metrics", "the figures of a running job for Prometheus, and its health"),
     "stacks": Tool(
         "skipper.control.observe.stacks_command", "where every thread of a running job is, also of hung processes"
     ),

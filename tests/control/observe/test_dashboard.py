@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from skipper.control import ActorError, ActorMesh, this_host
 from skipper.control.observe import Dashboard, JobStatus, Table, job_status, report_table, serve_dashboard
-from skipper.control.observe.dashboard_feed import KEPT_EVENTS, MAX_MESSAGE, Feed
+from skipper.control.observe.dashboard import KEPT_EVENTS, MAX_MESSAGE, Feed
 from skipper.control.runtime import status_providers
 from skipper.control.runtime.history import Event
 from tests.control.actors import Echo

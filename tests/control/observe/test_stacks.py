@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from skipper.control import ActorMesh, this_host
-from skipper.control.observe import ProcessStacks, job_stacks, outside
+from skipper.control.observe import ProcessStacks, job_stacks, stacks
 from tests.control.actors import AsyncEcho, Echo
 from tests.control.conftest import PATIENCE_S, Failures, Script, wait_until
 from tests.control.observe.conftest import Skipper, hold_the_lock
@@ -26,7 +26,7 @@ def hung(echoes: ActorMesh[Echo], tmp_path: Path) -> Iterator[int]:
     echo = echoes.slice(gpus=0)
     pid = echo.pid.call_one().get(PATIENCE_S)
     future = echo.run.call_one(hold_the_lock, str(fifo))
-    wait_until(lambda: "hold_the_lock" in outside.look(pid), "it holds the lock")
+    wait_until(lambda: "hold_the_lock" in stacks.look(pid), "it holds the lock")
     wait_until(lambda: named(job_stacks(timeout=0.3), "workers{'gpus': 0}").problem != "", "nothing else runs there")
     yield pid
     fifo.write_text("x")
@@ -79,9 +79,9 @@ def test_a_process_that_holds_the_interpreter_lock_is_seen_from_outside(hung: in
 
 
 def test_it_writes_its_stacks_itself_where_there_is_no_py_spy(hung: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outside, "py_spy", lambda: None)
+    monkeypatch.setattr(stacks, "py_spy", lambda: None)
     for _ in range(2):  # what is written a second time stands behind the first
-        text = outside.look(hung)
+        text = stacks.look(hung)
         assert "py-spy is not installed, so it wrote this itself" in text
         assert text.count("in hold_the_lock") == 1
 
@@ -92,8 +92,8 @@ def test_it_writes_its_stacks_itself_where_py_spy_is_not_permitted(
     refused = tmp_path / "py-spy"
     refused.write_text("#!/bin/sh\necho 'Error: Permission Denied: try again with sudo' >&2\nexit 1\n")
     refused.chmod(0o700)
-    monkeypatch.setattr(outside, "py_spy", lambda: str(refused))
-    text = outside.look(hung)
+    monkeypatch.setattr(stacks, "py_spy", lambda: str(refused))
+    text = stacks.look(hung)
     assert "py-spy failed (Error: Permission Denied: try again with sudo), so it wrote this itself" in text
     assert "in hold_the_lock" in text
 
@@ -101,19 +101,19 @@ def test_it_writes_its_stacks_itself_where_py_spy_is_not_permitted(
 def test_a_stopped_process_is_said_to_be_stopped(frozen: int, monkeypatch: pytest.MonkeyPatch) -> None:
     text = named(job_stacks(timeout=0.8), "workers{'gpus': 0}").text
     assert text.startswith("it is stopped by a signal")
-    monkeypatch.setattr(outside, "py_spy", lambda: None)
-    assert outside.look(frozen).endswith("it handles no signal while it is stopped")
+    monkeypatch.setattr(stacks, "py_spy", lambda: None)
+    assert stacks.look(frozen).endswith("it handles no signal while it is stopped")
 
 
 def test_a_process_that_is_not_prepared_is_not_sent_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outside, "py_spy", lambda: None)
+    monkeypatch.setattr(stacks, "py_spy", lambda: None)
     with subprocess.Popen(["sleep", "60"]) as stranger:
         try:
-            assert "it has not been prepared to write its stacks" in outside.look(stranger.pid)
+            assert "it has not been prepared to write its stacks" in stacks.look(stranger.pid)
             assert stranger.poll() is None
         finally:
             stranger.kill()
-    assert outside.look(stranger.pid) == f"there is no process {stranger.pid}"
+    assert stacks.look(stranger.pid) == f"there is no process {stranger.pid}"
 
 
 def test_the_command_shows_who_is_meant(skipper: Skipper, here: Skipper, blocked: ActorMesh[Echo]) -> None:

@@ -23,7 +23,7 @@ from skipper.control.observe import (
     report_figures,
     report_table,
 )
-from skipper.control.observe.status_view import duration, nbytes
+from skipper.control.observe.status_command import duration, nbytes
 from skipper.control.runtime import status_providers
 from skipper.control.runtime.history import KEPT_ERRORS
 from tests.control.actors import AsyncEcho, Echo, Manager

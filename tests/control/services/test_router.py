@@ -10,8 +10,8 @@ import pytest
 from skipper.control import SupervisionError
 from skipper.control.api.service import ReplicaState
 from skipper.control.model.actor import interface_of
-from skipper.control.services.retry_thread import may_retry
 from skipper.control.services.router import KnownReplica, Router
+from skipper.control.services.service_client import may_retry
 from skipper.control.services.table import ReplicaSlot, ReplicaTable
 from tests.control.services.parties import Worker
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from skipper.control.observe.recent import RecentResult
+from skipper.control.observe.metrics import RecentResult
 from skipper.control.support.pages import MAX_CONNECTIONS, MAX_HEAD_NBYTES, MAX_HEADERS, Page, PageServer
 from tests.control.conftest import PATIENCE_S, wait_until
 
