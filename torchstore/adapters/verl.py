@@ -16,8 +16,8 @@ from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegist
 
 from skipper import control
 from skipper import torchstore as ts
-from skipper.torchstore.adapters.buckets import buckets
 from skipper.torchstore.adapters.registration import BACKEND
+from skipper.torchstore.adapters.weights import buckets
 from skipper.torchstore.support.blocking import run
 
 

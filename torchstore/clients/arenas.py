@@ -138,14 +138,6 @@ class ArenaPool:
     ) -> None:
         """Copy into an arena; after an error it is used no more.
 
-        Args:
-            arena: Taken from this pool.
-            write: The copy.
-            nbytes: How much it moves.
-            cost: Of the put.
-            timeout: In seconds.
-            fresh: The copy runs for the first time.
-
         Raises:
             BufferDroppedError: The volume has freed the arena, which is still part of the pool.
             VolumeLostError: The volume is dead.

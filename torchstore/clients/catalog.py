@@ -111,13 +111,7 @@ class Catalog:
             return Recalled(key, dict(self._records.get(key) or {}))
 
     def open(self, recalled: Recalled, grant: Grant, choose: Choose = _first) -> Opened:
-        """Resolve a grant's ids, and remember the records that came with it.
-
-        Args:
-            recalled: What was known when the grant was asked for.
-            grant: The grant.
-            choose: Picks one of the copies of each part.
-        """
+        """Resolve a grant's ids, and remember the records that came with it."""
         records = recalled.records
         sources: list[Source] = []
         used: dict[str, Manifest | Binding] = {}

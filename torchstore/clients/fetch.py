@@ -32,7 +32,6 @@ from skipper.torchstore.clients.destination import (
     rebuild,
 )
 from skipper.torchstore.clients.explanation import Explanation, explain_plan
-from skipper.torchstore.clients.failover import Failover
 from skipper.torchstore.clients.peer_source import PeerSource
 from skipper.torchstore.clients.pinning import PinnedVersion
 from skipper.torchstore.clients.remote import RemoteStore
@@ -44,7 +43,7 @@ from skipper.torchstore.clients.requests import (
     selector_of,
     target_of,
 )
-from skipper.torchstore.clients.transfer import Mover
+from skipper.torchstore.clients.transfer import Failover, Mover
 from skipper.torchstore.errors import KindMismatchError, SourceChangedError, StoreError, StoreTimeoutError
 from skipper.torchstore.peers.shm_value_board import BoardReader
 from skipper.torchstore.protocol.messages import NEWEST, Grant, Selector, Share, Wanted

@@ -19,9 +19,8 @@ from skipper.torchstore.algebra.layout import Box, Ints, Piece
 from skipper.torchstore.algebra.manifest import Path
 from skipper.torchstore.clients.catalog import Catalog, Choose, Opened, Recalled
 from skipper.torchstore.clients.destination import compile_targets, objects_of
-from skipper.torchstore.clients.failover import Failover
 from skipper.torchstore.clients.remote import RemoteStore
-from skipper.torchstore.clients.transfer import Mover
+from skipper.torchstore.clients.transfer import Failover, Mover
 from skipper.torchstore.errors import KeyNotFoundError, KindMismatchError
 from skipper.torchstore.protocol.messages import Grant, Selector, Wanted
 from skipper.torchstore.support.records import Cost

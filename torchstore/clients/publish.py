@@ -318,7 +318,7 @@ class Publisher:
                 raise
             except ArenaFreedError as error:
                 self.snapshots.arenas.discard(error.arena)
-                self._batches.discard(error.arena)
+                self._batches.arenas.discard(error.arena)
                 for publication in publications:
                     for holder in (publication.binding, *publication.copies):
                         if isinstance(holder, Binding) and holder.id != error.arena:
@@ -340,8 +340,8 @@ class Publisher:
         return publications, published
 
     def _retire(self, retired: Retired) -> None:
-        if self._batches.holds(retired.binding):
-            self._batches.retire(retired)
+        if self._batches.arenas.holds(retired.binding):
+            self._batches.arenas.recycle(retired)
         elif retired.volume:
             self.snapshots.arenas.recycle(retired)
         else:
@@ -353,7 +353,7 @@ class Publisher:
             for holder in (publication.binding, *publication.copies):
                 if isinstance(holder, Binding):
                     self.snapshots.arenas.drop(holder.id)
-                    self._batches.drop(holder.id)
+                    self._batches.arenas.drop(holder.id)
 
     async def _tell(
         self, publications: Sequence[Publication | BatchPublication], cost: Cost, timeout: float

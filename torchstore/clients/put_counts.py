@@ -52,10 +52,6 @@ class PutCounts:
     async def member(self, publisher: Origin | None, timeout: float) -> Membership:
         """What this process is part of.
 
-        Args:
-            publisher: What the caller says of that.
-            timeout: In seconds.
-
         Raises:
             StoreTimeoutError: The store of the process group does not answer.
             RendezvousError: It is gone.
@@ -72,12 +68,6 @@ class PutCounts:
 
     def next(self, key: str, member: Membership, version: int | None, *, alone: bool | None) -> Turn:
         """The next put of a key.
-
-        Args:
-            key: Which.
-            member: Who puts.
-            version: What the caller says of it.
-            alone: As that of `Turn`.
 
         Raises:
             OutOfStepError: The put before has failed, and no version says which step this one is.

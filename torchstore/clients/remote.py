@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Lock
 from typing import Any, NoReturn, TypeVar
 
 from skipper.control import ControlError, Future, SupervisionError
@@ -16,8 +17,7 @@ from skipper.dataplane import RDMABuffer
 from skipper.dataplane.errors import BufferDroppedError, DataplaneError, OwnerDiedError, TransferTimeoutError
 from skipper.torchstore.algebra.copies import place
 from skipper.torchstore.algebra.manifest import Binding
-from skipper.torchstore.clients.controller_link import Call, ControllerLink
-from skipper.torchstore.clients.held_leases import leases_of
+from skipper.torchstore.clients.controller_link import Call, ControllerLink, leases_of
 from skipper.torchstore.errors import (
     PublisherLostError,
     SourceChangedError,
@@ -28,19 +28,20 @@ from skipper.torchstore.errors import (
 from skipper.torchstore.peers.shm_value_board import open_answer
 from skipper.torchstore.protocol.batches import BatchGrant, BatchPublication
 from skipper.torchstore.protocol.messages import (
+    UNNUMBERED,
     Controller,
     Grant,
     Publication,
     Published,
+    RequestNumber,
     Retired,
     Selector,
     Share,
     StoreInfo,
     Wanted,
 )
-from skipper.torchstore.support.calls import ask
+from skipper.torchstore.support.deadlines import ask
 from skipper.torchstore.support.process import ProcessId, this_process
-from skipper.torchstore.support.request_numbers import UNNUMBERED, RequestNumber, RequestNumbers
 
 T = TypeVar("T")
 
@@ -48,6 +49,29 @@ DEFAULT_TIMEOUT_S = 60.0
 """How long an operation may take when nobody says otherwise."""
 
 _GRACE_S = 5.0  # the controller's own deadline gives the better message: let it be first
+
+
+class RequestNumbers:
+    """The requests of one client that are under way; each is done once, however often it is sent. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._last = 0
+        self._waiting: dict[int, None] = {}  # the oldest first
+
+    @contextmanager
+    def next(self) -> Iterator[RequestNumber]:
+        """A request that is under way for as long as the block."""
+        with self._lock:
+            self._last += 1
+            number = self._last
+            self._waiting[number] = None
+            request = (number, next(iter(self._waiting)))
+        try:
+            yield request
+        finally:
+            with self._lock:
+                del self._waiting[number]
 
 
 @dataclass(slots=True)

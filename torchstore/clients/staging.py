@@ -12,14 +12,16 @@ import torch
 from skipper import dataplane
 from skipper.torchstore.algebra.manifest import Path
 from skipper.torchstore.errors import MismatchError
-from skipper.torchstore.tensors.dense import check_dense, is_direct, why_not_dense
 from skipper.torchstore.tensors.local_tensors import (
     LocalTensor,
+    check_dense,
     describe,
+    is_direct,
     is_dtensor,
     local_of,
     memory_of,
     resolved,
+    why_not_dense,
     with_local,
 )
 from skipper.torchstore.tensors.quantize import SCALE_SUFFIX, BlockFP8, Scales, quantize, scales_of

@@ -20,9 +20,6 @@ _log = logging.getLogger("skipper.torchstore")
 class Recorder:
     """Changes the state of one store.
 
-    Args:
-        store_name: Named in errors.
-
     Attributes:
         state: To be looked at; commands change it.
     """

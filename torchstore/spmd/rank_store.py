@@ -43,8 +43,8 @@ from skipper.torchstore.spmd.launch import EnteredJob, OpenedJob, Trust, enter_j
 from skipper.torchstore.spmd.rank_volumes import HostVolumes, RankVolumes
 from skipper.torchstore.spmd.ranks import Launch, RankPlace, SPMDEnv, note_place
 from skipper.torchstore.spmd.rendezvous import Arrival, Rendezvous
-from skipper.torchstore.support.calls import ask
 from skipper.torchstore.support.coroutines import public
+from skipper.torchstore.support.deadlines import ask
 from skipper.torchstore.support.process import this_process
 
 _GRACE_S = 5.0
@@ -214,7 +214,7 @@ initialize = initialize_spmd
 
 
 class _Beginning:
-    """What one rank does until the store is there, and undoes if it does not get so far."""
+    """What one rank does until the store is there, and undoes if that fails."""
 
     def __init__(
         self, launch: Launch, trust: Trust, store_name: str, strategy: TorchStoreStrategy, deadline: float
@@ -266,7 +266,7 @@ class _Beginning:
         await asyncio.to_thread(_leave_if_alone, but=self._store_name)
 
     async def _meet(self) -> ActorMesh[Rendezvous]:
-        """Open the job, or come into it; then find the rendezvous."""
+        """Open the job, or join it; then find the rendezvous."""
         global _has_joined
         launch, trust, name, deadline = self._launch, self._trust, self._store_name, self._deadline
         if launch.rank:
@@ -284,7 +284,7 @@ class _Beginning:
         return rendezvous
 
     async def _bring_and_wait(self, rendezvous: ActorMesh[Rendezvous], place: RankPlace) -> None:
-        """Bring what this rank has to, and wait for the store; when rank 0 ends meanwhile, so do both."""
+        """Bring what this rank has to bring, and wait for the store; both end when rank 0 does."""
         left = self._left()
         waiting = asyncio.ensure_future(ask(rendezvous.wait_for_start.call_one(left), left + _GRACE_S))
         bringing = asyncio.ensure_future(self._bring(rendezvous, place))
@@ -338,7 +338,7 @@ class _Beginning:
 
 
 def _of_ranks(strategy: TorchStoreStrategy, store_name: str) -> TorchStoreStrategy:
-    """A strategy by what the ranks have found out of each other; one of the user's own stays as it is."""
+    """The strategy that uses what the ranks know of each other; a user's own strategy stays as it is."""
     if type(strategy) is HostStrategy:
         return HostVolumes()
     return RankVolumes(store_name) if type(strategy) is LocalRankStrategy else strategy
@@ -361,7 +361,7 @@ def arrival_of(rank: int) -> Arrival:
 
 
 def _leave_if_alone(*, but: str | None = None) -> None:
-    """Leave the job that was joined for a store, with the last one; ``but``: one that is given up just now."""
+    """Leave the job after the last store that needs it; ``but`` names a store that is being given up."""
     global _has_joined
     if _has_joined and not _sessions and not _beginning - {but}:
         _has_joined = False

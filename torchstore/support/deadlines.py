@@ -1,13 +1,18 @@
-"""Deadlines of waits that nearly always end long before: one timer for all waits of an event loop, not one for each."""
+"""Waits with a deadline, of anything and of an actor's answer, which may be one of the store's own errors.
+
+Nearly all of them end long before: one timer serves all waits of an event loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections.abc import Awaitable, Coroutine
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
+from skipper.control import ActorError, Future
 from skipper.control.model.bounds import check_seconds
+from skipper.torchstore.errors import StoreError, StoreTimeoutError
 
 T = TypeVar("T")
 
@@ -121,3 +126,35 @@ def _clock_of(loop: asyncio.AbstractEventLoop) -> _Clock:
     for closed in [other for other in list(_clocks) if other.is_closed()]:
         _clocks.pop(closed, None)
     return _clocks.setdefault(loop, _Clock(loop))
+
+
+async def ask(call: Awaitable[T], timeout: float) -> T:
+    """Wait for an actor's answer, and unwrap the store's own errors.
+
+    Raises:
+        StoreError: What the endpoint raised.
+        StoreTimeoutError: No answer in time.
+        SupervisionError: The actor is dead.
+        ActorError: The endpoint failed otherwise.
+    """
+    try:
+        return await within(timeout, call)
+    except (TimeoutError, ActorError) as error:
+        _raise_own(error, timeout)
+
+
+def ask_blocking(call: Future[T], timeout: float) -> T:
+    """`ask` for code without an event loop."""
+    try:
+        return call.get(timeout)
+    except (TimeoutError, ActorError) as error:
+        _raise_own(error, timeout)
+
+
+def _raise_own(error: TimeoutError | ActorError, timeout: float) -> NoReturn:
+    """Raise the store's own error, where there is one in or behind this."""
+    if isinstance(error, TimeoutError) and not isinstance(error, StoreError):
+        raise StoreTimeoutError(f"the store did not answer in {timeout:g} s") from error
+    if isinstance(error, ActorError) and isinstance(error.cause, StoreError):
+        raise error.cause from error
+    raise error

@@ -46,7 +46,7 @@ class Source:
 
     @property
     def id(self) -> str:
-        """Changes with layout and with memory."""
+        """A name that changes with the layout and with the memory."""
         return f"{self.manifest.id}@{self.binding.id if self.binding else ''}"
 
 

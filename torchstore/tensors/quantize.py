@@ -26,7 +26,7 @@ SCALE_SUFFIX = "_scale_inv"
 _STRIP = 1 << 20  # elements that are in float32 at one time
 
 _MOST = 1 << 16
-"""Rows or columns of a block: tensors are padded to whole ones."""
+"""The most rows or columns of a block: tensors are padded to whole blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ class Landing:
         )
 
     def fits(self, into: LocalTensor, item: TensorItem) -> bool:
-        """Whether it is what a tensor needs of a quantized item. That the tensor is the same one is known already."""
+        """Whether it is what this same tensor needs of a quantized item."""
         boxes = (self.into.global_shape, self.into.pieces) == (into.global_shape, into.pieces)
         return boxes and self.block == item.block and str(self.values.tensor.dtype) == item.dtype
 

@@ -12,10 +12,9 @@ from vllm.distributed.weight_transfer.base import TrainerInitInfo, TrainerWeight
 
 from skipper import control
 from skipper import torchstore as ts
-from skipper.torchstore.adapters.ownership import WeightOwnership
 from skipper.torchstore.adapters.registration import BACKEND
-from skipper.torchstore.adapters.shards import as_dtensors
 from skipper.torchstore.adapters.vllm.messages import TorchStoreInitInfo, describe
+from skipper.torchstore.adapters.weights import WeightOwnership, as_dtensors
 from skipper.torchstore.support.blocking import run
 
 Weights = dict[str, torch.Tensor]
