@@ -38,8 +38,7 @@ class WeightOwnership:
     def pieces(self, nbytes: int) -> dict[int, list[list[Any]]]:
         """What each rank puts of the whole weights, one piece after the other: those of which it is the first owner.
 
-        Args:
-            nbytes: Bound on the bytes of a piece that is not a single weight.
+        A piece has at most ``nbytes`` bytes, or is a single weight.
 
         Returns:
             By rank, for those that put anything and for rank 0, at least one piece each.

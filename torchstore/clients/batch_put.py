@@ -78,12 +78,8 @@ def sort_values(
 ) -> Sorted:
     """Look at every value of a batch, before anything is sent.
 
-    Args:
-        values: By key.
-        checksum: Readers are to check what they get against sums of what was put.
-        copies: In how many volumes each value is kept.
-        places: For the keys of which this process puts a part: which of how many publishers it is.
-        by_themselves: No two values share an arena.
+    ``places`` says, for keys of which this process puts a part, which of how many publishers it is. ``by_themselves``:
+    no two values share an arena.
 
     Raises:
         MismatchError: One of them cannot be stored; the error names its key.

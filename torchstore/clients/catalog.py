@@ -25,10 +25,6 @@ _KEYS = 256
 _RECORDS_PER_KEY = 64  # of one key: every publisher's manifest and its few bindings
 
 
-def _first(holders: Sequence[Binding]) -> Binding:
-    return holders[0]
-
-
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A grant whose ids have been replaced by the records that they name.
@@ -110,7 +106,7 @@ class Catalog:
         with self._lock:
             return Recalled(key, dict(self._records.get(key) or {}))
 
-    def open(self, recalled: Recalled, grant: Grant, choose: Choose = _first) -> Opened:
+    def open(self, recalled: Recalled, grant: Grant, choose: Choose) -> Opened:
         """Resolve a grant's ids, and remember the records that came with it."""
         records = recalled.records
         sources: list[Source] = []

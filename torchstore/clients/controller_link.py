@@ -55,7 +55,7 @@ class HeldLeases:
     def take(self, answer: Future[Any]) -> None:
         """An expected answer is there. Called by each thread that sees it; the first call counts."""
         granted: Any = ()
-        with suppress(Exception):  # nothing was granted, or nobody will ever know
+        with suppress(Exception):  # nothing was granted
             granted = answer.get(0)
         with self._changed:
             if self._awaited.pop(answer, None) is None:
@@ -104,7 +104,7 @@ _held: dict[str, tuple[int, HeldLeases]] = {}
 
 
 def held_of(store_name: str, client: int) -> HeldLeases:
-    """Those of this process in the store that has given it this client's number; earlier ones of the name are over."""
+    """The leases of this process in the store that gave this client its number; those of earlier stores are dropped."""
     store = client >> CLIENTS_BITS
     found = _held.get(store_name)
     if found is None or found[0] != store:
@@ -170,7 +170,7 @@ class ControllerLink:
         await asyncio.sleep(_PAUSE_S)
 
     def give_back(self, leases: Iterable[tuple[str, int]], batch: int, call: Call[Any]) -> None:
-        """Give leases back by a message, without waiting; by another one, where that is not heard."""
+        """Give leases back by a message, without waiting; send it again if its controller dies."""
         if not self.may_change:
             call(self.actor)
             return
@@ -245,7 +245,7 @@ class ControllerLink:
         end = time.monotonic() + timeout
         successor = ask_blocking(self._entrance.successor.call_one(life, timeout), timeout + _GRACE_S)
         if successor.life == life:
-            return  # it was only not to be reached
+            return  # it was only unreachable for a while
         try:
             leases, batches = self._held.after(life, max(end - time.monotonic(), 0.0))
         except TimeoutError as error:

@@ -65,10 +65,10 @@ class DestinationContents:
         return DestinationContents(mark, tuple(source.manifest.id for source in opened.sources), stamps, plan)
 
     def changes(self, mark: tuple[Any, ...], plan: Plan, opened: Opened) -> list[bytes | None] | None:
-        """What has changed since, for each source (None: nothing).
+        """What has changed since the last read, for each source (None: nothing).
 
         Returns:
-            None when it cannot be told from every source, or is not about this destination: read all of it.
+            None when a source cannot tell, or when this is another destination: read all of it.
         """
         here = self.plan.landings
         if self.mark != mark or any(here.get(label) is not landing for label, landing in plan.landings.items()):

@@ -26,7 +26,12 @@ class _Registration:
 
 
 class DirectMemory:
-    """The registrations of one publisher, by key: made once per memory, not once per put."""
+    """The registrations of one publisher, by key: made once per memory, not once per put.
+
+    Beside the tensors lies a seal, one word. It holds the generation that is published, and 0 while this process may be
+    writing. Readers fetch it one-sidedly before and after the data. If it is not the generation that they were granted,
+    both times, what they hold is not one version.
+    """
 
     def __init__(self) -> None:
         self._current: dict[str, _Registration] = {}

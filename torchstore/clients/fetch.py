@@ -57,8 +57,8 @@ from skipper.torchstore.tensors.written import written
 T = TypeVar("T")
 
 _CONTENTS = 32  # keys
-_PATIENCE = 0.25  # of the time that there is: so long another reader's copy is waited for, or read
-_LEAST_S = 0.05  # what is there needs no time to speak of
+_PATIENCE = 0.25  # of the timeout: the share for waiting for another reader's copy, and for reading it
+_LEAST_S = 0.05  # enough for what is there already
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class _Filled:
     Attributes:
         state: As it is given back.
         can_be_offered: Whether all of it lies in tensors of the caller, so that others may read it there.
-        failed: Whether a copy of another reader was tried in vain.
+        failed: Whether reading another reader's copy failed.
     """
 
     state: dict[Any, Any]
@@ -78,14 +78,7 @@ class _Filled:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A read of a granted version.
-
-    Attributes:
-        recalled: What was known of the key when the version was asked for.
-        grant: The permission.
-        cost: Of the operation.
-        end: Until when, by `time.perf_counter`.
-    """
+    """A read of a granted version, until ``end`` by `time.perf_counter`."""
 
     recalled: Recalled
     grant: Grant

@@ -87,7 +87,7 @@ class PeerSource:
         self._offered.discard(key)
 
     def close(self) -> None:
-        """Offer nothing any more."""
+        """Offer nothing from now on."""
         self._memory.close()
         self._copies.clear()
         self._offered.clear()

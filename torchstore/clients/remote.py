@@ -106,10 +106,8 @@ class RemoteStore:
     def ask(self, call: Call[T], timeout: float, *, grants: bool = False) -> Awaitable[T]:
         """The controller's answer.
 
-        Args:
-            call: Sends a message to it; again, if the controller has died and another one is there.
-            timeout: In seconds.
-            grants: Whether the answer may be a lease.
+        ``call`` sends the message; again, if the controller has died and another one is there. ``grants``: the answer
+        may be a lease.
 
         Raises:
             StoreError: What the endpoint raised.
@@ -335,12 +333,8 @@ def explain_transfer(
 ) -> NoReturn:
     """Say what a failed read means: the one place where dataplane's errors become the store's.
 
-    Args:
-        error: As dataplane raised it.
-        key: What was read.
-        version: Of it.
-        shares: The memory that was read from, each with the process that has it: the publisher in direct
-            mode, the volume in snapshot mode.
+    ``shares`` is the memory that was read, each with the process that has it: the publisher in direct mode, the volume
+    in snapshot mode.
 
     Raises:
         PublisherLostError: Direct mode: the owner of the memory is dead.

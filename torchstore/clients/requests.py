@@ -1,4 +1,4 @@
-"""What a reader asks for, and how a single stored value becomes that."""
+"""What callers ask for, checked, and how a single stored value becomes what was asked for."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class SnapshotPuts:
         self._seen: dict[str, int] = {}  # hash of the fingerprint that was put last
 
     async def free_staged(self, key: str, cost: Cost, timeout: float) -> None:
-        """Converted copies are copied once more: nobody reads them."""
+        """Do nothing: readers read the copy in the volume, never the converted one."""
 
     def find(self, key: str, mark: tuple[Any, ...]) -> Packed | None:
         """The description of the last put, if its tensors have this fingerprint."""

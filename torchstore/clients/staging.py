@@ -74,11 +74,8 @@ class Staging:
     def of(self, key: str, leaves: Mapping[str, Any], dtype: TransferDtype, *, everything: bool) -> Staged:
         """Room for a state dict; the same as last time if it fits.
 
-        Args:
-            key: Under which it will be put.
-            leaves: By name.
-            dtype: What floating-point tensors become. Others keep theirs.
-            everything: Copy also what has that dtype already, so that nothing of the original is published.
+        Floating-point tensors become ``dtype``, others keep theirs. ``everything``: copy also what has that dtype
+        already, so that nothing of the original is published.
 
         Raises:
             BlockAlignmentError: A shard cuts the blocks in which it is to be quantized.

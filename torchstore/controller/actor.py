@@ -222,7 +222,7 @@ class StoreController(Actor):
         self._leave()
 
     def _leave(self) -> None:
-        """The store is not there any more."""
+        """Answer all waiting requests with an error, and forget the store."""
         report_table(self._part, None)
         self._waiting.dismiss_all(StoreNotInitializedError(self._store_name))
         self._watch.close()
@@ -440,7 +440,7 @@ class StoreController(Actor):
             self._waiting.wake()
 
     def _do(self, name: str, *arguments: Any) -> None:
-        """The same where nobody will ask again; later, where there is no memory to write it down now."""
+        """The same where nobody will ask again; tried later if there is no memory to write it down now."""
         try:
             self._recorder.do(Command(name, arguments))
         except JournalError as error:

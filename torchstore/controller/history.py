@@ -272,7 +272,7 @@ class History:
         )
 
     def waits_for(self) -> str:
-        """What the next version is waited for, for people."""
+        """What the next version waits for, as a text."""
         if self.staging:
             return str(self.staging[max(self.staging)].incomplete())
         why = self.steps.given_up()

@@ -37,11 +37,8 @@ class PendingAnswers:
     ) -> None:
         """Answer now, or when something has changed, or with a time-out.
 
-        Args:
-            port: Where the answer goes.
-            attempt: Returns the answer, or None: not yet. What it raises is the answer too.
-            timeout: In seconds.
-            waited_for: Ends the sentence of the time-out's message; asked when it is needed.
+        ``attempt`` returns the answer, or None: not yet; what it raises is the answer too. ``waited_for`` ends the
+        message of the time-out.
         """
         outcome = _outcome(attempt)
         if outcome is not None:

@@ -291,7 +291,7 @@ class StoreState:
     def grant(
         self, client: int, wanted: tuple[Wanted, ...], waited_s: float = 0.0, patience: Patience | None = None
     ) -> tuple[Grant, ...] | None:
-        """See `granting.grant_all`."""
+        """See `grants.grant_all`."""
         return grant_all(self.index, wanted, self.members.process_of(client), waited_s, patience)
 
     def grant_values(self, client: int, keys: tuple[str, ...], waited_s: float = 0.0) -> BatchGrant | None:
@@ -330,7 +330,7 @@ class StoreState:
             history.withdraw(process)
 
     def withdraw_all(self) -> None:
-        """Nobody begins to read a copy that was offered before: its reader may have taken it back unheard."""
+        """Let nobody begin to read a copy that was offered before: its reader's message to take it back may be lost."""
         for history in self.index.histories():
             history.withdraw_all()
 

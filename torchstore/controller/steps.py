@@ -240,7 +240,7 @@ class Steps:
 
 
 def name_ranks(ranks: tuple[int, ...], size: int) -> str:
-    """Some ranks of a group, for people."""
+    """Some ranks of a group, as a text."""
     shown = ", ".join(map(str, ranks[:_SHOWN]))
     more = f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else ""
     return f"rank {shown}{more} of {size}"

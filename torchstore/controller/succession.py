@@ -135,7 +135,7 @@ class Succession:
                 return replace(info, successor=successor)
 
     def supervise(self, failure: MeshFailure) -> None:
-        """Put the spare controller in the place of one that has failed. Other failures are none of this."""
+        """Put the spare controller in the place of one that has failed; ignore failures of other actors."""
         message = failure.root_cause().message
         if failure.mesh_name == self._acting.name:
             self._lose(self._acting, message)

@@ -79,7 +79,7 @@ class StoreReader(Keyed, StorageReader):
         self.close()
 
     def close(self) -> None:
-        """Let go of the version that is held, if one is; again is free."""
+        """Let go of the version that is held, if one is; idempotent."""
         self._is_shared = False
         pinned, self._pinned = self._pinned, None
         if pinned is not None:

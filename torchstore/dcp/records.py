@@ -73,11 +73,7 @@ def part_of(
 ) -> LocalTensor:
     """The chunks that one rank has of a tensor, as what the store calls a local tensor.
 
-    Args:
-        name: Of the tensor; named in errors.
-        dtype: Of the tensor.
-        global_shape: Of the whole tensor.
-        chunks: Offsets and elements of each; they do not overlap.
+    ``chunks`` has the offsets and elements of each chunk; they do not overlap.
 
     Raises:
         KindMismatchError: A chunk has another dtype, or another number of dims, than the tensor.

@@ -73,13 +73,7 @@ Controller = ActorMesh[Any]
 
 @dataclass(frozen=True, slots=True)
 class Successor:
-    """A controller of a store with a journal, which has several, one after the other.
-
-    Attributes:
-        life: Its number, above those of the controllers before it.
-        actor: The controller itself.
-        process: In which it lives.
-    """
+    """A controller of a store with a journal; ``life`` is its number, above those of the controllers before it."""
 
     life: int
     actor: Controller

@@ -1,6 +1,6 @@
-"""`initialize_spmd`: a store for the ranks of an SPMD job, which all make the same calls, whoever has started them.
+"""`initialize_spmd`: a store for the ranks of an SPMD job, which all make the same calls, under any launcher.
 
-Rank 0 becomes the root of a control job and starts the store in it; the others come into that job.
+Rank 0 becomes the root of a control job and starts the store in it; the others join that job.
 `torchstore.spmd.ranks` says which rank a process is, `torchstore.spmd.launch` how it finds the job,
 `torchstore.spmd.rendezvous` what ranks tell each other.
 """
@@ -58,15 +58,7 @@ _has_joined = False
 
 @dataclass(slots=True)
 class _Session:
-    """A store that all ranks have initialized together.
-
-    Attributes:
-        store_name: Its name.
-        place: Which rank this process is.
-        rendezvous: Where the ranks part.
-        number: Of the rendezvous' round.
-        companion: The process for a volume that this rank has brought, if any.
-    """
+    """A store that all ranks have initialized together in a round of the rendezvous; ``companion`` hosts a volume."""
 
     store_name: str
     place: RankPlace
@@ -161,7 +153,7 @@ async def initialize_spmd(
             ``secret`` in ``certs``, or without certificates what SKIPPER_SECRET_FILE names.
         certs: Several hosts: a folder with this host's certificates, for TLS: of the role script on rank 0's host, of
             the role host on the others; None: what SKIPPER_CERTS names.
-        insecure: Go without TLS between hosts. Whoever sits on the way can then run code in the job.
+        insecure: Go without TLS between hosts. Anyone on the network path can then run code in the job.
         data_plane: Whether the data plane, which encrypts nothing, may carry data between hosts; None: where there is
             no TLS. Without it, only small values reach other hosts.
         transport: Accepted, like the next three, for callers of Meta's torchstore; no process is started by them here.

@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 async def within(seconds: float, work: Awaitable[T]) -> T:
-    """Wait for something, for so long at most; a fraction of what `asyncio.timeout` costs where it ends in time.
+    """Wait for something with a time limit, at a fraction of the cost of `asyncio.timeout`.
 
     Raises:
-        TimeoutError: It did not; it was cancelled.
+        TimeoutError: The time is up; the work was cancelled.
         TypeError: That is no number of seconds.
         ValueError: It is not a number (NaN).
     """
@@ -47,7 +47,7 @@ async def within(seconds: float, work: Awaitable[T]) -> T:
         raise
     finally:
         clock.remove(limit)
-        limit.take_back()  # if the work ended otherwise in the very turn of the loop in which its time was up
+        limit.take_back()  # the work may have ended in the same turn of the loop in which its time was up
 
 
 def check_timeout(seconds: object) -> None:
@@ -76,7 +76,7 @@ class _Limit:
         self.task.cancel()
 
     def take_back(self) -> float:
-        """Take back the cancellation by `expire`; how many others the task has, without end if there was none."""
+        """Take back the cancellation by `expire`; how many others the task has, infinity if there was none."""
         if not self.has_expired:
             return math.inf
         self.has_expired = False

@@ -83,11 +83,9 @@ class DeathNotice:
         self._afar: set[ProcessId] = set()
 
     def add(self, process: ProcessId, procs: ProcMesh | None = None) -> None:
-        """Watch a process; again is free. One that is dead already is reported soon.
+        """Watch a process; idempotent. A dead one is reported soon.
 
-        Args:
-            process: Which.
-            procs: The same for control, without which one of another host is not watched.
+        ``procs`` is the same process for control; without it a process of another host is not watched.
         """
         if not process.is_local:
             if procs is not None:
@@ -101,7 +99,7 @@ class DeathNotice:
         except ProcessLookupError:
             loop.call_soon(self._on_death, process)
             return
-        if not process.is_alive():  # the id has been given to somebody else before the pidfd was opened
+        if not process.is_alive():  # another process got the id before the pidfd was opened
             os.close(fd)
             loop.call_soon(self._on_death, process)
             return

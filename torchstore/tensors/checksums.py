@@ -141,8 +141,7 @@ def _refuse(name: str, version: int, box: Box, cell: Ints, wrong: torch.Tensor) 
 class ProofBuilder:
     """Collects what is to be proved while a plan is compiled.
 
-    Args:
-        sources: Manifest and memory of each source, in the order of the plan; those without sums prove nothing.
+    ``sources`` has manifest and memory of each source, in the order of the plan; those without sums prove nothing.
     """
 
     def __init__(self, sources: Sequence[tuple[Manifest, Binding | None]]) -> None:

@@ -26,7 +26,7 @@ from skipper.torchstore.tensors.local_tensors import LocalTensor
 
 Flags = npt.NDArray[np.bool_]
 
-_STRIP = 16 << 20  # bytes of the last version that are compared at one time
+_STRIP = 16 << 20  # bytes of the last version that are compared at a time
 
 
 @torch.no_grad()

@@ -214,8 +214,7 @@ class BorrowedTensor:
 
     It is the memory that counts: ``module.state_dict()`` gives new tensors over the same memory each time.
 
-    Args:
-        value: A dense tensor or a DTensor. A lazy conjugate or negation is kept alive.
+    A lazy conjugate or negation is kept alive.
     """
 
     def __init__(self, value: torch.Tensor) -> None:

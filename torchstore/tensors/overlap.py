@@ -52,10 +52,7 @@ def check_distinct(key: str, entries: Sequence[tuple[str, torch.Tensor]], source
 
     Costs a few microseconds an entry; views that interleave (columns of one matrix) are compared exactly.
 
-    Args:
-        key: Named in the error.
-        entries: Names, and the local memory behind them.
-        source: What the entry of an index is read from. Asked only about entries that share memory.
+    ``source`` says what the entry of an index is read from. It is asked only about entries that share memory.
 
     Raises:
         DestinationOverlapError: It names two entries that share memory.

@@ -120,7 +120,7 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
             self.client.finish_weight_update()
 
     def shutdown(self) -> None:
-        """Take no more workers in; the store belongs to whoever initialized it."""
+        """Let no more workers join; the script that initialized the store shuts it down."""
         if self._served is not None:
             self._served.close()
 
