@@ -80,8 +80,7 @@ from skipper.torchstore.protocol.strategy import (
 )
 from skipper.torchstore.spmd.rank_store import initialize_spmd
 from skipper.torchstore.spmd.ranks import SPMDEnv
-from skipper.torchstore.support.exporter import MetricsServer, serve_metrics
-from skipper.torchstore.support.metrics import metrics_text
+from skipper.torchstore.support.metrics import MetricsServer, metrics_text, serve_metrics
 from skipper.torchstore.support.records import SyncRecord
 from skipper.torchstore.tensors.naming import Part, Stack
 from skipper.torchstore.tensors.quantize import BlockFP8

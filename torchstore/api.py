@@ -26,8 +26,8 @@ from skipper.torchstore.protocol.messages import StoreSettings
 from skipper.torchstore.protocol.meta import ValueMeta
 from skipper.torchstore.protocol.origin import Origin
 from skipper.torchstore.protocol.strategy import ControllerStorageVolumes, TorchStoreStrategy
-from skipper.torchstore.support.calls import ask
 from skipper.torchstore.support.coroutines import public
+from skipper.torchstore.support.deadlines import ask
 
 shut_down_together: dict[str, Callable[[float], Awaitable[None]]] = {}
 """What `shutdown` does, given its timeout, for the stores that all ranks of an SPMD job have initialized."""
@@ -62,10 +62,10 @@ async def initialize(
             that is not enough it waits, until its timeout, for readers to finish.
         checksum: Whether puts take checksums where they do not say (see `put_state_dict`).
         copies: In how many volumes puts store each part where they do not say (see `put_state_dict`).
-        journal: Whether the store outlives its controller. That has a process of its own then and writes down what
-            changes, before anybody is told, in memory of this process; when it dies another one reads that and goes on,
-            and clients come back by themselves within their timeouts. Volumes are never in this process unless
-            ``mesh`` says so.
+        journal: Whether the store outlives its controller. The controller then has a process of its own and records
+            each change in memory of this process before anybody is told. When it dies, another one reads the record and
+            goes on; clients reconnect by themselves within their timeouts. Volumes are in this process only if ``mesh``
+            says so.
         timeout: In seconds.
 
     Raises:

@@ -78,8 +78,7 @@ from skipper.torchstore.spmd import rank_store
 from skipper.torchstore.spmd.ranks import SPMDEnv
 from skipper.torchstore.support.blocking import run as _run
 from skipper.torchstore.support.coroutines import P, R
-from skipper.torchstore.support.exporter import MetricsServer, serve_metrics
-from skipper.torchstore.support.metrics import metrics_text
+from skipper.torchstore.support.metrics import MetricsServer, metrics_text, serve_metrics
 from skipper.torchstore.support.records import SyncRecord
 from skipper.torchstore.tensors.naming import Part, Stack
 from skipper.torchstore.tensors.quantize import BlockFP8

@@ -25,8 +25,8 @@ SNAPSHOT_PUT = [
     ("after", "skipper.torchstore.clients.remote:RemoteStore.publish", NEW),
 ]
 DIRECT_PUT = [
-    ("before", "skipper.torchstore.clients.direct_memory:DirectMemory.publish", OLD),
-    ("after", "skipper.torchstore.clients.direct_memory:DirectMemory.publish", OLD),
+    ("before", "skipper.torchstore.clients.direct_put:DirectMemory.publish", OLD),
+    ("after", "skipper.torchstore.clients.direct_put:DirectMemory.publish", OLD),
     ("before", "skipper.torchstore.clients.remote:RemoteStore.publish", OLD),
     ("after", "skipper.torchstore.clients.remote:RemoteStore.publish", NEW),
 ]

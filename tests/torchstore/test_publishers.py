@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from skipper import torchstore as ts
-from skipper.torchstore.adapters.shards import mesh_of
+from skipper.torchstore.adapters.weights import mesh_of
 from skipper.torchstore.algebra.manifest import Mode
 from tests.torchstore.tensors.test_local_tensors import rank_of
 

@@ -9,8 +9,7 @@ import torch.distributed.checkpoint as dcp
 
 from skipper import torchstore as ts
 from skipper.torchstore.algebra.manifest import Binding
-from skipper.torchstore.clients.membership import Membership
-from skipper.torchstore.clients.put_counts import PutCounts
+from skipper.torchstore.clients.membership import Membership, PutCounts
 from skipper.torchstore.controller.history import History
 from skipper.torchstore.controller.index import Index
 from skipper.torchstore.controller.ledger import Ledger

@@ -16,8 +16,8 @@ from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegist
 
 from skipper import control
 from skipper import torchstore as ts
-from skipper.torchstore.adapters.buckets import buckets
 from skipper.torchstore.adapters.registration import BACKEND
+from skipper.torchstore.adapters.weights import buckets
 from skipper.torchstore.support.blocking import run
 
 
@@ -71,7 +71,7 @@ class TorchStoreCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # ver
         self._takes_part = False
 
     def prepare(self) -> dict[str, Any]:
-        """Begin a round: the first actor rank sees to the store, and says where it is.
+        """Begin a round: the first actor rank starts or joins the store, and says where it is.
 
         Returns:
             What `build_topology` gets of this worker.
@@ -117,7 +117,7 @@ class TorchStoreCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # ver
             control.join(master_metadata["address"], timeout=self._timeout)
 
     def finalize(self) -> None:
-        """End a round. Job and store stay for the next, with the memory of this one, into which that is written."""
+        """End a round. Job and store stay, and the next round is written into the same memory."""
         self._takes_part = False
 
     @torch.no_grad()

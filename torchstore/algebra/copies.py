@@ -38,9 +38,7 @@ def neighbours(hosts: Mapping[str, str], own: str) -> Iterator[str]:
     The copies of a host's volumes are spread over the volumes of the next host, those of the last one over those of
     the first. Only when every host has had its turn a second volume of some host follows.
 
-    Args:
-        hosts: For each volume, in the order of their numbers, a name of its host.
-        own: The volume that the client writes to.
+    ``hosts`` names the host of each volume, in the order of their numbers.
     """
     by_host: dict[str, list[str]] = {}
     for volume, host in hosts.items():
@@ -60,12 +58,6 @@ def neighbours(hosts: Mapping[str, str], own: str) -> Iterator[str]:
 
 def place(hosts: Mapping[str, str], own: str, copies: int, lost: Collection[str]) -> tuple[str, ...]:
     """The volumes that hold the copies of one client's parts.
-
-    Args:
-        hosts: See `neighbours`.
-        own: The volume that the client writes to.
-        copies: How many are wanted.
-        lost: Volumes that have died: the next neighbours take their places.
 
     Raises:
         StrategyError: There are fewer volumes than copies.

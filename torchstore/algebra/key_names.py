@@ -26,7 +26,7 @@ def check_keys(keys: object) -> tuple[str, ...]:
     """Several keys, each of which can be one.
 
     Raises:
-        TypeError: It is one string, whose characters are hardly meant, or nothing that holds strings.
+        TypeError: It is a single string, or nothing that holds strings.
         ValueError: One of them holds a NUL character.
     """
     if isinstance(keys, str | bytes | bytearray):

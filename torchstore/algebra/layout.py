@@ -100,7 +100,7 @@ class Box:
 
     def relative_to(self, origin: Ints) -> Ints:
         """The offsets of this box seen from the point ``origin``."""
-        return tuple(mine - theirs for mine, theirs in zip(self.offsets, origin, strict=True))
+        return minus(self.offsets, origin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,8 +299,8 @@ def match(sources: tuple[tuple[Piece, ...], ...], target: tuple[Piece, ...], *, 
                 transfers.append(
                     BoxTransfer(
                         index,
-                        _add(local, common.relative_to(box.offsets)),
-                        _add(wanted.local, common.relative_to(wanted.box.offsets)),
+                        plus(local, common.relative_to(box.offsets)),
+                        plus(wanted.local, common.relative_to(wanted.box.offsets)),
                         common.shape,
                     )
                 )
@@ -310,8 +310,14 @@ def match(sources: tuple[tuple[Piece, ...], ...], target: tuple[Piece, ...], *, 
     return Match(tuple(transfers), tuple(holes))
 
 
-def _add(left: Ints, right: Ints) -> Ints:
+def plus(left: Ints, right: Ints) -> Ints:
+    """The sum of two tuples, dim by dim."""
     return tuple(a + b for a, b in zip(left, right, strict=True))
+
+
+def minus(left: Ints, right: Ints) -> Ints:
+    """The difference of two tuples, dim by dim."""
+    return tuple(a - b for a, b in zip(left, right, strict=True))
 
 
 @lru_cache(maxsize=4096)

@@ -1,4 +1,4 @@
-"""The arenas of one publisher: memory in volumes, taken in turn so that a warm put asks nobody."""
+"""The arenas of one publisher: memory in volumes that is used in turn, so that a warm put sends no request for it."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class ArenaPool:
             self._idle.pop(arena.key, None)
 
     def abandon(self, arena: VolumeArena) -> None:
-        """A write to this arena was broken off and may still be going on: nobody shall use it any more."""
+        """A write to this arena was broken off and may still go on: free it, so that nobody uses it again."""
         self.discard(arena.binding.id)
         self._remote.free(arena.binding.volume, (arena.binding.id,))
 
@@ -137,14 +137,6 @@ class ArenaPool:
         self, arena: VolumeArena, write: RDMAAction, nbytes: int, cost: Cost, timeout: float, *, fresh: bool
     ) -> None:
         """Copy into an arena; after an error it is used no more.
-
-        Args:
-            arena: Taken from this pool.
-            write: The copy.
-            nbytes: How much it moves.
-            cost: Of the put.
-            timeout: In seconds.
-            fresh: The copy runs for the first time.
 
         Raises:
             BufferDroppedError: The volume has freed the arena, which is still part of the pool.

@@ -56,9 +56,7 @@ class _Place:
 class BatchReader:
     """Reads batches for one process.
 
-    Args:
-        remote: The store.
-        read_one: Reads a value that is more than a plain tensor into a plain tensor, or that is asked for in parts.
+    ``read_one`` reads what is more than a plain tensor into a plain tensor, or is asked for in parts.
     """
 
     def __init__(self, remote: RemoteStore, read_one: Callable[[Cost, float], ReadOne]) -> None:
@@ -149,7 +147,7 @@ class BatchReader:
             cost.hit = False
             with cost.spent_on("compile"):
                 _check_distinct(given, requests, places, {}, {})
-                # Each has memory of its own: views of one allocation would keep all of it alive for the sake of one.
+                # Each has memory of its own: a view of one allocation would keep all of it alive.
                 targets |= {
                     key: new_tensor(place.item.global_shape, place.item.dtype)
                     for key, place in places.items()

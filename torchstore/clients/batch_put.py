@@ -78,12 +78,8 @@ def sort_values(
 ) -> Sorted:
     """Look at every value of a batch, before anything is sent.
 
-    Args:
-        values: By key.
-        checksum: Readers are to check what they get against sums of what was put.
-        copies: In how many volumes each value is kept.
-        places: For the keys of which this process puts a part: which of how many publishers it is.
-        by_themselves: No two values share an arena.
+    ``places`` says, for keys of which this process puts a part, which of how many publishers it is. ``by_themselves``:
+    no two values share an arena.
 
     Raises:
         MismatchError: One of them cannot be stored; the error names its key.
@@ -127,36 +123,15 @@ def sort_values(
 
 
 class BatchWriter:
-    """Writes the batches of one process into arenas of its volume.
-
-    Args:
-        remote: The store.
-        on_retired: Told of any memory of this process that is not used any more, of batches or not.
-    """
+    """Writes the batches of one process into arenas of its volume."""
 
     def __init__(self, remote: RemoteStore, on_retired: Callable[[Retired], None]) -> None:
         self._remote = remote
-        self._arenas = ArenaPool(remote, on_retired, idle_limit=_IDLE)
+        self.arenas = ArenaPool(remote, on_retired, idle_limit=_IDLE)
         self._kinds: LRUCache[tuple[Any, ...], Manifest] = LRUCache(_KINDS)
         self._lock = Lock()
         self._layout: _Layout | None = None
         self._seen = 0  # hash of the fingerprint that was put last
-
-    def holds(self, arena: str) -> bool:
-        """Whether an arena is one of these."""
-        return self._arenas.holds(arena)
-
-    def retire(self, retired: Retired) -> None:
-        """No version uses an arena any more."""
-        self._arenas.recycle(retired)
-
-    def discard(self, arena: str) -> None:
-        """The volume has dropped it."""
-        self._arenas.discard(arena)
-
-    def drop(self, arena: str) -> None:
-        """It was written for nothing."""
-        self._arenas.drop(arena)
 
     async def write(self, values: Sorted, cost: Cost, timeout: float) -> BatchPublication:
         """Copy the tensors of a batch into an arena.
@@ -177,12 +152,12 @@ class BatchWriter:
             layout = self._describe(values, cost)
         while True:
             with cost.spent_on("control"):
-                arena = await self._arenas.take(_POOL_KEY, layout.nbytes, self._remote.choose_volume(), timeout)
+                arena = await self.arenas.take(_POOL_KEY, layout.nbytes, self._remote.choose_volume(), timeout)
             try:
                 await self._fill(arena, layout, values.shared, cost, timeout)
                 break
             except BufferDroppedError:
-                self._arenas.discard(arena.binding.id)
+                self.arenas.discard(arena.binding.id)
                 if not arena.used:
                     raise
         return BatchPublication(me, arena.binding, layout.manifests, layout.columns, values.inline)
@@ -196,7 +171,7 @@ class BatchWriter:
             cost.hit = False
             with cost.spent_on("compile"):
                 write = _compile(arena, layout, tensors)
-        await self._arenas.write(arena, write, layout.moved, cost, timeout, fresh=fresh)
+        await self.arenas.write(arena, write, layout.moved, cost, timeout, fresh=fresh)
         if self._layout is layout:
             arena.mark, arena.write = layout.mark, write
 

@@ -25,10 +25,6 @@ _KEYS = 256
 _RECORDS_PER_KEY = 64  # of one key: every publisher's manifest and its few bindings
 
 
-def _first(holders: Sequence[Binding]) -> Binding:
-    return holders[0]
-
-
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A grant whose ids have been replaced by the records that they name.
@@ -110,14 +106,8 @@ class Catalog:
         with self._lock:
             return Recalled(key, dict(self._records.get(key) or {}))
 
-    def open(self, recalled: Recalled, grant: Grant, choose: Choose = _first) -> Opened:
-        """Resolve a grant's ids, and remember the records that came with it.
-
-        Args:
-            recalled: What was known when the grant was asked for.
-            grant: The grant.
-            choose: Picks one of the copies of each part.
-        """
+    def open(self, recalled: Recalled, grant: Grant, choose: Choose) -> Opened:
+        """Resolve a grant's ids, and remember the records that came with it."""
         records = recalled.records
         sources: list[Source] = []
         used: dict[str, Manifest | Binding] = {}

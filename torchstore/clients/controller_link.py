@@ -9,16 +9,15 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from threading import Lock, Thread
+from threading import Condition, Lock, Thread
 from typing import Any, TypeVar
 
 from skipper.control import ControlError, Future, SupervisionError
 from skipper.control.model.bounds import check_seconds
-from skipper.torchstore.clients.held_leases import held_of
 from skipper.torchstore.errors import StoreError, StoreTimeoutError
-from skipper.torchstore.protocol.messages import Controller, StoreInfo
-from skipper.torchstore.support.calls import ask, ask_blocking
-from skipper.torchstore.support.deadlines import within
+from skipper.torchstore.protocol.batches import BatchGrant
+from skipper.torchstore.protocol.messages import CLIENTS_BITS, Controller, Grant, StoreInfo
+from skipper.torchstore.support.deadlines import ask, ask_blocking, within
 
 _log = logging.getLogger("skipper.torchstore")
 
@@ -34,13 +33,87 @@ _GRACE_S = 1.0
 _PAUSE_S = 0.02  # between two attempts to reach a controller that is said to be there
 
 
+class HeldLeases:
+    """The leases of one process on versions of one store; a controller that follows a dead one is told of them.
+
+    Thread-safe. That controller gives every other lease back: its release was sent and not heard, or its grant did
+    not arrive.
+    """
+
+    def __init__(self) -> None:
+        self._leases: set[tuple[str, int]] = set()
+        self._batches: set[int] = set()
+        self._awaited: dict[Future[Any], int] = {}  # answers that are under way, and which controller's
+        self._changed = Condition()
+
+    def expect(self, answer: Future[Any], life: int) -> None:
+        """An answer of the controller with the number ``life`` may grant something."""
+        with self._changed:
+            self._awaited[answer] = life
+        answer.add_done_callback(self.take)
+
+    def take(self, answer: Future[Any]) -> None:
+        """An expected answer is there. Called by each thread that sees it; the first call counts."""
+        granted: Any = ()
+        with suppress(Exception):  # nothing was granted
+            granted = answer.get(0)
+        with self._changed:
+            if self._awaited.pop(answer, None) is None:
+                return
+            if isinstance(granted, BatchGrant):
+                self._batches.add(granted.lease)
+                self._leases.update(leases_of(granted.others.values()))
+            else:
+                grants = granted if isinstance(granted, tuple) else (granted,)
+                self._leases.update(leases_of(grant for grant in grants if isinstance(grant, Grant)))
+            self._changed.notify_all()
+
+    def give_back(self, leases: Iterable[tuple[str, int]], batch: int = 0) -> None:
+        """They are not needed any more."""
+        with self._changed:
+            self._leases.difference_update(leases)
+            self._batches.discard(batch)
+
+    def after(self, life: int, timeout: float) -> tuple[frozenset[tuple[str, int]], frozenset[int]]:
+        """The leases that are held, with all that came from controllers up to this one; blocks until it has come.
+
+        Raises:
+            TimeoutError: It had not.
+        """
+        end = time.monotonic() + timeout
+        with self._changed:
+            while any(number <= life for number in self._awaited.values()):
+                if not self._changed.wait(max(end - time.monotonic(), 0.0)):
+                    raise TimeoutError(f"a lost controller still owes answers after {timeout:.3g} s")
+            return frozenset(self._leases), frozenset(self._batches - {0})
+
+    def without(
+        self, leases: frozenset[tuple[str, int]], batches: frozenset[int]
+    ) -> tuple[frozenset[tuple[str, int]], frozenset[int]]:
+        """Those of these leases that have been given back."""
+        with self._changed:
+            return leases - self._leases, batches - self._batches
+
+
+def leases_of(grants: Iterable[Grant]) -> tuple[tuple[str, int], ...]:
+    """The leases of grants, by key and number."""
+    return tuple((one.key, one.lease) for grant in grants for one in (grant, *grant.singles) if one.lease)
+
+
+_held: dict[str, tuple[int, HeldLeases]] = {}
+
+
+def held_of(store_name: str, client: int) -> HeldLeases:
+    """The leases of this process in the store that gave this client its number; those of earlier stores are dropped."""
+    store = client >> CLIENTS_BITS
+    found = _held.get(store_name)
+    if found is None or found[0] != store:
+        found = _held[store_name] = store, HeldLeases()
+    return found[1]
+
+
 class ControllerLink:
     """The controller of one store, for one client. Thread-safe.
-
-    Args:
-        store_name: Of the store.
-        entrance: The actor that is found by that name.
-        info: What that has said of the store.
 
     Attributes:
         actor: The controller that is there now, as far as is known.
@@ -59,11 +132,6 @@ class ControllerLink:
 
     async def ask(self, call: Call[T], timeout: float, *, grants: bool = False) -> T:
         """The answer of a controller that may change; where it dies meanwhile, that of the next one.
-
-        Args:
-            call: Sends the message: again, if its controller has died.
-            timeout: In seconds.
-            grants: Whether the answer may be a lease.
 
         Raises:
             StoreError: What the endpoint raised.
@@ -102,7 +170,7 @@ class ControllerLink:
         await asyncio.sleep(_PAUSE_S)
 
     def give_back(self, leases: Iterable[tuple[str, int]], batch: int, call: Call[Any]) -> None:
-        """Give leases back by a message, without waiting; by another one, where that is not heard."""
+        """Give leases back by a message, without waiting; send it again if its controller dies."""
         if not self.may_change:
             call(self.actor)
             return
@@ -177,7 +245,7 @@ class ControllerLink:
         end = time.monotonic() + timeout
         successor = ask_blocking(self._entrance.successor.call_one(life, timeout), timeout + _GRACE_S)
         if successor.life == life:
-            return  # it was only not to be reached
+            return  # it was only unreachable for a while
         try:
             leases, batches = self._held.after(life, max(end - time.monotonic(), 0.0))
         except TimeoutError as error:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from skipper.dataplane import RDMAAction
-from skipper.torchstore.algebra.layout import Box, Ints
+from skipper.torchstore.algebra.layout import Box, Ints, minus, plus
 from skipper.torchstore.algebra.manifest import TensorItem
 from skipper.torchstore.clients.catalog import Opened
 from skipper.torchstore.tensors.cells import cell_shape, grid_shape, grid_slice, whole_cells
@@ -65,15 +65,10 @@ class DestinationContents:
         return DestinationContents(mark, tuple(source.manifest.id for source in opened.sources), stamps, plan)
 
     def changes(self, mark: tuple[Any, ...], plan: Plan, opened: Opened) -> list[bytes | None] | None:
-        """What has changed since, for each source (None: nothing).
-
-        Args:
-            mark: The destination that is to be filled.
-            plan: By which it would be filled whole.
-            opened: The version.
+        """What has changed since the last read, for each source (None: nothing).
 
         Returns:
-            None when it cannot be told from every source, or is not about this destination: read all of it.
+            None when a source cannot tell, or when this is another destination: read all of it.
         """
         here = self.plan.landings
         if self.mark != mark or any(here.get(label) is not landing for label, landing in plan.landings.items()):
@@ -91,11 +86,6 @@ class DestinationContents:
 def compile_delta(plan: Plan, sources: Sequence[Source], changes: Sequence[bytes | None]) -> DeltaRead | None:
     """The reads of a plan, cut down to the cells that have changed.
 
-    Args:
-        plan: Of the whole version.
-        sources: As the plan was compiled from.
-        changes: For each source its packed flags; None: nothing of it has changed.
-
     Returns:
         None where so much has changed that the plan itself is the shorter way.
     """
@@ -112,7 +102,7 @@ def compile_delta(plan: Plan, sources: Sequence[Source], changes: Sequence[bytes
             continue
         number, piece = item.piece_at(transfer.source_local)
         cell = cell_shape(item.global_shape)
-        start = _plus(piece.box.offsets, _minus(transfer.source_local, piece.local))
+        start = plus(piece.box.offsets, minus(transfer.source_local, piece.local))
         part = Box(start, transfer.shape)
         _, touched = whole_cells(part, piece.box, cell)
         for block in _blocks(grids[index][stored][number][grid_slice(touched, piece.box, cell)], touched, cell):
@@ -123,8 +113,8 @@ def compile_delta(plan: Plan, sources: Sequence[Source], changes: Sequence[bytes
             action.read_remote(
                 target,
                 binding.buffers[item.buffer],
-                layout=item.block_at(_plus(transfer.source_local, inside), both.shape),
-                at=_plus(transfer.target_local, inside),
+                layout=item.block_at(plus(transfer.source_local, inside), both.shape),
+                at=plus(transfer.target_local, inside),
             )
             moved[index] += both.numel * item.itemsize
             blocks[index] += 1
@@ -211,11 +201,3 @@ def _box(
         offsets.append(low)
         sizes.append(min((start // step + end) * step, start + size) - low)
     return Box(tuple(offsets), tuple(sizes))
-
-
-def _plus(left: Ints, right: Ints) -> Ints:
-    return tuple(a + b for a, b in zip(left, right, strict=True))
-
-
-def _minus(left: Ints, right: Ints) -> Ints:
-    return tuple(a - b for a, b in zip(left, right, strict=True))

@@ -69,14 +69,7 @@ class Destination:
 def compile_state_dict(
     key: str, destination: Destination, opened: Opened, earlier: Mapping[str, Landing] = MappingProxyType({})
 ) -> tuple[Plan, dict[str, torch.Tensor]]:
-    """The plan of a state dict, and the tensors that had to be created because none were given for them.
-
-    Args:
-        key: Named in errors.
-        destination: What is to be filled.
-        opened: The version.
-        earlier: Landings of another plan that fills the same destination.
-    """
+    """The plan of a state dict, and the tensors that had to be created because none were given for them."""
     stored, leaves = opened.tensors(), destination.leaves
     objects = {name for source in opened.sources for name in source.manifest.objects}
     if destination.names is not None:
@@ -106,15 +99,9 @@ def compile_state_dict(
 
 
 def compile_copy(key: str, destination: Destination, opened: Opened, peer_copy: Opened) -> Plan:
-    """The plan that fills a destination from the copy of a reader that wanted the same.
-
-    Args:
-        key: Named in errors.
-        destination: What is to be filled.
-        opened: The version: of a destination with ``strict=False`` it may hold only some.
-        peer_copy: The copy, under the names of the destination.
-    """
+    """The plan that fills a destination from the copy of a reader that wanted the same, under the same names."""
     given, stored = destination.tensors(), opened.tensors()
+    # With ``strict=False`` the version may hold only some of the names.
     names = [name for name in given if destination.names is not None or name in stored]
     targets = {name: describe(given[name], key=f"{key}/{name}") for name in names}
     return compile_read(key, peer_copy.sources, targets)

@@ -94,16 +94,7 @@ class Explanation:
 def explain_plan(
     key: str, opened: Opened, plan: Plan, reduced: DeltaRead | None = None, *, known: bool, last_rate: float
 ) -> Explanation:
-    """Put a plan into figures.
-
-    Args:
-        key: As it was asked for.
-        opened: The version that the plan reads.
-        plan: Its plan.
-        reduced: What of it would be read, if that is not all.
-        known: Whether it was there already.
-        last_rate: Bytes per second of this process' last read of some size; 0 when there was none.
-    """
+    """Put a plan into figures."""
     links, part = [], reduced or plan
     for source, writer, (nbytes, parts) in zip(opened.sources, opened.writers, part.of_source, strict=True):
         if not parts or source.binding is None:

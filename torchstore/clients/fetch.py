@@ -32,7 +32,6 @@ from skipper.torchstore.clients.destination import (
     rebuild,
 )
 from skipper.torchstore.clients.explanation import Explanation, explain_plan
-from skipper.torchstore.clients.failover import Failover
 from skipper.torchstore.clients.peer_source import PeerSource
 from skipper.torchstore.clients.pinning import PinnedVersion
 from skipper.torchstore.clients.remote import RemoteStore
@@ -44,7 +43,7 @@ from skipper.torchstore.clients.requests import (
     selector_of,
     target_of,
 )
-from skipper.torchstore.clients.transfer import Mover
+from skipper.torchstore.clients.transfer import Failover, Mover
 from skipper.torchstore.errors import KindMismatchError, SourceChangedError, StoreError, StoreTimeoutError
 from skipper.torchstore.peers.shm_value_board import BoardReader
 from skipper.torchstore.protocol.messages import NEWEST, Grant, Selector, Share, Wanted
@@ -58,8 +57,8 @@ from skipper.torchstore.tensors.written import written
 T = TypeVar("T")
 
 _CONTENTS = 32  # keys
-_PATIENCE = 0.25  # of the time that there is: so long another reader's copy is waited for, or read
-_LEAST_S = 0.05  # what is there needs no time to speak of
+_PATIENCE = 0.25  # of the timeout: the share for waiting for another reader's copy, and for reading it
+_LEAST_S = 0.05  # enough for what is there already
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ class _Filled:
     Attributes:
         state: As it is given back.
         can_be_offered: Whether all of it lies in tensors of the caller, so that others may read it there.
-        failed: Whether a copy of another reader was tried in vain.
+        failed: Whether reading another reader's copy failed.
     """
 
     state: dict[Any, Any]
@@ -79,14 +78,7 @@ class _Filled:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A read of a granted version.
-
-    Attributes:
-        recalled: What was known of the key when the version was asked for.
-        grant: The permission.
-        cost: Of the operation.
-        end: Until when, by `time.perf_counter`.
-    """
+    """A read of a granted version, until ``end`` by `time.perf_counter`."""
 
     recalled: Recalled
     grant: Grant

@@ -237,7 +237,7 @@ class LocalClient:
         return dict(zip(asked, answers, strict=True))
 
     async def versions(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> tuple[int, ...]:
-        """See `torchstore.controller.history`."""
+        """See `torchstore.versions`."""
         check_key(key)
         return await self.remote.ask(lambda to: to.versions.call_one(key), timeout)
 

@@ -1,4 +1,4 @@
-"""The group of publishers that this process is part of.
+"""The group of publishers that this process is part of, and how often it has put each key there.
 
 The group is what the caller says; else the process group of ``torch.distributed``, all of it; else the ranks of
 `initialize_spmd`; else the process alone. Coordinates of a mesh never say who belongs together: ranks that have equal
@@ -7,17 +7,30 @@ ones in two meshes may be at different steps.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from threading import Lock
 from typing import Any
 
-from skipper.torchstore.errors import StoreRendezvousError
-from skipper.torchstore.protocol.origin import SOLE, Origin
+from skipper.torchstore.errors import (
+    LateShareError,
+    MismatchError,
+    OutOfStepError,
+    StoreRendezvousError,
+    StoreTimeoutError,
+    VersionExistsError,
+)
+from skipper.torchstore.protocol.messages import Published
+from skipper.torchstore.protocol.origin import ALONE, SOLE, Origin, Turn
+from skipper.torchstore.support.deadlines import within
+from skipper.torchstore.support.lru_cache import LRUCache
+from skipper.torchstore.tensors.local_tensors import dtensor_type
 
 _IDENTITY = "torchstore/origin"
 
@@ -104,3 +117,107 @@ def _identity(distributed: Any, size: int) -> str:
         raise StoreRendezvousError(f"the store of the process group does not answer: {error}") from error
     except (RuntimeError, NotImplementedError):  # a store that compares nothing: torch's fake one, say
         return f"process group of {size}"
+
+
+_REMEMBERED = 65_536
+
+
+@dataclass(slots=True)
+class _Count:
+    """The puts of one key in one group.
+
+    Attributes:
+        session: Differs from every other session of this rank. A count that was forgotten begins as a new session.
+        failed: Since when it is not known which step comes next; 0 while it is.
+        refused: How many were refused here. Where all ranks were refused alike they are still in step, and the
+            controller sees to it that they are.
+    """
+
+    session: str
+    number: int = 0
+    failed: int = 0
+    refused: int = 0
+
+
+class PutCounts:
+    """Counts the puts of one client."""
+
+    def __init__(self) -> None:
+        self._counts: LRUCache[tuple[str, Origin, int], _Count] = LRUCache(_REMEMBERED)
+
+    async def member(self, publisher: Origin | None, timeout: float) -> Membership:
+        """What this process is part of.
+
+        Raises:
+            StoreTimeoutError: The store of the process group does not answer.
+            RendezvousError: It is gone.
+        """
+        if publisher is not None:
+            return Membership(publisher)
+        known = known_membership()
+        if known is not None:
+            return known
+        try:
+            return await within(timeout, asyncio.to_thread(membership))
+        except TimeoutError as error:
+            raise StoreTimeoutError(f"the store of the process group did not answer in {timeout:g} s") from error
+
+    def next(self, key: str, member: Membership, version: int | None, *, alone: bool | None) -> Turn:
+        """The next put of a key.
+
+        Raises:
+            OutOfStepError: The put before has failed, and no version says which step this one is.
+        """
+        if member.origin.size == 1:
+            return ALONE
+        at = (key, member.origin, member.entered)
+        count = self._counts.get(at) or self._counts.put(at, _Count(uuid.uuid4().hex))
+        count.number += 1
+        if count.failed and version is None:
+            raise OutOfStepError(
+                key,
+                f"put {count.failed} of rank {member.origin.rank} of {member.origin.size} failed, so that it cannot be "
+                "told whether this one is that step once more or the next: say which version it is (version=...), or "
+                "have all ranks publish as another group (publisher=Origin(...))",
+            )
+        return Turn(member.origin, count.session, count.number, alone, count.refused if version is None else None)
+
+    @contextmanager
+    def counted(self, member: Membership, turns: Mapping[str, Turn]) -> Iterator[None]:
+        """Puts of these turns, by key: if they fail it decides about the next ones. Turns may be added meanwhile."""
+        try:
+            yield
+        except BaseException as error:
+            for key, turn in turns.items():
+                self.failed(key, member, turn, error)
+            raise
+
+    def failed(self, key: str, member: Membership, turn: Turn, error: BaseException) -> None:
+        """A put has failed: unless it was refused, here or by the controller, nobody knows whether it is the next."""
+        count = self._counts.get((key, member.origin, member.entered))
+        if count is None or count.failed:
+            return
+        # A rank that was refused may put the same again, or go on. Ranks that were refused alike are still in step.
+        is_refused = isinstance(error, LateShareError | MismatchError | TypeError | ValueError)
+        if is_refused and not isinstance(error, VersionExistsError | OutOfStepError):
+            count.refused += 1
+        else:
+            count.failed = turn.number
+
+    def settled(self, key: str, member: Membership, published: Published) -> None:
+        """A put was of a version that the caller has named: the next one belongs to the step after it."""
+        count = self._counts.get((key, member.origin, member.entered))
+        if count is not None:
+            count.number, count.failed, count.refused = published.step, 0, 0
+
+
+def holds_all(leaves: Mapping[str, Any]) -> bool | None:
+    """Whether a state dict holds all of the value by itself, as far as can be seen: it has no DTensor.
+
+    Returns:
+        None: there is nothing in it.
+    """
+    if not leaves:
+        return None
+    distributed = dtensor_type()
+    return not (distributed and any(isinstance(leaf, distributed) for leaf in leaves.values()))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from skipper.torchstore.clients.destination import Destination
-from skipper.torchstore.clients.direct_memory import DirectMemory
+from skipper.torchstore.clients.direct_put import DirectMemory
 from skipper.torchstore.protocol.messages import Share
 from skipper.torchstore.support.process import this_process
 from skipper.torchstore.tensors.local_tensors import LocalTensor
@@ -67,7 +67,7 @@ class PeerSource:
             dataplane.errors.RegistrationError: Some memory cannot be registered.
         """
         packed = self._copy(key, destination).packed
-        if self._memory.registered(key, packed.mark) is None:
+        if self._memory.find(key, packed.mark) is None:
             self._memory.forget(key)
         binding, generation = self._memory.publish(key, packed)
         self._offered.add(key)
@@ -87,7 +87,7 @@ class PeerSource:
         self._offered.discard(key)
 
     def close(self) -> None:
-        """Offer nothing any more."""
+        """Offer nothing from now on."""
         self._memory.close()
         self._copies.clear()
         self._offered.clear()

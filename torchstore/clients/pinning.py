@@ -19,9 +19,8 @@ from skipper.torchstore.algebra.layout import Box, Ints, Piece
 from skipper.torchstore.algebra.manifest import Path
 from skipper.torchstore.clients.catalog import Catalog, Choose, Opened, Recalled
 from skipper.torchstore.clients.destination import compile_targets, objects_of
-from skipper.torchstore.clients.failover import Failover
 from skipper.torchstore.clients.remote import RemoteStore
-from skipper.torchstore.clients.transfer import Mover
+from skipper.torchstore.clients.transfer import Failover, Mover
 from skipper.torchstore.errors import KeyNotFoundError, KindMismatchError
 from skipper.torchstore.protocol.messages import Grant, Selector, Wanted
 from skipper.torchstore.support.records import Cost
@@ -38,7 +37,7 @@ class StoredTensor:
         dtype: Of its elements, as they are stored.
         shape: Of the whole tensor.
         boxes: The parts in which it is stored, each once.
-        is_quantized: Whether its values are had by reading into a tensor of a wider dtype.
+        is_quantized: Whether a read into a tensor of a wider dtype gives its values.
     """
 
     dtype: torch.dtype
@@ -150,10 +149,6 @@ class PinnedVersion:
     async def read(self, blocks: Sequence[PinnedBlock], timeout: float) -> None:
         """Read blocks, all of them in one batch.
 
-        Args:
-            blocks: Which, and where to.
-            timeout: In seconds.
-
         Raises:
             KeyNotFoundError: No tensor of that name is stored.
             CoverageError: A block reaches out of its tensor.
@@ -191,7 +186,7 @@ class PinnedVersion:
             await self._failover.read(Catalog.volumes(self._recalled, self._grant), end, read)
 
     def release(self) -> None:
-        """Hold the version no longer; again is free."""
+        """Hold the version no longer; idempotent."""
         if self._is_held:
             self._is_held = False
             self._remote.release((self._grant,))

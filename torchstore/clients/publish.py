@@ -18,8 +18,7 @@ import torch
 from skipper.torchstore.algebra.manifest import Binding, Digests, Manifest, Path
 from skipper.torchstore.clients.batch_put import BatchWriter, Sorted, sort_values
 from skipper.torchstore.clients.direct_put import DirectPuts
-from skipper.torchstore.clients.membership import NOWHERE, Membership
-from skipper.torchstore.clients.put_counts import PutCounts, holds_all
+from skipper.torchstore.clients.membership import NOWHERE, Membership, PutCounts, holds_all
 from skipper.torchstore.clients.remote import RemoteStore
 from skipper.torchstore.clients.requests import StateDictPut
 from skipper.torchstore.clients.snapshot_put import SnapshotPuts
@@ -200,8 +199,7 @@ class Publisher:
     async def put_state_dict(self, put: StateDictPut) -> tuple[int, SyncRecord]:
         """Put this rank's part of a state dict as one version; one control call when warm.
 
-        Args:
-            put: What is wanted, with a state dict and without anything left to the store's settings.
+        ``put`` has a state dict and leaves nothing to the store's settings.
 
         Returns:
             The version's number, and what it cost.
@@ -318,7 +316,7 @@ class Publisher:
                 raise
             except ArenaFreedError as error:
                 self.snapshots.arenas.discard(error.arena)
-                self._batches.discard(error.arena)
+                self._batches.arenas.discard(error.arena)
                 for publication in publications:
                     for holder in (publication.binding, *publication.copies):
                         if isinstance(holder, Binding) and holder.id != error.arena:
@@ -340,8 +338,8 @@ class Publisher:
         return publications, published
 
     def _retire(self, retired: Retired) -> None:
-        if self._batches.holds(retired.binding):
-            self._batches.retire(retired)
+        if self._batches.arenas.holds(retired.binding):
+            self._batches.arenas.recycle(retired)
         elif retired.volume:
             self.snapshots.arenas.recycle(retired)
         else:
@@ -353,7 +351,7 @@ class Publisher:
             for holder in (publication.binding, *publication.copies):
                 if isinstance(holder, Binding):
                     self.snapshots.arenas.drop(holder.id)
-                    self._batches.drop(holder.id)
+                    self._batches.arenas.drop(holder.id)
 
     async def _tell(
         self, publications: Sequence[Publication | BatchPublication], cost: Cost, timeout: float

@@ -13,9 +13,8 @@ from skipper.torchstore.clients.remote import DEFAULT_TIMEOUT_S, RemoteStore
 from skipper.torchstore.controller.actor import StoreController
 from skipper.torchstore.errors import StoreNotInitializedError
 from skipper.torchstore.protocol.messages import StaleClientError
-from skipper.torchstore.support.calls import ask
 from skipper.torchstore.support.coroutines import public
-from skipper.torchstore.support.deadlines import check_timeout
+from skipper.torchstore.support.deadlines import ask, check_timeout
 from skipper.torchstore.support.metrics import log_of
 from skipper.torchstore.support.process import this_process
 from skipper.torchstore.support.records import SyncRecord
@@ -91,13 +90,6 @@ async def run(
     **kwargs: P.kwargs,
 ) -> T:
     """Do something with this process' client; with a new one if its store is of an earlier `initialize`.
-
-    Args:
-        store_name: Which store.
-        timeout: In seconds, for the client to be made.
-        operation: Called with the client and the other arguments.
-        *args: For ``operation``.
-        **kwargs: For ``operation``.
 
     Raises:
         TypeError: The timeout is no number, or the store's name no string.

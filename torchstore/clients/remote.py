@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Lock
 from typing import Any, NoReturn, TypeVar
 
 from skipper.control import ControlError, Future, SupervisionError
@@ -16,8 +17,7 @@ from skipper.dataplane import RDMABuffer
 from skipper.dataplane.errors import BufferDroppedError, DataplaneError, OwnerDiedError, TransferTimeoutError
 from skipper.torchstore.algebra.copies import place
 from skipper.torchstore.algebra.manifest import Binding
-from skipper.torchstore.clients.controller_link import Call, ControllerLink
-from skipper.torchstore.clients.held_leases import leases_of
+from skipper.torchstore.clients.controller_link import Call, ControllerLink, leases_of
 from skipper.torchstore.errors import (
     PublisherLostError,
     SourceChangedError,
@@ -28,19 +28,20 @@ from skipper.torchstore.errors import (
 from skipper.torchstore.peers.shm_value_board import open_answer
 from skipper.torchstore.protocol.batches import BatchGrant, BatchPublication
 from skipper.torchstore.protocol.messages import (
+    UNNUMBERED,
     Controller,
     Grant,
     Publication,
     Published,
+    RequestNumber,
     Retired,
     Selector,
     Share,
     StoreInfo,
     Wanted,
 )
-from skipper.torchstore.support.calls import ask
+from skipper.torchstore.support.deadlines import ask
 from skipper.torchstore.support.process import ProcessId, this_process
-from skipper.torchstore.support.request_numbers import UNNUMBERED, RequestNumber, RequestNumbers
 
 T = TypeVar("T")
 
@@ -48,6 +49,29 @@ DEFAULT_TIMEOUT_S = 60.0
 """How long an operation may take when nobody says otherwise."""
 
 _GRACE_S = 5.0  # the controller's own deadline gives the better message: let it be first
+
+
+class RequestNumbers:
+    """The requests of one client that are under way; each is done once, however often it is sent. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._last = 0
+        self._waiting: dict[int, None] = {}  # the oldest first
+
+    @contextmanager
+    def next(self) -> Iterator[RequestNumber]:
+        """A request that is under way for as long as the block."""
+        with self._lock:
+            self._last += 1
+            number = self._last
+            self._waiting[number] = None
+            request = (number, next(iter(self._waiting)))
+        try:
+            yield request
+        finally:
+            with self._lock:
+                del self._waiting[number]
 
 
 @dataclass(slots=True)
@@ -82,10 +106,8 @@ class RemoteStore:
     def ask(self, call: Call[T], timeout: float, *, grants: bool = False) -> Awaitable[T]:
         """The controller's answer.
 
-        Args:
-            call: Sends a message to it; again, if the controller has died and another one is there.
-            timeout: In seconds.
-            grants: Whether the answer may be a lease.
+        ``call`` sends the message; again, if the controller has died and another one is there. ``grants``: the answer
+        may be a lease.
 
         Raises:
             StoreError: What the endpoint raised.
@@ -311,12 +333,8 @@ def explain_transfer(
 ) -> NoReturn:
     """Say what a failed read means: the one place where dataplane's errors become the store's.
 
-    Args:
-        error: As dataplane raised it.
-        key: What was read.
-        version: Of it.
-        shares: The memory that was read from, each with the process that has it: the publisher in direct
-            mode, the volume in snapshot mode.
+    ``shares`` is the memory that was read, each with the process that has it: the publisher in direct mode, the volume
+    in snapshot mode.
 
     Raises:
         PublisherLostError: Direct mode: the owner of the memory is dead.

@@ -1,4 +1,4 @@
-"""What a reader asks for, and how a single stored value becomes that."""
+"""What callers ask for, checked, and how a single stored value becomes what was asked for."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from skipper.torchstore.clients.staging import TransferDtype, check_transfer_dty
 from skipper.torchstore.errors import DTypeMismatchError, KindMismatchError, LayoutMismatchError
 from skipper.torchstore.protocol.messages import NEWEST, Selector
 from skipper.torchstore.protocol.origin import Origin, read_publisher
+from skipper.torchstore.tensors.cells import region
 from skipper.torchstore.tensors.local_tensors import LocalTensor, check_destination, describe, describe_slice
 from skipper.torchstore.tensors.naming import NameMap
 from skipper.torchstore.tensors.values import as_bytes, load, new_tensor, open_inline, part_of
@@ -243,10 +244,6 @@ def _cut(key: str, request: ValueRequest, tensor: torch.Tensor) -> torch.Tensor:
         raise LayoutMismatchError(key, f"stored with shape {tuple(tensor.shape)}, asked for with {target.global_shape}")
     with written([request.into]), writing_mode(target.tensor):
         for piece in target.pieces:
-            here = _region(piece.local, piece.box.shape)
-            as_bytes(target.tensor)[here].copy_(as_bytes(tensor)[_region(piece.box.offsets, piece.box.shape)])
+            here = region(as_bytes(target.tensor), piece.local, piece.box.shape)
+            here.copy_(region(as_bytes(tensor), piece.box.offsets, piece.box.shape))
     return request.into
-
-
-def _region(offsets: tuple[int, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
-    return tuple(slice(start, start + size) for start, size in zip(offsets, shape, strict=True))

@@ -12,14 +12,16 @@ import torch
 from skipper import dataplane
 from skipper.torchstore.algebra.manifest import Path
 from skipper.torchstore.errors import MismatchError
-from skipper.torchstore.tensors.dense import check_dense, is_direct, why_not_dense
 from skipper.torchstore.tensors.local_tensors import (
     LocalTensor,
+    check_dense,
     describe,
+    is_direct,
     is_dtensor,
     local_of,
     memory_of,
     resolved,
+    why_not_dense,
     with_local,
 )
 from skipper.torchstore.tensors.quantize import SCALE_SUFFIX, BlockFP8, Scales, quantize, scales_of
@@ -72,11 +74,8 @@ class Staging:
     def of(self, key: str, leaves: Mapping[str, Any], dtype: TransferDtype, *, everything: bool) -> Staged:
         """Room for a state dict; the same as last time if it fits.
 
-        Args:
-            key: Under which it will be put.
-            leaves: By name.
-            dtype: What floating-point tensors become. Others keep theirs.
-            everything: Copy also what has that dtype already, so that nothing of the original is published.
+        Floating-point tensors become ``dtype``, others keep theirs. ``everything``: copy also what has that dtype
+        already, so that nothing of the original is published.
 
         Raises:
             BlockAlignmentError: A shard cuts the blocks in which it is to be quantized.

@@ -1,29 +1,34 @@
-"""Moving the bytes of a plan: the seals before and after, the proof, and what dataplane's errors mean."""
+"""Moving the bytes of a plan and proving them; from another copy where a volume is gone."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from functools import partial
+from typing import TypeVar
 
-from skipper.dataplane.errors import DataplaneError
+from skipper.dataplane.errors import DataplaneError, TransferError
+from skipper.torchstore.algebra.copies import choose
 from skipper.torchstore.algebra.manifest import Binding
-from skipper.torchstore.clients.catalog import Opened
+from skipper.torchstore.clients.catalog import Choose, Opened
 from skipper.torchstore.clients.delta_read import DeltaRead
 from skipper.torchstore.clients.remote import RemoteStore, explain_transfer
-from skipper.torchstore.errors import ChecksumError, SourceChangedError
-from skipper.torchstore.support.process import ProcessId
+from skipper.torchstore.errors import ChecksumError, SourceChangedError, StoreTimeoutError, VolumeLostError
+from skipper.torchstore.support.process import ProcessId, this_process
 from skipper.torchstore.support.records import Cost
 from skipper.torchstore.tensors.plan import Plan, PlanCache, execute
 from skipper.torchstore.tensors.quantize import Landing
 
+T = TypeVar("T")
+
+_PATIENCE = 0.5  # of the time that is left, for the first copies; then others are tried
+_ANSWER_S = 5.0  # this read takes a volume for gone that does not answer within that time
 _TELLING_BYTES = 1 << 20  # a smaller read says more about its messages than about the memory
 
 
 class Mover:
     """Runs plans for one process.
-
-    Args:
-        remote: The store.
-        plans: What is dropped when a transfer fails.
 
     Attributes:
         last_rate: Bytes per second of the last large read; 0 before.
@@ -105,3 +110,47 @@ class Mover:
 def _finish(landings: tuple[Landing, ...]) -> None:
     for landing in landings:
         landing.finish()
+
+
+class Failover:
+    """Picks copies for the readers of one process. When a volume is gone, a read goes on with another copy."""
+
+    def __init__(self, remote: RemoteStore) -> None:
+        self._remote = remote
+        self._near = {name for name, process in remote.info.processes.items() if process.is_local}
+
+    def choose(self, lost: Collection[str] = ()) -> Choose:
+        """Picks a copy that is near and not known to be lost."""
+        gone = {*self._remote.lost, *lost}
+        return partial(choose, near=self._near, lost=gone, reader=this_process().pid)
+
+    async def read(
+        self, parts: Iterable[Collection[str]], end: float, read: Callable[[Choose, float], Awaitable[T]]
+    ) -> T:
+        """Read from one copy of each part; again, from others, where a volume turns out to be gone.
+
+        ``parts`` has for each part the volumes that hold a copy; ``end`` is by `time.perf_counter`. ``read`` is called
+        with the choice of copies and the time until which it may take.
+
+        Raises:
+            VolumeLostError: No copy is left of some part.
+            StoreTimeoutError: It took too long.
+        """
+        held, lost = [set(volumes) for volumes in parts], set[str]()
+        all_answer = False
+        while True:
+            left = [volumes - self._remote.lost - lost for volumes in held]
+            has_spare = not all_answer and any(len(volumes) > 1 for volumes in left)
+            now = time.perf_counter()
+            try:
+                return await read(self.choose(lost), now + (end - now) * _PATIENCE if has_spare else end)
+            except (VolumeLostError, StoreTimeoutError, TransferError) as error:
+                if not has_spare:
+                    raise
+                asked = set[str]().union(*left)
+                patience = min(_ANSWER_S, max(end - time.perf_counter(), 0.0) * _PATIENCE)
+                silent = await self._remote.find_silent(asked, patience)
+                if not silent and not isinstance(error, StoreTimeoutError):
+                    raise
+                all_answer = not silent  # the read is only slow: it has the rest of the time
+                lost |= silent

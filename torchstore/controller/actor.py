@@ -20,9 +20,8 @@ from skipper.control.runtime.status_providers import report_table
 from skipper.dataplane import RDMABuffer
 from skipper.torchstore.algebra.copies import check_room
 from skipper.torchstore.controller.journal import Journal, JournalAddress
-from skipper.torchstore.controller.meta import describe_version
-from skipper.torchstore.controller.overview import overview
-from skipper.torchstore.controller.reading import Reading
+from skipper.torchstore.controller.meta import describe_version, overview
+from skipper.torchstore.controller.reading import PendingAnswers, Reading
 from skipper.torchstore.controller.recorder import Recorder
 from skipper.torchstore.controller.state import Command, Effects
 from skipper.torchstore.controller.succession import START_TIMEOUT_S, Succession
@@ -34,6 +33,7 @@ from skipper.torchstore.protocol.messages import (
     Grant,
     Publication,
     Published,
+    RequestNumber,
     Retired,
     Selector,
     Share,
@@ -45,10 +45,7 @@ from skipper.torchstore.protocol.messages import (
 )
 from skipper.torchstore.protocol.meta import ValueMeta
 from skipper.torchstore.protocol.strategy import TorchStoreStrategy
-from skipper.torchstore.support.pending_answers import PendingAnswers
-from skipper.torchstore.support.process import ProcessId, this_process
-from skipper.torchstore.support.process_watch import DeathNotice
-from skipper.torchstore.support.request_numbers import RequestNumber
+from skipper.torchstore.support.process import DeathNotice, ProcessId, this_process
 
 _log = logging.getLogger("skipper.torchstore")
 
@@ -61,9 +58,6 @@ class StoreController(Actor):
 
     In a store with a journal, the controller that is found by the store's name does none of that. It starts others, one
     after the other, in processes of their own (`torchstore.controller.succession`), and says which of them acts now.
-
-    Args:
-        store_name: Named in errors.
     """
 
     def __init__(self, store_name: str) -> None:
@@ -210,15 +204,6 @@ class StoreController(Actor):
         """Raise StaleClientError for a client of a store that was shut down meanwhile."""
         self._process_of(client)
 
-    @endpoint(explicit_response_port=True)
-    async def wait_for_teardown(self, port: Port[bool], client: int, timeout: float) -> None:
-        """Answer when the store that welcomed this client has been shut down."""
-
-        def attempt() -> bool | None:
-            return True if self._recorder.state.members.find(client) is None else None
-
-        self._waiting.answer(port, attempt, timeout, lambda: "rank 0 has not shut the store down")
-
     @endpoint
     async def teardown(self) -> None:
         """Forget every key, free all memory and stop the volumes."""
@@ -237,7 +222,7 @@ class StoreController(Actor):
         self._leave()
 
     def _leave(self) -> None:
-        """The store is not there any more."""
+        """Answer all waiting requests with an error, and forget the store."""
         report_table(self._part, None)
         self._waiting.dismiss_all(StoreNotInitializedError(self._store_name))
         self._watch.close()
@@ -455,7 +440,7 @@ class StoreController(Actor):
             self._waiting.wake()
 
     def _do(self, name: str, *arguments: Any) -> None:
-        """The same where nobody will ask again; later, where there is no memory to write it down now."""
+        """The same where nobody will ask again; tried later if there is no memory to write it down now."""
         try:
             self._recorder.do(Command(name, arguments))
         except JournalError as error:

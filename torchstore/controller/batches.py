@@ -10,9 +10,8 @@ from skipper.torchstore.algebra.sections import Section
 from skipper.torchstore.controller.grants import grant_all
 from skipper.torchstore.controller.history import History
 from skipper.torchstore.controller.index import Index
-from skipper.torchstore.controller.ledger import Ledger
+from skipper.torchstore.controller.ledger import Ledger, SharedArenas
 from skipper.torchstore.controller.members import KnownRecords
-from skipper.torchstore.controller.shared_arenas import SharedArenas
 from skipper.torchstore.controller.version import Contribution, Version
 from skipper.torchstore.errors import KeyNotFoundError
 from skipper.torchstore.protocol.batches import BatchGrant, BatchPublication, Columns
@@ -22,14 +21,7 @@ from skipper.torchstore.support.serial import Serial
 
 
 class Batches:
-    """Adds and leases the versions of batches.
-
-    Args:
-        index: Of the store.
-        known: The records that clients have sent.
-        ledger: Of arenas.
-        shared: Of the arenas that many values share.
-    """
+    """Adds and leases the versions of batches."""
 
     def __init__(self, index: Index, known: KnownRecords, ledger: Ledger, shared: SharedArenas) -> None:
         self._index = index

@@ -20,13 +20,6 @@ def grant_all(
 ) -> tuple[Grant, ...] | None:
     """Leases on all versions that are wanted; None while one of them has to be waited for.
 
-    Args:
-        index: Of the store.
-        wanted: By one reader.
-        reader: Its process.
-        waited_s: How long it has waited.
-        patience: How long it waits for the copy of another reader; None: not at all.
-
     Raises:
         KeyNotFoundError: There is no such thing and none in the making.
         StoreError: Its bytes are lost.

@@ -49,10 +49,7 @@ class Numbers:
 class History:
     """All versions of one key.
 
-    Args:
-        key: Named in errors.
-        keep: How many ready versions stay readable, in addition to those that are being read.
-        numbers: Of the store; None: the key is alone in it.
+    ``keep`` ready versions stay readable, in addition to those that are being read.
     """
 
     def __init__(self, key: str, *, keep: int = 1, numbers: Numbers | None = None) -> None:
@@ -86,9 +83,7 @@ class History:
     def contribute(self, new: Contribution, number: int | None) -> Version:
         """Add one rank's share to a version; the version becomes ready if nothing is missing any more.
 
-        Args:
-            new: The contribution.
-            number: The version, or None: that of the step which the share belongs to.
+        Without a ``number`` it is the version of the step that the share belongs to.
 
         Returns:
             The version; where the share is a replica of one that is gone, an empty one of its number.
@@ -277,7 +272,7 @@ class History:
         )
 
     def waits_for(self) -> str:
-        """What the next version is waited for, for people."""
+        """What the next version waits for, as a text."""
         if self.staging:
             return str(self.staging[max(self.staging)].incomplete())
         why = self.steps.given_up()

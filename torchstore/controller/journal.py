@@ -75,9 +75,7 @@ class JournalMemory:
 class Journal:
     """A journal, opened by the controller that writes it. Only one can have it open.
 
-    Args:
-        address: Where it is.
-        timeout: How many seconds a controller before this one may take to be gone.
+    A controller before this one may take ``timeout`` seconds to be gone.
 
     Raises:
         JournalError: It is not there, or still written by another.
@@ -198,7 +196,7 @@ class Journal:
             data, at = data[written:], at + written
 
     def close(self) -> None:
-        """Let another controller write it; idempotent."""
+        """Close it, so that another controller can write it; idempotent."""
         while self._files:
             os.close(self._files.pop())
 

@@ -17,11 +17,7 @@ _REMEMBERED = 4096
 
 
 class Members:
-    """The clients of one store, by number. A number is shorter than the identity of a process.
-
-    Args:
-        store_name: Named in errors.
-    """
+    """The clients of one store, by number. A number is shorter than the identity of a process."""
 
     def __init__(self, store_name: str) -> None:
         self._store_name = store_name

@@ -1,25 +1,22 @@
-"""What the publishers of a version have said of it, summed up for readers."""
+"""What a store holds: of one version for readers, of all keys as a table for people."""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
+from skipper.control.runtime.status_providers import MAX_ROWS, Entry, Table
 from skipper.torchstore.algebra.manifest import Manifest, Mode
+from skipper.torchstore.controller.history import History
+from skipper.torchstore.controller.index import Index
 from skipper.torchstore.controller.version import Version
 from skipper.torchstore.protocol.meta import TensorMeta, ValueMeta
 from skipper.torchstore.tensors.values import open_inline
 
 
 def describe_version(key: str, version: Version, versions: tuple[int, ...], item: str) -> ValueMeta:
-    """Sum up what the publishers of a version have said of it.
-
-    Args:
-        key: As it was asked for.
-        version: A ready one.
-        versions: All readable ones of the key.
-        item: The entry that ``key`` means inside a state dict; "" for the whole.
-    """
+    """Sum up what the publishers of a version have said of it."""
     tensors: dict[str, TensorMeta] = {}
     objects: dict[str, None] = {}
     first, *_ = contributions = list(version.contributions.values())
@@ -50,3 +47,37 @@ def _tensors(manifest: Manifest, item: str) -> Iterator[tuple[str, TensorMeta]]:
     for name, stored in manifest.tensors.items():
         if not stored.pickled and (not item or name == item):
             yield ("" if item else name), TensorMeta(stored.dtype, stored.global_shape)
+
+
+_COLUMNS = ("key", "versions", "in the making", "retired, still read", "readers")
+_MAX_LISTED = 8
+
+
+def overview(store_name: str, index: Index) -> Table:
+    """What a store has at this moment, the keys first that changed last.
+
+    From any thread: the controller goes on meanwhile, so rows may be of slightly different moments.
+    """
+    histories = index.histories()
+    shown = heapq.nlargest(MAX_ROWS, histories, key=_changed)
+    rows = [_row(history) for history in shown]
+    return Table(f"Store {store_name}", _COLUMNS, rows, len(histories) - len(rows))
+
+
+def _changed(history: History) -> int:
+    return max((version.ready_as for version in list(history.ready.values())), default=0)
+
+
+def _row(history: History) -> tuple[Entry, ...]:
+    ready, staging, draining = sorted(history.ready.items()), list(history.staging), list(history.draining)
+    numbers = [str(number) + _remark(version.closed, version.lost is not None) for number, version in ready]
+    listed = ", ".join(numbers[-_MAX_LISTED:])
+    if len(numbers) > _MAX_LISTED:
+        listed = f"{len(numbers) - _MAX_LISTED} older, {listed}"
+    readers = sum(len(version.leases) for version in [*(version for _, version in ready), *draining])
+    making = ", ".join(map(str, sorted(staging)))
+    return history.key, listed or None, making or None, len(draining), readers
+
+
+def _remark(is_closed: bool, is_lost: bool) -> str:
+    return " (lost)" if is_lost else " (taken back)" if is_closed else ""

@@ -89,7 +89,7 @@ class PeerReadScheduler:
         Args:
             lease: Its lease, still to be ended.
             share: Its copy, if it offers it.
-            failed: It could not read the copy that it was sent to: nobody else shall.
+            failed: It could not read the copy that it was sent to, so nobody else is sent there.
         """
         for group in self._groups.values():
             for offer in group.offers:
@@ -127,9 +127,7 @@ class PeerReadScheduler:
 class Patience:
     """How long one reader waits for a copy: a reader that is stuck must not hold up the others of its group.
 
-    Args:
-        seconds: From the first time that it has to wait.
-        wake: Called, in the event loop, when they are over.
+    They count from the first time that the reader has to wait; ``wake`` is called in the event loop when they are over.
     """
 
     def __init__(self, seconds: float, wake: Callable[[], None]) -> None:

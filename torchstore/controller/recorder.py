@@ -20,9 +20,6 @@ _log = logging.getLogger("skipper.torchstore")
 class Recorder:
     """Changes the state of one store.
 
-    Args:
-        store_name: Named in errors.
-
     Attributes:
         state: To be looked at; commands change it.
     """
@@ -95,10 +92,7 @@ class Recorder:
     def attempt(self, command: Command, is_change: Callable[[Any], bool], **untold: Any) -> Any:
         """The same for a command that may change nothing. It is written down only if its outcome ``is_change``.
 
-        Args:
-            command: Done with ``untold`` as well, which has no part in what it changes.
-            is_change: Whether anything can have changed, by what the command returns.
-            untold: Keyword arguments.
+        ``untold`` are more keyword arguments, which have no part in what the command changes.
 
         Raises:
             StoreError: What the command raises.

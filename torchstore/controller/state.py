@@ -7,6 +7,7 @@ What a command means for others, memory of volumes that is to be freed, is only 
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -14,15 +15,13 @@ from typing import Any, NamedTuple
 
 from skipper.control import ProcMesh
 from skipper.torchstore.algebra.manifest import WHOLE
-from skipper.torchstore.controller.answers import Answers
 from skipper.torchstore.controller.batches import Batches
 from skipper.torchstore.controller.grants import grant_all
 from skipper.torchstore.controller.history import History
 from skipper.torchstore.controller.index import Index
-from skipper.torchstore.controller.ledger import Ledger
+from skipper.torchstore.controller.ledger import Ledger, SharedArenas
 from skipper.torchstore.controller.members import KnownRecords, Members
 from skipper.torchstore.controller.peer_read_scheduler import Patience
-from skipper.torchstore.controller.shared_arenas import SharedArenas
 from skipper.torchstore.controller.version import Contribution
 from skipper.torchstore.errors import StoreError
 from skipper.torchstore.protocol.batches import BatchGrant, BatchPublication
@@ -30,6 +29,53 @@ from skipper.torchstore.protocol.messages import ArenaFreedError, Grant, Publica
 from skipper.torchstore.protocol.origin import ALONE
 from skipper.torchstore.support.lru_cache import LRUCache
 from skipper.torchstore.support.process import ProcessId
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedAnswer:
+    """What a request came to: a value, or an error."""
+
+    outcome: Any
+
+    def open(self) -> Any:
+        """The value.
+
+        Raises:
+            StoreError: The request was refused.
+        """
+        if isinstance(self.outcome, StoreError):
+            raise copy.copy(self.outcome)
+        return self.outcome
+
+
+class Answers:
+    """The answers that clients may not have heard yet, by the clients' numbers of their requests."""
+
+    def __init__(self) -> None:
+        self._answers: dict[int, dict[int, RecordedAnswer]] = {}
+
+    def find(self, client: int, request: int) -> RecordedAnswer | None:
+        """What this request was answered, if it was."""
+        return self._answers.get(client, {}).get(request)
+
+    def put(self, client: int, request: int, oldest: int, outcome: Any) -> RecordedAnswer:
+        """Remember an answer, and forget those before the client's ``oldest`` request that it still waits for."""
+        answers = self._answers.setdefault(client, {})
+        for number in [number for number in answers if number < oldest]:
+            del answers[number]
+        if isinstance(outcome, StoreError):  # its frames hold all that was asked for
+            outcome.__traceback__ = outcome.__context__ = outcome.__cause__ = None
+        answers[request] = RecordedAnswer(outcome)
+        return answers[request]
+
+    def forget(self, client: int) -> None:
+        """Nobody will ask again."""
+        self._answers.pop(client, None)
+
+    def clear(self) -> None:
+        """The store is shut down."""
+        self._answers.clear()
+
 
 _DEAD = 256
 
@@ -74,18 +120,15 @@ class Effects:
 class StoreState:
     """What one store's controller knows.
 
-    Args:
-        store_name: Named in errors.
-
     Attributes:
         on_change: Called after whatever may have changed what is to be read under a key. Not part of the state.
     """
 
     def __init__(self, store_name: str) -> None:
-        self._ledger = Ledger(self._free, self._is_member)
+        self.members = Members(store_name)
+        self._ledger = Ledger(self._free, self.members.holds)
         self._shared = SharedArenas(self._ledger, self._cut)
         self.index = Index(self._shared.idle, self._shared.gone, self._changed)
-        self.members = Members(store_name)
         self.homes: dict[ProcessId, ProcMesh] = {}
         self._known = KnownRecords()
         self._batches = Batches(self.index, self._known, self._ledger, self._shared)
@@ -248,7 +291,7 @@ class StoreState:
     def grant(
         self, client: int, wanted: tuple[Wanted, ...], waited_s: float = 0.0, patience: Patience | None = None
     ) -> tuple[Grant, ...] | None:
-        """See `granting.grant_all`."""
+        """See `grants.grant_all`."""
         return grant_all(self.index, wanted, self.members.process_of(client), waited_s, patience)
 
     def grant_values(self, client: int, keys: tuple[str, ...], waited_s: float = 0.0) -> BatchGrant | None:
@@ -287,7 +330,7 @@ class StoreState:
             history.withdraw(process)
 
     def withdraw_all(self) -> None:
-        """Nobody begins to read a copy that was offered before: its reader may have taken it back unheard."""
+        """Let nobody begin to read a copy that was offered before: its reader's message to take it back may be lost."""
         for history in self.index.histories():
             history.withdraw_all()
 
@@ -319,9 +362,6 @@ class StoreState:
 
     def _cut(self, volume: str, stretches: tuple[str, ...]) -> None:
         self._noted().freed.setdefault(volume, []).extend(stretches)
-
-    def _is_member(self, process: ProcessId) -> bool:
-        return self.members.holds(process)
 
     def _changed(self, history: History) -> None:
         self.on_change(history)

@@ -118,11 +118,7 @@ class _Group:
 
 
 class Steps:
-    """The steps of all groups that publish one key.
-
-    Args:
-        key: Named in errors.
-    """
+    """The steps of all groups that publish one key."""
 
     def __init__(self, key: str) -> None:
         self._key = key
@@ -135,12 +131,6 @@ class Steps:
 
     def place(self, turn: Turn, writer: ProcessId, version: int | None, newest: int) -> Step:
         """The step that a share belongs to; a new one if it is the first of its step.
-
-        Args:
-            turn: Of the share.
-            writer: Who has put it.
-            version: The number that the caller gives to the version; None: as the order of the puts says.
-            newest: The highest number of a version so far.
 
         Raises:
             LateShareError: The step was given up, or the rank belongs to the group no more.
@@ -250,7 +240,7 @@ class Steps:
 
 
 def name_ranks(ranks: tuple[int, ...], size: int) -> str:
-    """Some ranks of a group, for people."""
+    """Some ranks of a group, as a text."""
     shown = ", ".join(map(str, ranks[:_SHOWN]))
     more = f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else ""
     return f"rank {shown}{more} of {size}"

@@ -25,7 +25,7 @@ from skipper.torchstore.controller.journal import JournalMemory
 from skipper.torchstore.controller.volumes import Volumes
 from skipper.torchstore.errors import ControllerLostError, StoreError, StoreNotInitializedError, StoreTimeoutError
 from skipper.torchstore.protocol.messages import Controller, StoreInfo, StoreSettings, Successor
-from skipper.torchstore.support.calls import ask
+from skipper.torchstore.support.deadlines import ask
 from skipper.torchstore.support.process import ProcessId
 
 _log = logging.getLogger("skipper.torchstore")
@@ -64,13 +64,6 @@ class _Candidate:
 
 class Succession:
     """The controllers of one store. The async actor that has it passes failures on.
-
-    Args:
-        actor_class: That of the controllers. It is started with the store's name.
-        store_name: Names their processes.
-        volumes: Of the store.
-        settings: Of the store.
-        lives: Numbers its controllers, above those of the stores of this name before it.
 
     Raises:
         JournalError: There is no memory for the journal.
@@ -142,7 +135,7 @@ class Succession:
                 return replace(info, successor=successor)
 
     def supervise(self, failure: MeshFailure) -> None:
-        """Put the spare controller in the place of one that has failed. Other failures are none of this."""
+        """Put the spare controller in the place of one that has failed; ignore failures of other actors."""
         message = failure.root_cause().message
         if failure.mesh_name == self._acting.name:
             self._lose(self._acting, message)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from skipper.torchstore.algebra.agreement import disagreement
-from skipper.torchstore.algebra.layout import uncovered
-from skipper.torchstore.algebra.manifest import WHOLE, Binding, Digests, Manifest, MeshPosition
+from skipper.torchstore.algebra.layout import Ints, uncovered
+from skipper.torchstore.algebra.manifest import WHOLE, Binding, Digests, Manifest, MeshPosition, TensorItem
 from skipper.torchstore.controller.peer_read_scheduler import PeerReadScheduler
 from skipper.torchstore.controller.steps import Step, name_ranks
-from skipper.torchstore.errors import PartiallyPublishedError, ReplicaMismatchError, ShareMismatchError, StoreError
+from skipper.torchstore.errors import (
+    PartiallyPublishedError,
+    ReplicaMismatchError,
+    ShareDTypeMismatchError,
+    ShareLayoutMismatchError,
+    ShareMismatchError,
+    StoreError,
+)
 from skipper.torchstore.protocol.messages import Change, Publication
 from skipper.torchstore.protocol.origin import ALONE, Turn
 from skipper.torchstore.support.lru_cache import LRUCache
@@ -257,3 +263,59 @@ def _holes(manifests: tuple[Manifest, ...]) -> tuple[str, ...]:
 def lives_in(version: Version, process: ProcessId) -> bool:
     """Whether bytes of the version lie in this process' own memory (direct mode)."""
     return any(writer == process and binding.mode == "direct" for writer, binding in version.bindings())
+
+
+_SHOWN = 8
+
+_UNEVEN = (
+    "; for uneven shards give DTensor.from_local the whole shape= and stride=, since it takes the local shape times "
+    "the number of ranks for the whole"
+)
+
+
+def disagreement(key: str, shares: Mapping[int, Manifest], newest: int, *, more: bool) -> ShareMismatchError | None:
+    """The error that names who differs in the first tensor that ranks disagree about.
+
+    Returns:
+        None where they agree about all tensors, or where it is for the next share to tell.
+    """
+    for name in dict.fromkeys(name for manifest in shares.values() for name in manifest.tensors):
+        said: dict[tuple[str, Ints], list[int]] = {}
+        for rank, manifest in sorted(shares.items()):
+            item = manifest.tensors.get(name)
+            if item is not None:
+                said.setdefault((item.dtype, item.global_shape), []).append(rank)
+        if len(said) < 2:
+            continue
+        groups = sorted(said.items(), key=lambda group: (-len(group[1]), newest in group[1]))
+        (wanted, many), *others = groups
+        undecided = len(many) == len(others[0][1])
+        if undecided and more:
+            return None
+        odd, few = next((group for group in others if newest in group[1]), others[-1])
+        sharded = any(_is_part(shares[rank].tensors[name]) for rank in (*many, *few))
+        dtypes = odd[0] != wanted[0]
+        kind = ShareDTypeMismatchError if dtypes else ShareLayoutMismatchError
+        advice = _UNEVEN if sharded and not dtypes else ""
+        return kind(
+            f"{key}/{name}" if name else key,
+            f"{_ranks(few)} put {_described(odd)} and not {_described(wanted)} as {_ranks(many)} did{advice}",
+            tuple(few),
+            tuple(many),
+        )
+    return None
+
+
+def _is_part(item: TensorItem) -> bool:
+    return any(piece.box.shape != item.global_shape for piece in item.pieces)
+
+
+def _described(said: tuple[str, Ints]) -> str:
+    return f"{said[0].removeprefix('torch.')}{list(said[1])}"
+
+
+def _ranks(ranks: list[int]) -> str:
+    shown = [str(rank) for rank in ranks[:_SHOWN]]
+    if len(ranks) > _SHOWN:
+        shown.append(f"{len(ranks) - _SHOWN} more")
+    return f"rank {shown[0]}" if len(shown) == 1 else f"ranks {', '.join(shown[:-1])} and {shown[-1]}"

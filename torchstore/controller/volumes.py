@@ -96,5 +96,5 @@ class Volumes:
 
 
 async def _stopped(mesh: ActorMesh[Any] | ProcMesh) -> None:
-    with suppress(SupervisionError):  # it was dead already, which is as good
+    with suppress(SupervisionError):  # it was dead already
         await mesh.stop()

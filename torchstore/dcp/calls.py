@@ -20,14 +20,10 @@ T = TypeVar("T")
 
 
 class BlockingStore:
-    """One store, whose operations are run to their end in whatever thread asks.
+    """One store for blocking calls, from any thread.
 
-    It belongs to whoever made it: an actor's code that makes one may hand it to threads of its own, as
+    It runs in the context in which it was made: an actor may hand it to threads of its own, as
     `torch.distributed.checkpoint.async_save` does.
-
-    Args:
-        store_name: Which store.
-        timeout: Of each operation, in seconds.
     """
 
     def __init__(self, store_name: str, timeout: float) -> None:
@@ -52,7 +48,7 @@ class BlockingStore:
         return self.run(lambda own: own.reserve(key, timeout=self.timeout))
 
     def release_soon(self, pinned: PinnedVersion) -> None:
-        """Let go of a version; for finalisers, which may run in any thread, in the midst of anything."""
+        """Release a version later; for finalisers, which may run in any thread at any moment."""
         self._context.copy().run(run_soon, pinned.release)
 
 
@@ -61,11 +57,6 @@ class Keyed:
 
     Attributes:
         key: In the store.
-
-    Args:
-        key: In the store.
-        store_name: Which store.
-        timeout: Of each operation on the store, in seconds.
 
     Raises:
         TypeError: One of these is of another type.

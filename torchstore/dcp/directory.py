@@ -1,7 +1,7 @@
 """From the store to a directory and back, in the file format of `torch.distributed.checkpoint`.
 
-Both run on every rank of a process group, or in one process alone: the parts of the checkpoint are dealt out among the
-ranks, whatever mesh has put them, and each rank moves its own.
+Both run on every rank of a process group, or in one process alone. The ranks share the parts of the checkpoint among
+them, whatever mesh has put them, and each moves its own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -46,7 +46,8 @@ from skipper.torchstore.clients.registry import DEFAULT_STORE_NAME
 from skipper.torchstore.clients.remote import DEFAULT_TIMEOUT_S
 from skipper.torchstore.clients.requests import VersionSelector
 from skipper.torchstore.dcp.calls import BlockingStore, key_of
-from skipper.torchstore.dcp.records import Steps, boxes_of, encode, nbytes_of, part_of, paths_of
+from skipper.torchstore.dcp.records import Steps, boxes_of, encode, nbytes_of, part_of, paths_of, written_nbytes
+from skipper.torchstore.dcp.writer import RankShare
 from skipper.torchstore.errors import StoreError
 from skipper.torchstore.tensors.state_dict import Flattened, steps_of
 
@@ -158,7 +159,7 @@ def load_from_directory(
 
 
 class _SavePlanner(SavePlanner):
-    """Has the writer of another storage write what lies in the store."""
+    """Lets torch's own writer write what lies in the store."""
 
     def __init__(self, store: BlockingStore, key: str, version: VersionSelector) -> None:
         self._store = store
@@ -185,19 +186,19 @@ class _SavePlanner(SavePlanner):
         """The state dict is the one in the store."""
 
     def create_local_plan(self) -> SavePlan:
-        """Which version this rank has found; the coordinator deals out its parts."""
+        """Say which version this rank has found; the coordinator shares its parts out."""
         self._pinned = self._pin(self._version)
         return SavePlan([], planner_data=self.pinned.version)
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Deal the newest version that a rank has found out among all."""
+        """Share the newest version that any rank has found out to all ranks."""
         newest = max(plan.planner_data for plan in all_plans)
         self._hold(newest)
         pinned = self.pinned
-        items = [_write_item(name, _properties(tensor.dtype), tensor.shape, box.offsets, box.shape)
+        items = [_write_item(name, TensorProperties(dtype=tensor.dtype), tensor.shape, box.offsets, box.shape)
                  for name, tensor in pinned.tensors().items() for box in boxes_of(tensor)]  # fmt: skip
         items += [WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO) for name in pinned.objects()]
-        dealt = _deal(items, [_weight(item) for item in items], len(all_plans))
+        dealt = _deal(items, [written_nbytes(item) for item in items], len(all_plans))
         plans, metadata = create_default_global_save_plan([SavePlan(mine, planner_data=newest) for mine in dealt])
         steps = {name: steps_of(path) for name, path in pinned.paths().items() if name in metadata.state_dict_metadata}
         return plans, replace(metadata, planner_data=steps)
@@ -228,23 +229,14 @@ class _SavePlanner(SavePlanner):
         return self._store.pin(self._key, version)
 
 
-@dataclass(frozen=True, slots=True)
-class _Share:
-    """Which version a rank puts, and which of how many parts of it."""
-
-    version: int
-    index: int
-    count: int
-
-
 class _LoadPlanner(LoadPlanner):
-    """Collects what a rank reads of another storage, to be put into the store.
+    """Collects what torch's own reader has read on a rank, to be put into the store.
 
     Attributes:
         share: What this rank puts; there after the plan is finished.
     """
 
-    share: _Share
+    share: RankShare
 
     def __init__(self, store: BlockingStore, key: str, version: int | None) -> None:
         self._store = store
@@ -259,11 +251,11 @@ class _LoadPlanner(LoadPlanner):
         self._metadata = metadata
 
     def create_local_plan(self) -> LoadPlan:
-        """Nothing: the coordinator deals out what there is."""
+        """An empty plan: the coordinator shares out what there is."""
         return LoadPlan([])
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """Deal the checkpoint's parts out among the ranks, and reserve the version that they put."""
+        """Share the checkpoint's parts out to the ranks, and reserve the version that they put."""
         items, weights = [], []
         for name, entry in self._described().state_dict_metadata.items():
             if not isinstance(entry, TensorStorageMetadata):
@@ -277,7 +269,7 @@ class _LoadPlanner(LoadPlanner):
         if version is None:
             version = self._store.reserve(self._key)
         dealt = _deal(items, weights, len(global_plan))
-        return [LoadPlan(mine, planner_data=_Share(version, rank, len(dealt))) for rank, mine in enumerate(dealt)]
+        return [LoadPlan(mine, planner_data=RankShare(version, rank, len(dealt))) for rank, mine in enumerate(dealt)]
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
         """Know what this rank puts."""
@@ -326,23 +318,14 @@ def _write_item(
     return WriteItem(MetadataIndex(name, offsets), WriteItemType.SHARD, tensor_data=data)
 
 
-def _properties(dtype: torch.dtype) -> TensorProperties:
-    return TensorProperties(dtype=dtype)
-
-
 def _read_item(name: str, kind: LoadItemType, offsets: Sequence[int], shape: Sequence[int]) -> ReadItem:
     index = MetadataIndex(name, offsets if kind == LoadItemType.TENSOR else None)
     zeros = torch.Size((0,) * len(shape))
     return ReadItem(kind, index, zeros, index, zeros, torch.Size(shape))
 
 
-def _weight(item: WriteItem) -> int:
-    data = item.tensor_data
-    return 0 if data is None else nbytes_of(data.chunk.sizes, data.properties.dtype)
-
-
 def _deal(items: Sequence[Item], weights: Sequence[int], count: int) -> list[list[Item]]:
-    """Items among ranks, so that all have about the same weight: the heaviest first, each to who has least."""
+    """Share items out to ranks of about equal weight: the heaviest item first, each to the rank that has least."""
     hands: list[list[Item]] = [[] for _ in range(count)]
     load = [(0, 0)] * count  # bytes, then how many
     for at in sorted(range(len(items)), key=lambda at: -weights[at]):
@@ -354,10 +337,10 @@ def _deal(items: Sequence[Item], weights: Sequence[int], count: int) -> list[lis
 
 @contextmanager
 def _by_name() -> Iterator[None]:
-    """Raise the store's error that has ended a checkpoint, of whichever rank, by itself.
+    """Raise the store's own error where one, of any rank, has ended a checkpoint.
 
-    And without torch's warnings that there is no process group, and that an earlier checkpoint in the directory is
-    replaced: both are what is asked for.
+    Torch's warnings that there is no process group, and that an earlier checkpoint is replaced, are hidden: both are
+    meant.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")

@@ -27,8 +27,8 @@ class _Found:
 
     Attributes:
         version: Its number.
-        lease: By which it does.
-        is_shared: Other ranks read what is held by it.
+        lease: The lease that holds it.
+        is_shared: Whether other ranks rely on the same lease.
     """
 
     version: int
@@ -42,10 +42,10 @@ class StoreReader(Keyed, StorageReader):
     Each rank reads the blocks that its planner asks for, with their exact bytes, straight into the tensors that are
     loaded. All ranks read one version, which stays as it is until they have, whatever is saved meanwhile.
 
-    From the moment that its metadata is read a version is held; when the data has been read it is let go. Where ranks
-    have found different versions, because one was saved meanwhile, a rank that has found the newest holds it for the
-    others until its reader is closed, reset or gone: when ``load`` returns, all ranks have read. Whoever calls the
-    methods by hand closes the reader, or uses it as a context manager.
+    A reader holds the version from `read_metadata` until its data has been read. If ranks find different versions,
+    because one was saved meanwhile, a rank with the newest holds it for the others until its reader is closed, reset or
+    gone. When ``load`` returns, all ranks have read. If you call the methods by hand, close the reader or use it as a
+    context manager.
 
     Args:
         key: As it was saved; a ``checkpoint_id`` given to ``load`` is another one.
@@ -65,7 +65,7 @@ class StoreReader(Keyed, StorageReader):
         super().__init__(key, store_name, timeout)
         self._version = version
         self._pinned: PinnedVersion | None = None
-        self._is_shared = False  # other ranks read what this one holds, and come later
+        self._is_shared = False  # other ranks still need the version that this one holds
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin to read anew, from another key if there is one."""
@@ -79,15 +79,15 @@ class StoreReader(Keyed, StorageReader):
         self.close()
 
     def close(self) -> None:
-        """Let go of the version that is held, if one is; again is free."""
+        """Let go of the version that is held, if one is; idempotent."""
         self._is_shared = False
         pinned, self._pinned = self._pinned, None
         if pinned is not None:
             pinned.release()
 
     def __del__(self) -> None:
-        # By `torch.distributed.checkpoint.load` nobody closes: it may have failed before anything was read, or other
-        # ranks have read what this one has held for them. Here nothing may be sent, in whatever thread this is.
+        # `torch.distributed.checkpoint.load` closes no reader: it may have failed before the read, or this rank has
+        # held the version for others. A finaliser may run in any thread, so it sends nothing by itself.
         pinned = getattr(self, "_pinned", None)
         if pinned is not None:
             self._store.release_soon(pinned)
@@ -102,7 +102,7 @@ class StoreReader(Keyed, StorageReader):
         return metadata_of(self._pin(self._version))
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **options: Any) -> None:
-        """Nothing is left to be done."""
+        """Do nothing: `read_metadata` has done all of it."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Say which version this rank has planned for."""

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from torch.distributed.checkpoint.planner import WriteItem
 
 from skipper.torchstore.algebra.layout import Box, Ints, Piece
 from skipper.torchstore.algebra.manifest import Path
@@ -29,12 +30,7 @@ Steps = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where a checkpoint lies: the ``storage_data`` of its metadata.
-
-    Attributes:
-        key: In the store.
-        version: Of that key.
-    """
+    """Where a checkpoint lies: the ``storage_data`` of its metadata."""
 
     key: str
     version: int
@@ -42,13 +38,13 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class EncodedObject:
-    """An entry that is no tensor, as a planner has encoded it that does so in its own way."""
+    """An entry that is no tensor, in the encoding of a planner that has its own."""
 
     data: bytes
 
 
 def metadata_of(pinned: PinnedVersion) -> Metadata:
-    """Describe a stored version, whoever has put it."""
+    """Describe a stored version, of `StoreWriter` or of `put_state_dict`."""
     described: dict[str, Any] = {
         name: TensorStorageMetadata(TensorProperties(dtype=tensor.dtype), torch.Size(tensor.shape), _chunks(tensor))
         for name, tensor in pinned.tensors().items()
@@ -59,7 +55,7 @@ def metadata_of(pinned: PinnedVersion) -> Metadata:
 
 
 def boxes_of(tensor: StoredTensor) -> tuple[Box, ...]:
-    """The parts of a tensor; one without elements has one part without elements."""
+    """The parts of a tensor: an empty part where it has no elements."""
     return tensor.boxes or (Box.whole(tensor.shape),)
 
 
@@ -68,7 +64,7 @@ def _chunks(tensor: StoredTensor) -> list[ChunkStorageMetadata]:
 
 
 def paths_of(names: Sequence[str], steps: Mapping[str, Steps] | None) -> dict[str, Path]:
-    """How names lead back into the nested state dict, as a planner has flattened it; one that has not, has no nests."""
+    """How names lead back into the nested state dict, as a planner flattened it; else nothing is nested."""
     return {name: path_of((steps or {}).get(name, (name,))) for name in names}
 
 
@@ -77,11 +73,7 @@ def part_of(
 ) -> LocalTensor:
     """The chunks that one rank has of a tensor, as what the store calls a local tensor.
 
-    Args:
-        name: Of the tensor; named in errors.
-        dtype: Of the tensor.
-        global_shape: Of the whole tensor.
-        chunks: Offsets and elements of each; they do not overlap.
+    ``chunks`` has the offsets and elements of each chunk; they do not overlap.
 
     Raises:
         KindMismatchError: A chunk has another dtype, or another number of dims, than the tensor.
@@ -125,7 +117,7 @@ def _beside_each_other(whole: Ints, chunks: Sequence[tuple[Ints, torch.Tensor]])
 
 
 def encode(value: Any) -> io.BytesIO:
-    """An entry that is no tensor as planners want to be given it."""
+    """An entry that is no tensor, as the stream that planners take."""
     if isinstance(value, EncodedObject):
         return io.BytesIO(value.data)
     stream = io.BytesIO()
@@ -137,3 +129,9 @@ def encode(value: Any) -> io.BytesIO:
 def nbytes_of(shape: Sequence[int], dtype: torch.dtype) -> int:
     """Bytes of a dense tensor."""
     return prod(shape) * dtype.itemsize
+
+
+def written_nbytes(item: WriteItem) -> int:
+    """Bytes of a tensor's chunk; objects are counted as none, since they travel along."""
+    data = item.tensor_data
+    return 0 if data is None else nbytes_of(data.chunk.sizes, data.properties.dtype)

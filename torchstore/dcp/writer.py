@@ -20,19 +20,13 @@ from skipper.torchstore.clients.registry import DEFAULT_STORE_NAME
 from skipper.torchstore.clients.remote import DEFAULT_TIMEOUT_S
 from skipper.torchstore.clients.requests import check_keep
 from skipper.torchstore.dcp.calls import Keyed
-from skipper.torchstore.dcp.records import EncodedObject, Stored, nbytes_of, part_of, paths_of
+from skipper.torchstore.dcp.records import EncodedObject, Stored, part_of, paths_of, written_nbytes
 from skipper.torchstore.tensors.state_dict import Flattened
 
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """One rank's part in a save, as the coordinator has said it.
-
-    Attributes:
-        version: That all ranks put.
-        index: Of this rank among them.
-        count: How many they are.
-    """
+    """One rank's part in a save: the version that all ranks put, and which of how many parts of it."""
 
     version: int
     index: int
@@ -127,7 +121,7 @@ class StoreWriter(Keyed, StorageWriter):
         )
         written: Future[list[WriteResult]] = Future()
         where = Stored(self.key, version)
-        written.set_result([WriteResult(item.index, _nbytes(item), where) for item in plan.items])
+        written.set_result([WriteResult(item.index, written_nbytes(item), where) for item in plan.items])
         return written
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -163,7 +157,7 @@ def _collect(items: Sequence[WriteItem], planner: SavePlanner) -> Flattened:
 
 
 def _object(item: WriteItem, planner: SavePlanner) -> Any:
-    """An entry that is no tensor: itself where the planner encodes it as all do, else as it encodes it."""
+    """An entry that is no tensor: itself, or the bytes of a planner with an encoding of its own."""
     if (
         isinstance(planner, DefaultSavePlanner)
         and type(planner).transform_object is DefaultSavePlanner.transform_object
@@ -174,9 +168,3 @@ def _object(item: WriteItem, planner: SavePlanner) -> Any:
     if not isinstance(stream, io.BytesIO):
         raise TypeError(f"{type(planner).__name__} resolves {item.index.fqn!r} to a {type(stream).__name__}, not bytes")
     return EncodedObject(stream.getvalue())
-
-
-def _nbytes(item: WriteItem) -> int:
-    """Bytes of a tensor's chunk; objects are counted as none, since they travel along."""
-    data = item.tensor_data
-    return 0 if data is None else nbytes_of(data.chunk.sizes, data.properties.dtype)

@@ -41,6 +41,13 @@ CLIENTS_BITS = 32
 """Of a client's number; those above them say which of the stores of its name it belongs to."""
 
 
+RequestNumber = tuple[int, int]
+"""The number of a request, or 0; and of the oldest one of the client for which it still waits."""
+
+UNNUMBERED: RequestNumber = (0, 0)
+"""It is sent once."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
     """How a store was initialized.
@@ -66,13 +73,7 @@ Controller = ActorMesh[Any]
 
 @dataclass(frozen=True, slots=True)
 class Successor:
-    """A controller of a store with a journal, which has several, one after the other.
-
-    Attributes:
-        life: Its number, above those of the controllers before it.
-        actor: The controller itself.
-        process: In which it lives.
-    """
+    """A controller of a store with a journal; ``life`` is its number, above those of the controllers before it."""
 
     life: int
     actor: Controller
@@ -224,7 +225,7 @@ class Grant:
         peer_copy: The copy of another reader to read from, if there is one.
         place: Where the controller posts the newest inline value of the key, if it does.
         overwritten: Names in a state dict whose newest values are under keys of their own; see
-            `torchstore.controller.entries`.
+            `torchstore.controller.index`.
         singles: Grants of these, leased in the same moment.
     """
 

@@ -77,9 +77,6 @@ ALONE = Turn()
 def read_publisher(publisher: object) -> Origin | None:
     """What a caller says of itself.
 
-    Args:
-        publisher: None, an `Origin`, or (index, count).
-
     Raises:
         ValueError: It is something else, or the numbers do not fit together.
     """

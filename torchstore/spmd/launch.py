@@ -1,9 +1,9 @@
-"""How the ranks of a launcher come into one job of control: rank 0 opens it, the others find it and join.
+"""How the ranks of a launcher get into one job of control: rank 0 opens it, the others find it and join.
 
-Ranks of one host find a connection file in the user's own folder, and nothing listens on a port. Ranks of several hosts
-come to a gate, where rank 0 listens at one IP, and prove that they know a secret. Where ``torch.distributed`` is
-initialized, or torchrun's agent runs a store for its ranks, rank 0 writes there which file or which address it is: that
-is no secret, and who forges it gains nothing. Elsewhere both follow from what the launcher has told all ranks.
+Ranks of one host find a connection file in the user's own folder, and nothing listens on a port. For ranks of several
+hosts rank 0 listens at one IP, its gate, and they prove that they know a secret. If ``torch.distributed`` or torchrun's
+agent has a store, rank 0 writes the file's path or the address there; neither is a secret, and forging it gains
+nothing. Otherwise all ranks derive both from what the launcher has told them.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class OpenedJob:
     _closes: list[Callable[[], object]]
 
     def close(self) -> None:
-        """Take nobody in any more; idempotent."""
+        """Let no more ranks in; idempotent."""
         while self._closes:
             self._closes.pop()()
 
@@ -120,10 +120,10 @@ class OpenedJob:
 
 @dataclass(frozen=True, slots=True)
 class EnteredJob:
-    """How a rank has come into the job.
+    """How a rank joined the job.
 
     Attributes:
-        gate: By this gate; None: as a process of rank 0's host.
+        gate: The gate that it came through; None: it is on rank 0's host.
         run: What the ranks have in common.
         has_joined: Whether this process was in no job before.
     """
@@ -173,15 +173,7 @@ def open_job(launch: Launch, trust: Trust, store_name: str, deadline: float) -> 
 def enter_job(
     launch: Launch, trust: Trust, store_name: str, deadline: float, *, is_member: bool, gave_up: threading.Event
 ) -> EnteredJob:
-    """Come into the job of rank 0, as soon as that is open; blocks until then.
-
-    Args:
-        launch: Which rank this is.
-        trust: What it knows of the others.
-        store_name: For which store.
-        deadline: By `time.monotonic`.
-        is_member: Whether this process has come into that job before, for another store, and is still there.
-        gave_up: Set when nobody waits for this any more.
+    """Join the job of rank 0; blocks until it is open.
 
     Raises:
         StoreTimeoutError: (a `TimeoutError`) it was not open in time.
@@ -223,7 +215,7 @@ def _enter(launch: Launch, trust: Trust, found: dict[str, str], timeout: float, 
 
 
 def _derived(launch: Launch, trust: Trust, store_name: str) -> dict[str, str]:
-    """Where rank 0 is, if all know it beforehand."""
+    """Where rank 0 is, derived from what all ranks know."""
     run = launch.token(store_name)
     if not trust.means_several_hosts(launch):
         return {"run": run, "path": run}  # `join` takes the name of a job for its file
@@ -263,7 +255,7 @@ def _own_address() -> str:
 
 
 def _check_reachable(launch: Launch, trust: Trust) -> None:
-    """See at once what would only come to light at the deadline.
+    """Find out at once what would otherwise show only at the deadline.
 
     Raises:
         StoreRendezvousError: Rank 0 is on another host, and this rank does not know the secret.
@@ -328,7 +320,7 @@ class _Note:
         return _Note(store, f"{_PREFIX}/{launch.job}/{store_name}")
 
     def write(self, content: dict[str, str]) -> None:
-        """Have the others read this."""
+        """Write what the others read."""
         _translated(lambda: self._store.set(self._key, json.dumps(content)), "rank 0 could not say where it is")
 
     def read(self) -> dict[str, str]:
@@ -347,7 +339,7 @@ class _Note:
         return parse_note(text)
 
     def erase(self) -> None:
-        """Have nobody find it any more. It is not deleted: who has just seen that it is there would wait for it."""
+        """Empty the note. If it were deleted, a rank that has just seen it would wait for it."""
         with suppress(dist.DistError):
             self._store.set(self._key, "")
 

@@ -1,6 +1,6 @@
-"""`initialize_spmd`: a store for the ranks of an SPMD job, which all make the same calls, whoever has started them.
+"""`initialize_spmd`: a store for the ranks of an SPMD job, which all make the same calls, under any launcher.
 
-Rank 0 becomes the root of a control job and starts the store in it; the others come into that job.
+Rank 0 becomes the root of a control job and starts the store in it; the others join that job.
 `torchstore.spmd.ranks` says which rank a process is, `torchstore.spmd.launch` how it finds the job,
 `torchstore.spmd.rendezvous` what ranks tell each other.
 """
@@ -43,8 +43,8 @@ from skipper.torchstore.spmd.launch import EnteredJob, OpenedJob, Trust, enter_j
 from skipper.torchstore.spmd.rank_volumes import HostVolumes, RankVolumes
 from skipper.torchstore.spmd.ranks import Launch, RankPlace, SPMDEnv, note_place
 from skipper.torchstore.spmd.rendezvous import Arrival, Rendezvous
-from skipper.torchstore.support.calls import ask
 from skipper.torchstore.support.coroutines import public
+from skipper.torchstore.support.deadlines import ask
 from skipper.torchstore.support.process import this_process
 
 _GRACE_S = 5.0
@@ -58,15 +58,7 @@ _has_joined = False
 
 @dataclass(slots=True)
 class _Session:
-    """A store that all ranks have initialized together.
-
-    Attributes:
-        store_name: Its name.
-        place: Which rank this process is.
-        rendezvous: Where the ranks part.
-        number: Of the rendezvous' round.
-        companion: The process for a volume that this rank has brought, if any.
-    """
+    """A store that all ranks have initialized together in a round of the rendezvous; ``companion`` hosts a volume."""
 
     store_name: str
     place: RankPlace
@@ -161,7 +153,7 @@ async def initialize_spmd(
             ``secret`` in ``certs``, or without certificates what SKIPPER_SECRET_FILE names.
         certs: Several hosts: a folder with this host's certificates, for TLS: of the role script on rank 0's host, of
             the role host on the others; None: what SKIPPER_CERTS names.
-        insecure: Go without TLS between hosts. Whoever sits on the way can then run code in the job.
+        insecure: Go without TLS between hosts. Anyone on the network path can then run code in the job.
         data_plane: Whether the data plane, which encrypts nothing, may carry data between hosts; None: where there is
             no TLS. Without it, only small values reach other hosts.
         transport: Accepted, like the next three, for callers of Meta's torchstore; no process is started by them here.
@@ -214,7 +206,7 @@ initialize = initialize_spmd
 
 
 class _Beginning:
-    """What one rank does until the store is there, and undoes if it does not get so far."""
+    """What one rank does until the store is there, and undoes if that fails."""
 
     def __init__(
         self, launch: Launch, trust: Trust, store_name: str, strategy: TorchStoreStrategy, deadline: float
@@ -266,7 +258,7 @@ class _Beginning:
         await asyncio.to_thread(_leave_if_alone, but=self._store_name)
 
     async def _meet(self) -> ActorMesh[Rendezvous]:
-        """Open the job, or come into it; then find the rendezvous."""
+        """Open the job, or join it; then find the rendezvous."""
         global _has_joined
         launch, trust, name, deadline = self._launch, self._trust, self._store_name, self._deadline
         if launch.rank:
@@ -284,7 +276,7 @@ class _Beginning:
         return rendezvous
 
     async def _bring_and_wait(self, rendezvous: ActorMesh[Rendezvous], place: RankPlace) -> None:
-        """Bring what this rank has to, and wait for the store; when rank 0 ends meanwhile, so do both."""
+        """Bring what this rank has to bring, and wait for the store; both end when rank 0 does."""
         left = self._left()
         waiting = asyncio.ensure_future(ask(rendezvous.wait_for_start.call_one(left), left + _GRACE_S))
         bringing = asyncio.ensure_future(self._bring(rendezvous, place))
@@ -338,7 +330,7 @@ class _Beginning:
 
 
 def _of_ranks(strategy: TorchStoreStrategy, store_name: str) -> TorchStoreStrategy:
-    """A strategy by what the ranks have found out of each other; one of the user's own stays as it is."""
+    """The strategy that uses what the ranks know of each other; a user's own strategy stays as it is."""
     if type(strategy) is HostStrategy:
         return HostVolumes()
     return RankVolumes(store_name) if type(strategy) is LocalRankStrategy else strategy
@@ -361,7 +353,7 @@ def arrival_of(rank: int) -> Arrival:
 
 
 def _leave_if_alone(*, but: str | None = None) -> None:
-    """Leave the job that was joined for a store, with the last one; ``but``: one that is given up just now."""
+    """Leave the job after the last store that needs it; ``but`` names a store that is being given up."""
     global _has_joined
     if _has_joined and not _sessions and not _beginning - {but}:
         _has_joined = False

@@ -27,11 +27,7 @@ class HostVolumes(HostStrategy):
 
 
 class RankVolumes(LocalRankStrategy):
-    """One volume for each rank, named by its number among all ranks.
-
-    Args:
-        store_name: The store that the ranks have initialized.
-    """
+    """One volume for each rank, named by its number among all ranks."""
 
     def __init__(self, store_name: str) -> None:
         self._store_name = store_name

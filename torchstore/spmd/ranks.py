@@ -187,7 +187,7 @@ _JOBS = (
     ("OMPI_MCA_ess_base_jobid",),
     ("SLURM_JOB_ID", "SLURM_STEP_ID"),
 )
-"""What launchers call a start of ranks: the first of them that is set in full."""
+"""Variables that name one start of ranks; the first group that is set in full counts."""
 
 
 def _job(around: Mapping[str, str]) -> str:

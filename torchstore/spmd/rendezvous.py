@@ -1,8 +1,8 @@
-"""`Rendezvous`: the actor in rank 0's process in which the ranks of a store come together, and from which they part.
+"""`Rendezvous`: the actor in rank 0's process at which the ranks of a store meet, and at which they leave it.
 
-A rank arrives, is told its place, brings a process for a volume where one is wanted, waits until rank 0 has started the
-store, and says that it is ready; all go on when all are. In the end each says that it is through with the store, and
-rank 0 shuts it down when all have. A rank that fails or dies on the way is a failure of all, in its words.
+A rank arrives, gets its place, brings a process for a volume if one is wanted, waits until rank 0 has started the
+store, and reports that it is ready. All go on when all are ready. At the end each rank leaves, and rank 0 shuts the
+store down when all have left. If a rank fails or dies on the way, all ranks fail with its message.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class _Round:
         brought: The process ids, in control's sense, of those who host a volume, by the rank that has brought them.
         is_started: Whether rank 0 has started the store.
         ready: Who can use the store.
-        failure: Why it has come to nothing.
-        left: Who is through with the store, or gone.
+        failure: Why it failed.
+        left: The ranks that have left the store or ended.
         is_over: Whether the store is shut down.
-        informed: Who knows that.
+        informed: The ranks that know that.
     """
 
     number: int
@@ -113,7 +113,7 @@ class Rendezvous(Actor):
 
     @concurrent_endpoint
     async def arrive(self, arrival: Arrival, timeout: float) -> tuple[RankPlace, int]:
-        """Come, and wait for all others.
+        """Report this rank, and wait for all others.
 
         Returns:
             The place of the rank, and the number of the round, for `leave`.
@@ -166,7 +166,7 @@ class Rendezvous(Actor):
 
     @concurrent_endpoint
     async def fail(self, rank: int, reason: str, is_timeout: bool) -> None:
-        """Have the rendezvous come to nothing for all, unless it has already, or all are ready."""
+        """Fail the rendezvous for all ranks, unless it has failed already or all are ready."""
         here = self._round
         if here is not None and here.failure is None and not here.is_complete:
             kind = StoreTimeoutError if is_timeout else StoreRendezvousError
@@ -192,7 +192,7 @@ class Rendezvous(Actor):
 
     @concurrent_endpoint
     async def ready(self, rank: int, timeout: float) -> None:
-        """Be ready to use the store, and wait until all are.
+        """Report that this rank can use the store, and wait until all can.
 
         Raises:
             StoreTimeoutError: Some are not in time; the message names them.
@@ -206,7 +206,7 @@ class Rendezvous(Actor):
 
     @concurrent_endpoint
     async def leave(self, number: int, rank: int, timeout: float) -> None:
-        """Have done with the store, and wait until rank 0 has shut it down.
+        """Leave the store, and wait until rank 0 has shut it down.
 
         Raises:
             StoreTimeoutError: It did not in time.
@@ -220,7 +220,7 @@ class Rendezvous(Actor):
 
     @concurrent_endpoint
     async def inform(self, rank: int) -> None:
-        """Know that the store is shut down."""
+        """Report that this rank knows that the store is shut down."""
         if self._round is not None:
             self._round.informed.add(rank)
             await self._tell()
@@ -246,7 +246,7 @@ class Rendezvous(Actor):
                 lambda: here.left <= here.informed | {0} or None, _ACKNOWLEDGE_S, lambda: "others have not heard"
             )
         except StoreTimeoutError:
-            return  # who does not answer has been waited for
+            return  # the others have had their time
 
     # ------------------------------------------------------------------------------------------------------
 

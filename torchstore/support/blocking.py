@@ -20,10 +20,8 @@ _thread = CoroutineThread("torchstore-sync")
 def run(make: Callable[[], Coroutine[Any, Any, T]], *, name: str = "run", begins_job: bool = False) -> T:
     """Run a coroutine to its end, also where the calling thread is inside an event loop, which stands still.
 
-    Args:
-        make: Makes it, in this thread.
-        name: Of the function that waits, for the error.
-        begins_job: Whether this process begins a job if it is part of none.
+    ``make`` is called in this thread, ``name`` is for the error. ``begins_job``: begin a job if this process is part of
+    none.
 
     Raises:
         BlockingCallError: This is the thread itself, which would wait for itself.

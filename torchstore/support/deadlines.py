@@ -1,22 +1,27 @@
-"""Deadlines of waits that nearly always end long before: one timer for all waits of an event loop, not one for each."""
+"""Waits with a deadline, of anything and of an actor's answer, which may be one of the store's own errors.
+
+Nearly all of them end long before: one timer serves all waits of an event loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections.abc import Awaitable, Coroutine
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
+from skipper.control import ActorError, Future
 from skipper.control.model.bounds import check_seconds
+from skipper.torchstore.errors import StoreError, StoreTimeoutError
 
 T = TypeVar("T")
 
 
 async def within(seconds: float, work: Awaitable[T]) -> T:
-    """Wait for something, for so long at most; a fraction of what `asyncio.timeout` costs where it ends in time.
+    """Wait for something with a time limit, at a fraction of the cost of `asyncio.timeout`.
 
     Raises:
-        TimeoutError: It did not; it was cancelled.
+        TimeoutError: The time is up; the work was cancelled.
         TypeError: That is no number of seconds.
         ValueError: It is not a number (NaN).
     """
@@ -42,7 +47,7 @@ async def within(seconds: float, work: Awaitable[T]) -> T:
         raise
     finally:
         clock.remove(limit)
-        limit.take_back()  # if the work ended otherwise in the very turn of the loop in which its time was up
+        limit.take_back()  # the work may have ended in the same turn of the loop in which its time was up
 
 
 def check_timeout(seconds: object) -> None:
@@ -71,7 +76,7 @@ class _Limit:
         self.task.cancel()
 
     def take_back(self) -> float:
-        """Take back the cancellation by `expire`; how many others the task has, without end if there was none."""
+        """Take back the cancellation by `expire`; how many others the task has, infinity if there was none."""
         if not self.has_expired:
             return math.inf
         self.has_expired = False
@@ -121,3 +126,35 @@ def _clock_of(loop: asyncio.AbstractEventLoop) -> _Clock:
     for closed in [other for other in list(_clocks) if other.is_closed()]:
         _clocks.pop(closed, None)
     return _clocks.setdefault(loop, _Clock(loop))
+
+
+async def ask(call: Awaitable[T], timeout: float) -> T:
+    """Wait for an actor's answer, and unwrap the store's own errors.
+
+    Raises:
+        StoreError: What the endpoint raised.
+        StoreTimeoutError: No answer in time.
+        SupervisionError: The actor is dead.
+        ActorError: The endpoint failed otherwise.
+    """
+    try:
+        return await within(timeout, call)
+    except (TimeoutError, ActorError) as error:
+        _raise_own(error, timeout)
+
+
+def ask_blocking(call: Future[T], timeout: float) -> T:
+    """`ask` for code without an event loop."""
+    try:
+        return call.get(timeout)
+    except (TimeoutError, ActorError) as error:
+        _raise_own(error, timeout)
+
+
+def _raise_own(error: TimeoutError | ActorError, timeout: float) -> NoReturn:
+    """Raise the store's own error, where there is one in or behind this."""
+    if isinstance(error, TimeoutError) and not isinstance(error, StoreError):
+        raise StoreTimeoutError(f"the store did not answer in {timeout:g} s") from error
+    if isinstance(error, ActorError) and isinstance(error.cause, StoreError):
+        raise error.cause from error
+    raise error

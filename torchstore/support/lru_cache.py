@@ -11,11 +11,7 @@ V = TypeVar("V")
 
 
 class LRUCache(Generic[K, V]):
-    """The entries that were put or asked for last, up to a number of them. Not thread-safe.
-
-    Args:
-        limit: How many there may be.
-    """
+    """The entries that were put or asked for last, up to a number of them. Not thread-safe."""
 
     __slots__ = ("_entries", "_limit")
 

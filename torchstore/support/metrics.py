@@ -1,7 +1,6 @@
 """What this process' puts and gets add up to: the last records of each store, and counters for Prometheus.
 
-Kept by store name, so that a client that is made anew goes on counting. An operation adds some ten numbers under a
-lock; text is made when somebody asks for it.
+They are kept by store name, so a client that is made anew goes on counting. Prometheus fetches them over HTTP.
 """
 
 from __future__ import annotations
@@ -9,11 +8,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import accumulate
 from threading import Lock
 
 from skipper.control.runtime.status_providers import report_figures
-from skipper.control.support.exposition import Labels, exposition
+from skipper.control.support.exposition import CONTENT_TYPE, Labels, exposition
+from skipper.control.support.pages import Page, PageServer
 from skipper.torchstore.support.records import STAGES, SyncRecord
 
 KEPT_RECORDS = 256
@@ -24,30 +25,21 @@ BUCKETS_S = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0,
 Samples = Iterator[tuple[str, Labels, float]]
 
 
+@dataclass(slots=True)
 class _Series:
     """The sums of one kind of operation in one mode."""
 
-    __slots__ = (
-        "buckets",
-        "compiled",
-        "ended",
-        "hits",
-        "lent_nbytes",
-        "messages",
-        "nbytes",
-        "saved_nbytes",
-        "seconds",
-        "segments",
-        "stages",
-    )
-
-    def __init__(self) -> None:
-        self.buckets = [0] * (len(BUCKETS_S) + 1)
-        self.seconds = 0.0
-        self.stages = [0.0] * len(STAGES)
-        self.nbytes = self.saved_nbytes = self.lent_nbytes = 0
-        self.segments = self.messages = self.hits = self.compiled = 0
-        self.ended = 0.0
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
+    seconds: float = 0.0
+    stages: list[float] = field(default_factory=lambda: [0.0] * len(STAGES))
+    nbytes: int = 0
+    saved_nbytes: int = 0
+    lent_nbytes: int = 0
+    segments: int = 0
+    messages: int = 0
+    hits: int = 0
+    compiled: int = 0
+    ended: float = 0.0
 
     def add(self, record: SyncRecord) -> None:
         self.buckets[bisect_left(BUCKETS_S, record.seconds)] += 1
@@ -191,3 +183,38 @@ _FAMILIES = {
     "torchstore_version": ("gauge", "The version of a key that was put or got last."),
     "torchstore_last_sync_timestamp_seconds": ("gauge", "When the last put or get ended."),
 }
+
+
+MetricsServer = PageServer
+"""Answers ``GET /metrics`` from a thread of its own until it is closed; `serve_metrics` makes one."""
+
+
+def serve_metrics(
+    port: int = 0, host: str = "127.0.0.1", *, store_name: str | None = None, token: str | bool | None = None
+) -> PageServer:
+    """Serve `metrics_text` to Prometheus: ``http://HOST:PORT/metrics``.
+
+    Everybody who reaches the address, and knows the token where there is one, can read it. It holds figures, names of
+    stores and keys, and nothing of any value. By default only this host reaches it.
+
+    Args:
+        port: To listen on; 0: one that is free (see `MetricsServer.port`).
+        host: The address to listen on; ``"0.0.0.0"`` for all of this host's.
+        store_name: One store; None: all that this process uses.
+        token: What clients have to send, as ``Authorization: Bearer TOKEN``: a text of 16 characters or more, or True
+            for a new one; None: where others than this host reach it, which always need one.
+
+    Returns:
+        The running server. It takes a thread and ends with the process, or by ``close()``, or as a context manager.
+
+    Raises:
+        ValueError: ``token`` is false where others reach it, or none that can be used.
+        OSError: The port is taken, or the address is not this host's.
+    """
+    return PageServer(
+        {"/metrics": lambda: Page(CONTENT_TYPE, metrics_text(store_name))},
+        port,
+        host,
+        name="torchstore-metrics",
+        token=token,
+    )

@@ -1,11 +1,14 @@
-"""Which process: an identity that a reused process id does not fake."""
+"""Which process: an identity that a reused process id does not fake, and the news of its death."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from skipper.control import ProcMesh
 from skipper.torchstore.support.compact import compact
 
 
@@ -66,3 +69,71 @@ def _start_time(pid: int) -> int | None:
     # The command name may hold spaces and brackets: fields count from after the last bracket.
     state, *fields = stat[stat.rindex(b")") + 2 :].split()
     return None if state in (b"Z", b"X") else int(fields[18])
+
+
+class DeathNotice:
+    """Calls ``on_death(process)``, once, in the event loop in which the process was added.
+
+    A pidfd becomes readable when a process of this host dies; control tells of those of other hosts. Nothing is polled.
+    """
+
+    def __init__(self, on_death: Callable[[ProcessId], None]) -> None:
+        self._on_death = on_death
+        self._fds: dict[ProcessId, int] = {}
+        self._afar: set[ProcessId] = set()
+
+    def add(self, process: ProcessId, procs: ProcMesh | None = None) -> None:
+        """Watch a process; idempotent. A dead one is reported soon.
+
+        ``procs`` is the same process for control; without it a process of another host is not watched.
+        """
+        if not process.is_local:
+            if procs is not None:
+                self._watch_from_afar(process, procs)
+            return
+        if process in self._fds:
+            return
+        loop = asyncio.get_running_loop()
+        try:
+            fd = os.pidfd_open(process.pid)
+        except ProcessLookupError:
+            loop.call_soon(self._on_death, process)
+            return
+        if not process.is_alive():  # another process got the id before the pidfd was opened
+            os.close(fd)
+            loop.call_soon(self._on_death, process)
+            return
+        self._fds[process] = fd
+        loop.add_reader(fd, self._report, process)
+
+    def _watch_from_afar(self, process: ProcessId, procs: ProcMesh) -> None:
+        if process in self._afar:
+            return
+        loop = asyncio.get_running_loop()
+        self._afar.add(process)
+
+        def ended(_: object) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._report_from_afar, process)
+
+        procs.ended.add_done_callback(ended)
+
+    def _report_from_afar(self, process: ProcessId) -> None:
+        if process in self._afar:
+            self._afar.discard(process)
+            self._on_death(process)
+
+    def _report(self, process: ProcessId) -> None:
+        self._forget(process)
+        self._on_death(process)
+
+    def _forget(self, process: ProcessId) -> None:
+        fd = self._fds.pop(process)
+        asyncio.get_running_loop().remove_reader(fd)
+        os.close(fd)
+
+    def close(self) -> None:
+        """Stop watching; call it in the same event loop."""
+        for process in list(self._fds):
+            self._forget(process)
+        self._afar.clear()

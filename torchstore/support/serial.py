@@ -4,11 +4,7 @@ from __future__ import annotations
 
 
 class Serial:
-    """Numbers one after the other, by `next`.
-
-    Args:
-        first: The first of them.
-    """
+    """Numbers one after the other, by `next`."""
 
     __slots__ = ("_next",)
 

@@ -1,10 +1,9 @@
-"""Sums of what was published, and the proof of a reader that it has got just that.
+"""Sums of what was published, by which a reader proves that it got the same bytes.
 
-The publisher takes the sum of every cell (`torchstore.tensors.cells`) of its tensors before it copies or offers them,
-and the sums lie beside the data: at the end of the arena, or in a buffer of their own in direct mode. A reader fetches
-them with the data and takes the sums of what has arrived in its own memory. Cells that its box cuts are fetched whole
-into scratch memory, proved there and compared with the part that has arrived: every byte that is read is proved,
-whatever the layouts.
+The publisher sums every cell (`torchstore.tensors.cells`) before it copies or offers its tensors. The sums lie beside
+the data: at the end of the arena, or in a buffer of their own in direct mode. A reader fetches them with the data and
+sums what has arrived. It fetches cells that its box cuts whole into scratch memory, proves them there, and compares
+them with the part that has arrived: so every byte that is read is proved, whatever the layouts.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from math import prod
 import torch
 
 from skipper.dataplane import RDMAAction, RDMABuffer, RemoteLayout
-from skipper.torchstore.algebra.layout import Box, BoxTransfer, Ints, Piece
+from skipper.torchstore.algebra.layout import Box, BoxTransfer, Ints, Piece, minus, plus
 from skipper.torchstore.algebra.manifest import Binding, Digests, Manifest, TensorItem
 from skipper.torchstore.errors import ChecksumError
 from skipper.torchstore.tensors.cells import (
@@ -142,8 +141,7 @@ def _refuse(name: str, version: int, box: Box, cell: Ints, wrong: torch.Tensor) 
 class ProofBuilder:
     """Collects what is to be proved while a plan is compiled.
 
-    Args:
-        sources: Manifest and memory of each source, in the order of the plan; those without sums prove nothing.
+    ``sources`` has manifest and memory of each source, in the order of the plan; those without sums prove nothing.
     """
 
     def __init__(self, sources: Sequence[tuple[Manifest, Binding | None]]) -> None:
@@ -156,27 +154,19 @@ class ProofBuilder:
         self._starts: dict[int, dict[tuple[str, int], int]] = {}
 
     def add(self, index: int, stored: str, transfer: BoxTransfer, target: torch.Tensor, *, name: str) -> None:
-        """What one transfer brings is to be proved.
-
-        Args:
-            index: Of the source.
-            stored: The name of its item.
-            transfer: From its local tensor to the target's.
-            target: The local tensor that is filled.
-            name: Of the tensor, for errors.
-        """
+        """What one transfer brings is to be proved."""
         manifest, binding = self._sources[index]
         if manifest.sums is None or binding is None:
             return
         item = manifest.tensors[stored]
         cell = cell_shape(item.global_shape)
         number, piece = item.piece_at(transfer.source_local)
-        start = _add(piece.box.offsets, _less(transfer.source_local, piece.local))
+        start = plus(piece.box.offsets, minus(transfer.source_local, piece.local))
         part = Box(start, transfer.shape)
         sums = self._sums(index, binding.buffers, stored, number, piece, cell)
         inner, outer = whole_cells(part, piece.box, cell)
         if inner is not None:
-            block = region(target, _add(transfer.target_local, inner.relative_to(start)), inner.shape)
+            block = region(target, plus(transfer.target_local, inner.relative_to(start)), inner.shape)
             self._claims.append(_Claim(name, block, inner, cell, sums[grid_slice(inner, piece.box, cell)]))
         cut = () if outer == inner else (outer,) if inner is None else outer.subtract(inner)
         for slab in cut:
@@ -184,13 +174,13 @@ class ProofBuilder:
             self._action.read_remote(
                 scratch,
                 binding.buffers[item.buffer],
-                layout=item.block_at(_add(piece.local, slab.relative_to(piece.box.offsets)), slab.shape),
+                layout=item.block_at(plus(piece.local, slab.relative_to(piece.box.offsets)), slab.shape),
             )
             self._of_source[index] += scratch.nbytes
             self._claims.append(_Claim(name, scratch, slab, cell, sums[grid_slice(slab, piece.box, cell)]))
             both = slab.intersect(part)
             if both is not None:
-                arrived = region(target, _add(transfer.target_local, both.relative_to(start)), both.shape)
+                arrived = region(target, plus(transfer.target_local, both.relative_to(start)), both.shape)
                 proved = region(scratch, both.relative_to(slab.offsets), both.shape)
                 self._twins.append(_Twin(name, arrived, proved, both, cell))
 
@@ -219,11 +209,3 @@ class ProofBuilder:
         shape = grid_shape(piece.box, cell)
         begin = self._starts[index][stored, number]
         return self._tables[index][begin : begin + prod(shape)].view(shape)
-
-
-def _add(left: Ints, right: Ints) -> Ints:
-    return tuple(a + b for a, b in zip(left, right, strict=True))
-
-
-def _less(left: Ints, right: Ints) -> Ints:
-    return tuple(a - b for a, b in zip(left, right, strict=True))

@@ -1,11 +1,10 @@
 """Lossless deltas: what a version changes of the one before.
 
-The publisher compares its tensors with the copy of its last version, which still lies in the volume, bit by bit and
-cell by cell (`torchstore.tensors.cells`), before it writes the new one (`torchstore.clients.delta_put`). The list of
-the changed cells is published with the version. A reader whose tensors still hold the version before reads those cells
-and nothing else (`torchstore.clients.delta_read`). Each publication that can be a base has a *stamp* of its own. So a
-version is only ever taken for the base of its successor: not one of the same number before the key was deleted, and not
-one that was rolled back.
+Before the publisher writes a version, it compares its tensors, cell by cell, with the copy of the last one in the
+volume (`torchstore.clients.snapshot_put`). It publishes the list of changed cells with the version. A reader whose
+tensors hold the version before reads these cells alone (`torchstore.clients.delta_read`). Each publication that can be
+a base has a *stamp* of its own, so that no other version of the same number, from before a delete or a rollback, passes
+for it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from skipper.torchstore.tensors.local_tensors import LocalTensor
 
 Flags = npt.NDArray[np.bool_]
 
-_STRIP = 16 << 20  # bytes of the last version that are looked at at one time
+_STRIP = 16 << 20  # bytes of the last version that are compared at a time
 
 
 @torch.no_grad()

@@ -1,9 +1,8 @@
 """Names and shapes that differ between the two sides: a user's function says what a reader's tensor is made of.
 
-The function is given a name of the reader's state dict and answers with the stored name, a `Part` of a stored tensor, a
-`Stack` of several, or None (the reader's own, not to be read). What comes out here are plain targets for
-`plan.compile_read`: views of the reader's memory, each with the boxes of *one* stored tensor that belong there. So the
-proof that every byte has a source, and the check of dtypes and shapes, are the same as without a function.
+The function takes a name of the reader's state dict and returns the stored name, a `Part` of a stored tensor, a `Stack`
+of several, or None (not to be read). This module makes plain targets for `plan.compile_read` of that: views of the
+reader's memory, each with the boxes of *one* stored tensor. So every check is the same as without a function.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 import torch
 
-from skipper.torchstore.algebra.layout import Box, Ints, Layout, Piece
+from skipper.torchstore.algebra.layout import Box, Ints, Layout, Piece, plus
 from skipper.torchstore.algebra.manifest import TensorItem
 from skipper.torchstore.errors import KindMismatchError, LayoutMismatchError, StateDictMismatchError
 from skipper.torchstore.tensors.local_tensors import LocalTensor, describe
@@ -120,14 +119,6 @@ def map_names(
 ) -> Mapped:
     """Ask the function about every name, and say which boxes go where.
 
-    Args:
-        key: Named in errors.
-        leaves: The reader's state dict, flat.
-        names: The function.
-        items: The stored tensors.
-        objects: Names of the stored entries that are not tensors.
-        strict: Refuse when something stored is asked for by no name.
-
     Raises:
         StateDictMismatchError: A stored name does not exist; the message says for which name it was wanted. Or, with
             ``strict``, one is left over.
@@ -196,7 +187,10 @@ def _map_one(key: str, name: str, leaf: Any, answer: Stack, items: Mapping[str, 
             mapped.targets[label] = replace(
                 view,
                 global_shape=items[part.name].global_shape,
-                pieces=tuple(Piece(_shift(piece.box, window.offsets), piece.local) for piece in view.pieces),
+                pieces=tuple(
+                    Piece(Box(plus(piece.box.offsets, window.offsets), piece.box.shape), piece.local)
+                    for piece in view.pieces
+                ),
             )
 
 
@@ -236,8 +230,8 @@ def _by_wholes(target: LocalTensor, windows: list[Box], dim: int) -> Iterator[Lo
             common = piece.box.intersect(place)
             if common is not None:
                 inside = common.relative_to(piece.box.offsets)
-                local = tuple(mine + more for mine, more in zip(piece.local, inside, strict=True))
-                pieces.append(Piece(Box(common.relative_to(place.offsets), common.shape), local))
+                stored = Box(common.relative_to(place.offsets), common.shape)
+                pieces.append(Piece(stored, plus(piece.local, inside)))
         yield replace(target, global_shape=window.shape, pieces=tuple(pieces))
         start += window.shape[dim]
 
@@ -252,7 +246,3 @@ def _check_stack(shape: Ints, parts: list[Ints], dim: int, where: str) -> None:
     if not even or sum(part[dim] for part in parts) != shape[dim]:
         stacked = ", ".join(map(str, parts))
         raise ValueError(f"the destination has the shape {shape} {where}, its parts {stacked} (stacked on dim {dim})")
-
-
-def _shift(box: Box, by: Ints) -> Box:
-    return Box(tuple(start + more for start, more in zip(box.offsets, by, strict=True)), box.shape)

@@ -1,7 +1,7 @@
 """Whether destinations share memory: with themselves, or with one another.
 
-A byte that two entries are read into would hold the one that happened to come last. Tied entries, which are the same
-memory on both sides, are the exception: both put the same bytes there.
+Where two entries are read into one byte, the last one would win. Only tied entries may share memory: they are one
+tensor on both sides, so both bring the same bytes.
 """
 
 from __future__ import annotations
@@ -52,10 +52,7 @@ def check_distinct(key: str, entries: Sequence[tuple[str, torch.Tensor]], source
 
     Costs a few microseconds an entry; views that interleave (columns of one matrix) are compared exactly.
 
-    Args:
-        key: Named in the error.
-        entries: Names, and the local memory behind them.
-        source: What the entry of an index is read from. Asked only about entries that share memory.
+    ``source`` says what the entry of an index is read from. It is asked only about entries that share memory.
 
     Raises:
         DestinationOverlapError: It names two entries that share memory.
@@ -97,7 +94,7 @@ def overlaps_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def _collide(dims: Sequence[tuple[int, int]]) -> bool:
-    """Whether two index tuples lead to one offset; where there are too many to list, it is said that they do."""
+    """Whether two index tuples lead to one offset; too many to list count as a collision."""
     if dims[0][0] == 0 or math.prod(size for _, size in dims) > _MOST_ELEMENTS:
         return True
     offsets = np.zeros(1, np.int64)
@@ -107,7 +104,7 @@ def _collide(dims: Sequence[tuple[int, int]]) -> bool:
 
 
 def _share(left: _Region, right: _Region) -> bool:
-    """Whether two regions have a byte in common; where the search takes too long, it is said that they have."""
+    """Whether two regions have a byte in common; a search that takes too long counts as yes."""
     return np.may_share_memory(np.asarray(left), np.asarray(right), max_work=_MOST_WORK)  # type: ignore[arg-type]
 
 

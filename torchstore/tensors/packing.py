@@ -57,18 +57,9 @@ def pack(
 ) -> Packed:
     """Describe the tensors of a value and lay them out.
 
-    Args:
-        key: Named in errors.
-        kind: A plain value (its only tensor is named "") or a state dict.
-        mode: "snapshot" lays the tensors out one after the other, "direct" finds them where they are.
-        tensors: By name.
-        paths: How names lead back into the nested dict.
-        objects: Names of the entries that are not tensors.
-        mark: The fingerprint that the result is found by, () if it will not be looked for.
-        pickled: The tensor is a pickled object.
-        checksum: Readers are to check what they get against sums of what was put.
-        scales: Of the quantized ones among the tensors.
-        publisher: Which of how many publishers of the value this is; None: the mesh of the tensors says it.
+    A plain value has the only name "". Mode "snapshot" lays the tensors out one after the other, "direct" finds them
+    where they are. ``mark`` is the fingerprint by which the result is found again, () if it is not looked for.
+    ``publisher`` says which of how many publishers this is; None: the mesh of the tensors does.
 
     Raises:
         MismatchError: A tensor cannot be stored (`tensors.describe` says when).
@@ -167,10 +158,7 @@ def _part_of(index: int, count: int) -> MeshPosition:
 def _is_second_copy(local: LocalTensor, part: MeshPosition, *, all_put: bool) -> bool:
     """Whether a rank of the same publication with a lower coordinate stores the same elements.
 
-    Args:
-        local: The tensor.
-        part: Which rank of which mesh this is.
-        all_put: Every rank of every mesh has to put before the value is whole.
+    ``all_put``: every rank of every mesh has to put before the value is whole.
     """
     layout = local.layout
     if layout is None or not local.coordinate:

@@ -46,7 +46,7 @@ class Source:
 
     @property
     def id(self) -> str:
-        """Changes with layout and with memory."""
+        """A name that changes with the layout and with the memory."""
         return f"{self.manifest.id}@{self.binding.id if self.binding else ''}"
 
 
@@ -133,12 +133,7 @@ def compile_read(
     Every byte of the destination is read once: where several sources hold the same box, ``reader`` and the
     position of the tensor choose one of them, so that readers and tensors spread over the replicas.
 
-    Args:
-        key: Named in errors.
-        sources: Of one version, in any order.
-        targets: By name; every name must be in some source.
-        reader: Any number that differs between readers.
-        stored: The names in the sources of targets that are named otherwise.
+    ``stored`` has the names in the sources of targets that are named otherwise.
 
     Raises:
         CoverageError: Some box of a target lies in no source. Names key and box; nothing has been moved.
@@ -248,11 +243,7 @@ def compile_write(
 async def execute(action: RDMAAction, nbytes: int, timeout: float, *, fresh: bool = False) -> None:
     """Run an action: a small one right here, a large one without holding up the event loop.
 
-    Args:
-        action: What to run.
-        nbytes: How much it moves.
-        timeout: In seconds.
-        fresh: It runs for the first time: peers' memory has to be mapped first, which takes its time.
+    A ``fresh`` action runs for the first time: peers' memory has to be mapped first, which takes its time.
     """
     if fresh and nbytes > _AT_ONCE_BYTES:
         await asyncio.to_thread(lambda: action.segments)

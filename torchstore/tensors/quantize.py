@@ -23,10 +23,10 @@ from skipper.torchstore.tensors.written import writing_mode
 
 SCALE_SUFFIX = "_scale_inv"
 
-_STRIP = 1 << 20  # elements that are in float32 at one time
+_STRIP = 1 << 20  # elements that are converted to float32 at a time
 
 _MOST = 1 << 16
-"""Rows or columns of a block: tensors are padded to whole ones."""
+"""The most rows or columns of a block: tensors are padded to whole blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ class Landing:
         )
 
     def fits(self, into: LocalTensor, item: TensorItem) -> bool:
-        """Whether it is what a tensor needs of a quantized item. That the tensor is the same one is known already."""
+        """Whether it is what this same tensor needs of a quantized item."""
         boxes = (self.into.global_shape, self.into.pieces) == (into.global_shape, into.pieces)
         return boxes and self.block == item.block and str(self.values.tensor.dtype) == item.dtype
 
@@ -220,12 +220,8 @@ def land(
 ) -> tuple[dict[str, LocalTensor], dict[str, str], dict[str, Landing]]:
     """Put landings in the place of those targets that want the values of quantized tensors.
 
-    Args:
-        key: Named in errors.
-        targets: By label.
-        names: The stored names of labels that are none themselves.
-        items: The stored tensors.
-        earlier: Landings of these same targets, by label, to be used again: one arena after another is read into them.
+    ``names`` has the stored names of labels that are none themselves, ``earlier`` the landings of the same targets from
+    an earlier read, to be used again.
 
     Returns:
         What is to be read, the stored names of its labels, and by label what makes values of it.

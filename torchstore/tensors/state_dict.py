@@ -36,12 +36,7 @@ class _Index(int):
 
 
 class Flattened(Mapping[str, Any]):
-    """What `flatten` makes of a state dict, of one rank's entries of it for instance.
-
-    Args:
-        leaves: By name.
-        paths: How each of the names leads back.
-    """
+    """What `flatten` makes of a state dict: its leaves by name, and the path by which each name leads back."""
 
     __slots__ = ("leaves", "paths")
 

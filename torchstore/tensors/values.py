@@ -15,8 +15,8 @@ import torch
 
 from skipper.torchstore.algebra.slices import TensorSlice
 from skipper.torchstore.errors import DTypeMismatchError, KindMismatchError, LayoutMismatchError
-from skipper.torchstore.tensors.dense import is_direct, why_not_dense
-from skipper.torchstore.tensors.local_tensors import is_dtensor, is_plain, resolved
+from skipper.torchstore.tensors.cells import region
+from skipper.torchstore.tensors.local_tensors import is_direct, is_dtensor, is_plain, resolved, why_not_dense
 from skipper.torchstore.tensors.written import written
 
 INLINE_BYTES = 8192
@@ -26,10 +26,6 @@ INLINE_BYTES = 8192
 def dump(value: Any, *, key: str) -> bytes:
     """Pickle an object; classes and functions of the script itself travel by value.
 
-    Args:
-        value: Any object.
-        key: Named in errors.
-
     Raises:
         KindMismatchError: It cannot be pickled, or a DTensor is in it, of which a pickle would hold one rank's shard.
     """
@@ -38,7 +34,7 @@ def dump(value: Any, *, key: str) -> bytes:
         _Pickler(file).dump(value)
     except KindMismatchError as error:
         raise KindMismatchError(key, str(error)) from None
-    except Exception as error:  # objects say in whatever way they like that they cannot be pickled
+    except Exception as error:  # an object that cannot be pickled may raise anything
         kind = type(value).__name__
         raise KindMismatchError(key, f"the {kind} cannot be pickled: {type(error).__name__}: {error}") from error
     return file.getvalue()
@@ -178,4 +174,4 @@ def part_of(tensor: torch.Tensor, part: TensorSlice, *, key: str) -> torch.Tenso
         raise LayoutMismatchError(
             key, f"the slice is of a tensor of shape {part.global_shape}, stored is {tuple(tensor.shape)}"
         )
-    return tensor[tuple(slice(start, start + size) for start, size in zip(part.offsets, part.local_shape, strict=True))]
+    return region(tensor, part.offsets, part.local_shape)

@@ -23,9 +23,7 @@ from skipper import control
 from skipper import torchstore as ts
 from skipper.control import Actor, endpoint, this_host
 from skipper.torchstore.adapters import register_vllm
-from skipper.torchstore.adapters.buckets import buckets
-from skipper.torchstore.adapters.ownership import WeightOwnership
-from skipper.torchstore.adapters.shards import as_dtensors, mesh_of
+from skipper.torchstore.adapters.weights import WeightOwnership, as_dtensors, buckets, mesh_of
 from tests.freezing import freeze
 from tests.torchstore import stand_ins
 from tests.torchstore.tensors.test_local_tensors import rank_of

@@ -11,7 +11,7 @@ from skipper.control.runtime import current_runtime
 from skipper.control.runtime.status_providers import MAX_ROWS, Table
 from skipper.torchstore.algebra.manifest import MeshPosition
 from skipper.torchstore.controller.index import Index
-from skipper.torchstore.controller.overview import overview
+from skipper.torchstore.controller.meta import overview
 from skipper.torchstore.controller.version import Contribution
 from skipper.torchstore.protocol.origin import Origin, Turn
 from skipper.torchstore.support.process import ProcessId

@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 
 from skipper import torchstore as ts
-from skipper.torchstore.clients.membership import Membership, dismiss, enrol, membership
-from skipper.torchstore.clients.put_counts import PutCounts, holds_all
+from skipper.torchstore.clients.membership import Membership, PutCounts, dismiss, enrol, holds_all, membership
 from skipper.torchstore.protocol.messages import Published
 from skipper.torchstore.protocol.origin import (
     ALONE,

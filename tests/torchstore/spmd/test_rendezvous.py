@@ -10,7 +10,7 @@ from skipper import torchstore as ts
 from skipper.control import ActorMesh, ProcMesh, this_host, this_proc
 from skipper.torchstore.spmd.ranks import RankPlace
 from skipper.torchstore.spmd.rendezvous import Arrival, Rendezvous
-from skipper.torchstore.support.calls import ask
+from skipper.torchstore.support.deadlines import ask
 
 PATIENCE_S = 60.0
 SOON_S = 0.2

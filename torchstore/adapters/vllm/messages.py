@@ -50,13 +50,7 @@ class TorchStoreUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 
 def describe(key: str, version: int, weights: Mapping[str, Any]) -> dict[str, Any]:
-    """What the workers are told of a piece.
-
-    Args:
-        key: Where it is put.
-        version: Which version of that.
-        weights: By name, tensors or whatever else has their dtype and whole shape.
-    """
+    """What the workers are told of a piece."""
     dtypes = [str(weight.dtype).removeprefix("torch.") for weight in weights.values()]
     shapes = [list(weight.shape) for weight in weights.values()]
     return asdict(TorchStoreUpdateInfo(key, version, list(weights), dtypes, shapes))

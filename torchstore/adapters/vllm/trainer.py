@@ -12,10 +12,9 @@ from vllm.distributed.weight_transfer.base import TrainerInitInfo, TrainerWeight
 
 from skipper import control
 from skipper import torchstore as ts
-from skipper.torchstore.adapters.ownership import WeightOwnership
 from skipper.torchstore.adapters.registration import BACKEND
-from skipper.torchstore.adapters.shards import as_dtensors
 from skipper.torchstore.adapters.vllm.messages import TorchStoreInitInfo, describe
+from skipper.torchstore.adapters.weights import WeightOwnership, as_dtensors
 from skipper.torchstore.support.blocking import run
 
 Weights = dict[str, torch.Tensor]
@@ -121,7 +120,7 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
             self.client.finish_weight_update()
 
     def shutdown(self) -> None:
-        """Take no more workers in; the store belongs to whoever initialized it."""
+        """Let no more workers join; the script that initialized the store shuts it down."""
         if self._served is not None:
             self._served.close()
 

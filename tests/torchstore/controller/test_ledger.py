@@ -4,8 +4,7 @@ import pytest
 
 from skipper.torchstore.algebra.manifest import Binding
 from skipper.torchstore.algebra.sections import Section, open_section_id, section_id
-from skipper.torchstore.controller.ledger import Ledger
-from skipper.torchstore.controller.shared_arenas import SharedArenas
+from skipper.torchstore.controller.ledger import Ledger, SharedArenas
 from skipper.torchstore.support.process import ProcessId, this_process
 
 SIZE = 16384

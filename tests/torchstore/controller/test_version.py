@@ -5,10 +5,9 @@ from itertools import permutations
 
 import pytest
 
-from skipper.torchstore.algebra.agreement import disagreement
 from skipper.torchstore.algebra.layout import Layout, Shard
 from skipper.torchstore.controller.history import History
-from skipper.torchstore.controller.version import Contribution
+from skipper.torchstore.controller.version import Contribution, disagreement
 from skipper.torchstore.errors import (
     DTypeMismatchError,
     LayoutMismatchError,

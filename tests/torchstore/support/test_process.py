@@ -6,8 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
-from skipper.torchstore.support.process import ProcessId, this_process
-from skipper.torchstore.support.process_watch import DeathNotice
+from skipper.torchstore.support.process import DeathNotice, ProcessId, this_process
 
 
 def sleeper() -> subprocess.Popen[bytes]:

@@ -7,7 +7,7 @@ import pytest
 from skipper.control import Future
 from skipper.control.model.errors import SupervisionError
 from skipper.control.model.future import Promise
-from skipper.torchstore.clients.held_leases import HeldLeases, held_of
+from skipper.torchstore.clients.controller_link import HeldLeases, held_of
 from skipper.torchstore.protocol.messages import CLIENTS_BITS, Grant
 
 
