@@ -9,7 +9,6 @@ import ipaddress
 import os
 import threading
 from collections.abc import Collection
-from types import TracebackType
 from typing import Any, cast
 
 from skipper.control.api import namespaces
@@ -18,27 +17,13 @@ from skipper.control.model.bounds import check_count, check_port, check_seconds
 from skipper.control.model.errors import CertificateError, ControlError, NoSuchMethodError
 from skipper.control.model.future import Future
 from skipper.control.rpc.catalog import ActorCatalog
-from skipper.control.rpc.concurrency_limit import LateError
 from skipper.control.rpc.encoding import decode_arguments, encode_error, encode_mesh_error, encode_result
-from skipper.control.rpc.hosted import Hosted, MeshActor, PlainActor
+from skipper.control.rpc.hosted import Hosted, LateError, MeshActor, PlainActor
 from skipper.control.rpc.operations import Operations
 from skipper.control.rpc.resolver import NameMapping
 from skipper.control.rpc.scope import Scope
 from skipper.control.rpc.user_secret import shared_secret
-from skipper.control.rpc.wire.calls import (
-    LARGEST_MESSAGE_NBYTES,
-    MAX_MESSAGE_NBYTES,
-    ActorInfo,
-    CallFailure,
-    CallResult,
-    Code,
-    MethodCall,
-    MethodInfo,
-    OperationQuery,
-    OperationState,
-    Query,
-    Start,
-)
+from skipper.control.rpc.wire import messages
 from skipper.control.runtime.loop import LoopThread
 from skipper.control.support.daemon_threads import DaemonThreads
 from skipper.control.wire import addresses, grpc_poller
@@ -95,10 +80,10 @@ class ActorServer:
         insecure: bool = False,
         allow_json: bool = False,
         advertise: str | None = None,
-        max_message_nbytes: int = MAX_MESSAGE_NBYTES,
+        max_message_nbytes: int = messages.MAX_MESSAGE_NBYTES,
     ) -> None:
         check_port("port", port)
-        check_count("max_message_nbytes", max_message_nbytes, 1, LARGEST_MESSAGE_NBYTES)
+        check_count("max_message_nbytes", max_message_nbytes, 1, messages.LARGEST_MESSAGE_NBYTES)
         if not isinstance(host, str):
             raise TypeError(f"host is the name or address of one, not {type(host).__name__}")
         if tls is not None and certs is not None:
@@ -243,9 +228,7 @@ class ActorServer:
     def __enter__(self) -> ActorServer:
         return self if self._listener is not None else self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.stop()
 
     def __repr__(self) -> str:
@@ -254,16 +237,16 @@ class ActorServer:
 
     # What the listener asks for
 
-    def invoke(self, call: MethodCall, remaining_s: float | None) -> CallResult:
+    def invoke(self, call: messages.MethodCall, remaining_s: float | None) -> messages.CallResult:
         """Call a method of an actor."""
         return self._run(call, Scope(remaining_s))
 
-    def list_methods(self, query: Query) -> tuple[MethodInfo, ...] | CallFailure:
+    def list_methods(self, query: messages.Query) -> tuple[messages.MethodInfo, ...] | messages.CallFailure:
         """The methods of an actor."""
         found = self._find(query.handle, query.actor)
-        return found if isinstance(found, CallFailure) else found.methods()
+        return found if isinstance(found, messages.CallFailure) else found.methods()
 
-    def list_actors(self, query: Query) -> tuple[ActorInfo, ...]:
+    def list_actors(self, query: messages.Query) -> tuple[messages.ActorInfo, ...]:
         """The actors, or the one that is meant, if it is here."""
         hosted = self._catalog.all()
         if query.actor:
@@ -271,43 +254,43 @@ class ActorServer:
             hosted = [] if meant is None else [meant]
         if query.namespace and query.namespace != self.namespace:
             hosted = [each for each in hosted if each.name.startswith("/")]
-        return tuple(ActorInfo(each.name, each.handle, each.class_name) for each in hosted)
+        return tuple(messages.ActorInfo(each.name, each.handle, each.class_name) for each in hosted)
 
-    def start_operation(self, start: Start) -> OperationState:
+    def start_operation(self, start: messages.Start) -> messages.OperationState:
         """Start an operation."""
         return self._operations.start(start)
 
-    def poll_operation(self, query: OperationQuery, remaining_s: float | None) -> OperationState:
+    def poll_operation(self, query: messages.OperationQuery, remaining_s: float | None) -> messages.OperationState:
         """Where an operation is."""
         return self._operations.poll(query, remaining_s)
 
-    def cancel_operation(self, query: OperationQuery) -> OperationState:
+    def cancel_operation(self, query: messages.OperationQuery) -> messages.OperationState:
         """Cancel an operation."""
         return self._operations.cancel(query)
 
-    def _run(self, call: MethodCall, scope: Scope) -> CallResult:
+    def _run(self, call: messages.MethodCall, scope: Scope) -> messages.CallResult:
         hosted = self._find(call.handle, call.actor)
-        if isinstance(hosted, CallFailure):
-            return CallResult(failure=hosted)
+        if isinstance(hosted, messages.CallFailure):
+            return messages.CallResult(failure=hosted)
         try:
             args, kwargs = decode_arguments(call)
             result = hosted.call(call.method, args, kwargs, scope)
         except NoSuchMethodError as error:
-            return CallResult(failure=CallFailure(Code.NO_SUCH_METHOD, str(error)))
+            return messages.CallResult(failure=messages.CallFailure(messages.Code.NO_SUCH_METHOD, str(error)))
         except ControlError as error:
             encode = encode_mesh_error if isinstance(hosted, MeshActor) else encode_error
-            return CallResult(failure=encode(error, is_json=call.is_json))
+            return messages.CallResult(failure=encode(error, is_json=call.is_json))
         except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever a method raises is its caller's)
-            return CallResult(failure=encode_error(error, is_json=call.is_json))
+            return messages.CallResult(failure=encode_error(error, is_json=call.is_json))
         return encode_result(result, is_json=call.is_json, most_nbytes=self._max_nbytes)
 
-    def _find(self, handle: str, name: str) -> Hosted | CallFailure:
+    def _find(self, handle: str, name: str) -> Hosted | messages.CallFailure:
         if handle:
-            return self._catalog.by_handle(handle) or CallFailure(
-                Code.HANDLE_EXPIRED, "the actor of this handle is gone"
+            return self._catalog.by_handle(handle) or messages.CallFailure(
+                messages.Code.HANDLE_EXPIRED, "the actor of this handle is gone"
             )
-        return self._catalog.by_name(name) or CallFailure(
-            Code.NO_SUCH_ACTOR, f"there is no actor {name!r} at {self.address}"
+        return self._catalog.by_name(name) or messages.CallFailure(
+            messages.Code.NO_SUCH_ACTOR, f"there is no actor {name!r} at {self.address}"
         )
 
     def _run_async(self, awaitable: Any, scope: Scope) -> Any:
