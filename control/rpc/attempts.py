@@ -52,13 +52,8 @@ def _invoke(backend: ActorBackend, call: MethodCall, timeout: float | None) -> C
 class Attempts:
     """A call, which is made once: by `run` or by `begin`.
 
-    Args:
-        backends: where it can go.
-        method: what is called.
-        segments: with which arguments.
-        deadline: of all attempts together, as `time.monotonic` counts, or None.
-        retries: how many attempts there may be besides the first.
-        is_idempotent: whether the method may run twice.
+    ``segments`` are its encoded arguments. The deadline, as `time.monotonic` counts, is that of all attempts together.
+    ``retries`` do not include the first attempt.
     """
 
     def __init__(

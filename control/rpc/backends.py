@@ -72,13 +72,7 @@ class ActorBackend:
 class ActorBackends:
     """What a client knows of a name; for any number of threads.
 
-    Args:
-        resolver: tells where the name is.
-        name: of the actor.
-        secret: what both sides know.
-        tls: to encrypt.
-        max_message_nbytes: of arguments, or of a result.
-        handle: of the one actor that is called, even if another gets its name later. None: the name decides.
+    With ``handle`` that one actor is called, even if another gets its name later; otherwise the name decides.
     """
 
     def __init__(

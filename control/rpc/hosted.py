@@ -32,7 +32,7 @@ class BusyError(Exception):
 
 
 class LateError(Exception):
-    """The time of a call was up before its turn came."""
+    """The time of a call was over before its turn came."""
 
 
 class ConcurrencyLimit:
@@ -115,15 +115,7 @@ class Hosted(ABC):
 
 
 class PlainActor(Hosted):
-    """An object of any class: its public methods, so many at a time, in the order in which calls came.
-
-    Args:
-        name: as it is registered.
-        instance: the object.
-        concurrency: calls at a time.
-        max_waiting: calls that may wait for their turn.
-        run_async: for methods that are ``async``.
-    """
+    """An object of any class: its public methods, ``concurrency`` at a time, in the order in which calls came."""
 
     def __init__(self, name: str, instance: object, *, concurrency: int, max_waiting: int, run_async: RunAsync) -> None:
         super().__init__(name, type(instance).__qualname__)
@@ -153,10 +145,6 @@ class PlainActor(Hosted):
 
 class MeshActor(Hosted):
     """A mesh of actors: a call is a ``call_one`` where it is one actor, and a ``call`` where there are several.
-
-    Args:
-        name: as it is registered.
-        mesh: the mesh, or slice.
 
     Attributes:
         ended: ends with the mesh's first failure, or when all its actors have been stopped.

@@ -1,7 +1,7 @@
-"""The controller's metadata service: who has which name, for as long as they are there to say so.
+"""The controller's metadata service: which names are registered, each for as long as its lease is renewed.
 
-It is an actor on an `ActorServer` like any other, called ``/metadata``: what proves callers, carries deadlines and
-speaks to other languages is the same.
+It is an actor on an `ActorServer` like any other, called ``/metadata``, with the same authentication, deadlines and
+encodings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls that take long: started, asked for as often as one likes, cancelled. The server's side of them."""
+"""The server's side of long calls, which clients start, poll and cancel."""
 
 from __future__ import annotations
 
@@ -15,19 +15,14 @@ KEPT_S = 600.0
 """For so long after its end an operation can be asked for."""
 
 MAX_WAIT_S = 20.0
-"""A question is answered after this long at the latest, however long it wants to wait for the end."""
+"""The longest wait of one poll, whatever the client asks for."""
 
 _MARGIN_S = 0.05
-"""An answer that is to be there before its deadline leaves this much earlier."""
+"""An answer is sent this long before the deadline, so that it arrives in time."""
 
 
 class Operations:
-    """The operations of a server; for any number of threads.
-
-    Args:
-        run: what calls a method, and waits for its end.
-        clock: seconds, rising.
-    """
+    """The operations of a server; for any number of threads. ``run`` calls a method, and waits for its end."""
 
     def __init__(
         self,

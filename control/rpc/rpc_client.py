@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
@@ -198,7 +197,7 @@ class RpcMethod(Generic[P, R]):
         """
         attempts = self._attempts(args, kwargs)
         future: Promise[R] = Promise()
-        attempts.begin(lambda outcome: future.settle_by(self._opener(outcome)))
+        attempts.begin(lambda outcome: future.settle_by(lambda: self._open(outcome)))
         return future
 
     def sync(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -230,9 +229,6 @@ class RpcMethod(Generic[P, R]):
             retries=self._options.retries,
             is_idempotent=self._is_idempotent,
         )
-
-    def _opener(self, outcome: Outcome) -> Callable[[], R]:
-        return lambda: self._open(outcome)
 
     def _open(self, outcome: Outcome) -> Any:
         if isinstance(outcome, ControlError):

@@ -68,12 +68,7 @@ class PlaceProcess:
 
 
 class ProcessEngine(ABC):
-    """PlaceProcess processes as places; see `Engine`.
-
-    Args:
-        folder: of the job; removed when it is cancelled.
-        certs: see `Engine`.
-    """
+    """Child processes of this one as places; see `Engine`. `cancel` removes the folder of the job."""
 
     is_elastic = True
     kind: str

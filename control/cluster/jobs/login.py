@@ -86,13 +86,7 @@ def _line(
 
 
 class LoginEngine(ProcessEngine):
-    """Logins as places; their logs are on this machine.
-
-    Args:
-        commands: each machine's name, and what logs in there and starts the agent.
-        folder: of the job; on this machine alone.
-        certs: see `Engine`.
-    """
+    """Logins as places. ``commands`` hold each machine's name, and what logs in there and starts the agent."""
 
     kind = "the login"
 

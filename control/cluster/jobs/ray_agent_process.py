@@ -99,13 +99,7 @@ def _folder_with(files: Mapping[str, bytes]) -> Path:
 
 
 class NodeAgentProcess(AgentProcess):
-    """An agent at the IP of its node of Ray.
-
-    Args:
-        files: what scripts and agents know each other by.
-        options: further arguments of ``skipper host serve``.
-        env: environment variables for the agent.
-    """
+    """An agent at the IP of its node of Ray; see `AgentProcess`."""
 
     def __init__(self, files: Mapping[str, bytes], options: Sequence[str], env: Mapping[str, str]) -> None:
         import ray

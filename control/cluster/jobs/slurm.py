@@ -124,15 +124,7 @@ class SlurmJob(Job):
 
 
 class SlurmEngine:
-    """Jobs of Slurm as places; see `Engine`.
-
-    Args:
-        folder: of the job; the logs in it stay.
-        parameters: of `submitit.SlurmExecutor`.
-        authority: that signs the nodes' certificates; None: no TLS.
-        interface: the network device of the nodes.
-        idle_timeout_s: how long an agent waits for a script.
-    """
+    """Jobs of Slurm as places; see `Engine`. The authority signs the nodes' certificates; None: no TLS."""
 
     is_elastic = True
 

@@ -60,13 +60,9 @@ class SessionEndedError(UnreachableError):
 
 
 class ActorChannel:
-    """A connection to an actor server, which comes and goes as needed; for any number of threads.
+    """A connection to an actor server, which is opened and closed as needed; for any number of threads.
 
-    Args:
-        target: host and port.
-        secret: what both sides know.
-        tls: to encrypt, and to know the server by its certificate; None speaks in the clear.
-        max_message_nbytes: of what is sent, or taken, in one message.
+    ``max_message_nbytes`` bounds the payload of one message in either direction. Without ``tls`` nothing is encrypted.
     """
 
     def __init__(self, target: str, secret: bytes, *, tls: Tls | None = None, max_message_nbytes: int) -> None:

@@ -187,7 +187,9 @@ class ActorListener:
     # On the listener's thread
 
     def _came(self, stream: IncomingStream) -> None:
-        if not self._may_ask(stream):
+        if (refusal := self._refusal(stream)) is not None:
+            _IncomingRequest(stream, self._gone, lambda _: None)
+            stream.turn_away("permission_denied", refusal)
             return
         answer = self._answer_to(stream.method)
         if answer is not None:
@@ -201,14 +203,6 @@ class ActorListener:
         else:
             _IncomingRequest(stream, self._gone, lambda _: None)
             stream.turn_away("unimplemented", "there is no such method")
-
-    def _may_ask(self, stream: IncomingStream) -> bool:
-        refusal = self._refusal(stream)
-        if refusal is None:
-            return True
-        _IncomingRequest(stream, self._gone, lambda _: None)
-        stream.turn_away("permission_denied", refusal)
-        return False
 
     def _refusal(self, stream: IncomingStream) -> str | None:
         """Why who has opened a stream may not ask; None where it may."""
@@ -356,10 +350,7 @@ class ActorListener:
 class _IncomingRequest:
     """A request of one message, until that has come: the user of its stream.
 
-    Args:
-        stream: how it came.
-        on_gone: told once its message has come, or it has left without.
-        on_message: takes the message.
+    ``on_gone`` is called once the message has come, or the stream has ended without one.
     """
 
     def __init__(
