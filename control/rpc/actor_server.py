@@ -6,10 +6,10 @@ import asyncio
 import concurrent.futures
 import contextlib
 import ipaddress
+import logging
 import os
 import threading
 from collections.abc import Collection
-from types import TracebackType
 from typing import Any, cast
 
 from skipper.control.api import namespaces
@@ -17,33 +17,21 @@ from skipper.control.api.mesh import ActorMesh
 from skipper.control.model.bounds import check_count, check_port, check_seconds
 from skipper.control.model.errors import CertificateError, ControlError, NoSuchMethodError
 from skipper.control.model.future import Future
-from skipper.control.rpc.catalog import ActorCatalog
-from skipper.control.rpc.concurrency_limit import LateError
 from skipper.control.rpc.encoding import decode_arguments, encode_error, encode_mesh_error, encode_result
-from skipper.control.rpc.hosted import Hosted, MeshActor, PlainActor
+from skipper.control.rpc.hosted import Hosted, LateError, MeshActor, PlainActor
 from skipper.control.rpc.operations import Operations
 from skipper.control.rpc.resolver import NameMapping
 from skipper.control.rpc.scope import Scope
+from skipper.control.rpc.urls import ACTOR
 from skipper.control.rpc.user_secret import shared_secret
-from skipper.control.rpc.wire.calls import (
-    LARGEST_MESSAGE_NBYTES,
-    MAX_MESSAGE_NBYTES,
-    ActorInfo,
-    CallFailure,
-    CallResult,
-    Code,
-    MethodCall,
-    MethodInfo,
-    OperationQuery,
-    OperationState,
-    Query,
-    Start,
-)
+from skipper.control.rpc.wire import messages
 from skipper.control.runtime.loop import LoopThread
 from skipper.control.support.daemon_threads import DaemonThreads
 from skipper.control.wire import addresses, grpc_poller
 from skipper.control.wire.certificates import Certificates, Tls
 from skipper.control.wire.identity import Role
+
+_log = logging.getLogger("skipper.control")
 
 _MAX_THREADS = 256
 _MAX_CALLS = 1024
@@ -94,10 +82,10 @@ class ActorServer:
         insecure: bool = False,
         allow_json: bool = False,
         advertise: str | None = None,
-        max_message_nbytes: int = MAX_MESSAGE_NBYTES,
+        max_message_nbytes: int = messages.MAX_MESSAGE_NBYTES,
     ) -> None:
         check_port("port", port)
-        check_count("max_message_nbytes", max_message_nbytes, 1, LARGEST_MESSAGE_NBYTES)
+        check_count("max_message_nbytes", max_message_nbytes, 1, messages.LARGEST_MESSAGE_NBYTES)
         if not isinstance(host, str):
             raise TypeError(f"host is the name or address of one, not {type(host).__name__}")
         if tls is not None and certs is not None:
@@ -242,9 +230,7 @@ class ActorServer:
     def __enter__(self) -> ActorServer:
         return self if self._listener is not None else self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.stop()
 
     def __repr__(self) -> str:
@@ -253,16 +239,16 @@ class ActorServer:
 
     # What the listener asks for
 
-    def invoke(self, call: MethodCall, remaining_s: float | None) -> CallResult:
+    def invoke(self, call: messages.MethodCall, remaining_s: float | None) -> messages.CallResult:
         """Call a method of an actor."""
         return self._run(call, Scope(remaining_s))
 
-    def list_methods(self, query: Query) -> tuple[MethodInfo, ...] | CallFailure:
+    def list_methods(self, query: messages.Query) -> tuple[messages.MethodInfo, ...] | messages.CallFailure:
         """The methods of an actor."""
         found = self._find(query.handle, query.actor)
-        return found if isinstance(found, CallFailure) else found.methods()
+        return found if isinstance(found, messages.CallFailure) else found.methods()
 
-    def list_actors(self, query: Query) -> tuple[ActorInfo, ...]:
+    def list_actors(self, query: messages.Query) -> tuple[messages.ActorInfo, ...]:
         """The actors, or the one that is meant, if it is here."""
         hosted = self._catalog.all()
         if query.actor:
@@ -270,43 +256,43 @@ class ActorServer:
             hosted = [] if meant is None else [meant]
         if query.namespace and query.namespace != self.namespace:
             hosted = [each for each in hosted if each.name.startswith("/")]
-        return tuple(ActorInfo(each.name, each.handle, each.class_name) for each in hosted)
+        return tuple(messages.ActorInfo(each.name, each.handle, each.class_name) for each in hosted)
 
-    def start_operation(self, start: Start) -> OperationState:
+    def start_operation(self, start: messages.Start) -> messages.OperationState:
         """Start an operation."""
         return self._operations.start(start)
 
-    def poll_operation(self, query: OperationQuery, remaining_s: float | None) -> OperationState:
+    def poll_operation(self, query: messages.OperationQuery, remaining_s: float | None) -> messages.OperationState:
         """Where an operation is."""
         return self._operations.poll(query, remaining_s)
 
-    def cancel_operation(self, query: OperationQuery) -> OperationState:
+    def cancel_operation(self, query: messages.OperationQuery) -> messages.OperationState:
         """Cancel an operation."""
         return self._operations.cancel(query)
 
-    def _run(self, call: MethodCall, scope: Scope) -> CallResult:
+    def _run(self, call: messages.MethodCall, scope: Scope) -> messages.CallResult:
         hosted = self._find(call.handle, call.actor)
-        if isinstance(hosted, CallFailure):
-            return CallResult(failure=hosted)
+        if isinstance(hosted, messages.CallFailure):
+            return messages.CallResult(failure=hosted)
         try:
             args, kwargs = decode_arguments(call)
             result = hosted.call(call.method, args, kwargs, scope)
         except NoSuchMethodError as error:
-            return CallResult(failure=CallFailure(Code.NO_SUCH_METHOD, str(error)))
+            return messages.CallResult(failure=messages.CallFailure(messages.Code.NO_SUCH_METHOD, str(error)))
         except ControlError as error:
             encode = encode_mesh_error if isinstance(hosted, MeshActor) else encode_error
-            return CallResult(failure=encode(error, is_json=call.is_json))
+            return messages.CallResult(failure=encode(error, is_json=call.is_json))
         except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever a method raises is its caller's)
-            return CallResult(failure=encode_error(error, is_json=call.is_json))
+            return messages.CallResult(failure=encode_error(error, is_json=call.is_json))
         return encode_result(result, is_json=call.is_json, most_nbytes=self._max_nbytes)
 
-    def _find(self, handle: str, name: str) -> Hosted | CallFailure:
+    def _find(self, handle: str, name: str) -> Hosted | messages.CallFailure:
         if handle:
-            return self._catalog.by_handle(handle) or CallFailure(
-                Code.HANDLE_EXPIRED, "the actor of this handle is gone"
+            return self._catalog.by_handle(handle) or messages.CallFailure(
+                messages.Code.HANDLE_EXPIRED, "the actor of this handle is gone"
             )
-        return self._catalog.by_name(name) or CallFailure(
-            Code.NO_SUCH_ACTOR, f"there is no actor {name!r} at {self.address}"
+        return self._catalog.by_name(name) or messages.CallFailure(
+            messages.Code.NO_SUCH_ACTOR, f"there is no actor {name!r} at {self.address}"
         )
 
     def _run_async(self, awaitable: Any, scope: Scope) -> Any:
@@ -332,6 +318,139 @@ class ActorServer:
             threading.Thread(target=self._catalog.drop, args=(hosted,), name="actor-server-drop", daemon=True).start()
 
         hosted.ended.add_done_callback(ended)
+
+
+class ActorCatalog:
+    """Which actors a server has. Names count without the slash that makes them absolute.
+
+    A mapping may be slow when it is told a name; looking up an actor never waits for it. Names are told in the
+    namespace that is given, or else in that of the mapping.
+    """
+
+    def __init__(self, mapping: NameMapping | None, namespace: str | None) -> None:
+        self._mapping = mapping
+        self._namespace = namespace
+        self._telling = threading.RLock()
+        self._lock = threading.Lock()
+        self._by_name: dict[str, Hosted] = {}
+        self._by_handle: dict[str, Hosted] = {}
+        self._told: dict[str, str] = {}
+        self._address: str | None = None
+        self.is_closed = False
+
+    def add(self, hosted: Hosted, *, replace: bool) -> None:
+        """Take an actor in.
+
+        Raises:
+            ValueError: there is one of that name, and `replace` is not set.
+            RuntimeError: the catalog has been closed.
+            NamingError: the mapping could not take note of it.
+        """
+        key = _key(hosted.name)
+        with self._telling:
+            if self.is_closed:
+                raise RuntimeError("the server has been stopped")
+            former = self._by_name.get(key)
+            if former is not None and not replace:
+                raise ValueError(
+                    f"this server has an actor called {hosted.name!r} already; replace=True takes its name away"
+                )
+            with self._lock:
+                if former is not None:
+                    self._by_handle.pop(former.handle, None)
+                self._by_name[key] = self._by_handle[hosted.handle] = hosted
+            self._publish(hosted.name)
+
+    def remove(self, name: str) -> None:
+        """Take the actor of a name out.
+
+        Raises:
+            KeyError: there is none.
+        """
+        with self._telling:
+            hosted = self._by_name.get(_key(name))
+            if hosted is None:
+                raise KeyError(f"this server has no actor called {name!r}")
+            self.drop(hosted)
+
+    def drop(self, hosted: Hosted) -> None:
+        """Take an actor out, if it is still the one of its name."""
+        with self._telling:
+            self.forget(hosted)
+            with self._lock:
+                if self._by_name.get(_key(hosted.name)) is not hosted:
+                    return
+                del self._by_name[_key(hosted.name)]
+            self._withdraw(hosted.name)
+
+    def forget(self, hosted: Hosted) -> None:
+        """Find an actor by its handle no more. Never waits."""
+        with self._lock:
+            self._by_handle.pop(hosted.handle, None)
+
+    def publish(self, address: str) -> None:
+        """Tell the mapping of all names, and from now on of every new one.
+
+        Args:
+            address: ``host:port`` of the server, as others are to dial it.
+
+        Raises:
+            NamingError: the mapping could not take note of a name.
+        """
+        with self._telling:
+            self._address = address
+            for hosted in self.all():
+                self._publish(hosted.name)
+
+    def close(self) -> bool:
+        """Take all names back, and take no more actors in.
+
+        Returns:
+            Whether it had been closed before.
+        """
+        with self._telling:
+            was_closed, self.is_closed = self.is_closed, True
+            for name in list(self._told):
+                self._withdraw(name)
+            return was_closed
+
+    def by_name(self, name: str) -> Hosted | None:
+        """The actor of a name, if there is one."""
+        with self._lock:
+            return self._by_name.get(_key(name))
+
+    def by_handle(self, handle: str) -> Hosted | None:
+        """The actor of a handle, if it is still there."""
+        with self._lock:
+            return self._by_handle.get(handle)
+
+    def all(self) -> list[Hosted]:
+        """All actors that have a name here."""
+        with self._lock:
+            return list(self._by_name.values())
+
+    def _publish(self, name: str) -> None:
+        if self._mapping is not None and self._address is not None and name not in self._told:
+            url = f"{ACTOR}://{self._address}/{_key(name)}"
+            self._mapping.register(self._in_namespace(name), url)
+            self._told[name] = url
+
+    def _withdraw(self, name: str) -> None:
+        url = self._told.pop(name, None)
+        unregister = getattr(self._mapping, "unregister", None)
+        if url is not None and unregister is not None:
+            try:
+                unregister(self._in_namespace(name), url)
+            except (ControlError, OSError) as error:  # its registration ends by itself
+                _log.warning("the name %s could not be taken back: %s", name, error)
+
+    def _in_namespace(self, name: str) -> str:
+        """What the mapping is told: names in a namespace that was given become absolute."""
+        return name if self._namespace is None else namespaces.absolute(name, self._namespace)
+
+
+def _key(name: str) -> str:
+    return name.removeprefix("/")
 
 
 async def _cancel_all() -> None:

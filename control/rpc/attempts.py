@@ -1,4 +1,4 @@
-"""`Attempts`: one call, from its first attempt to its last. What may be tried again, and after how long."""
+"""`Attempts`: one call from its first attempt to its last: what may be retried, and after how long."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from skipper.control.model.errors import (
 )
 from skipper.control.rpc.backends import ActorBackend, ActorBackends
 from skipper.control.rpc.encoding import error_of
-from skipper.control.rpc.wire.calls import CallResult, Code, MethodCall, Segments
+from skipper.control.rpc.wire.messages import CallResult, Code, MethodCall, Segments
 
 _UNDELIVERED = (
     AuthenticationError,
@@ -37,7 +37,7 @@ FIRST_WAIT_S = 0.05
 LONGEST_WAIT_S = 2.0
 
 Outcome = CallResult | ControlError
-"""How a call, or one attempt, ended: in what a server has answered, or in why there is no answer."""
+"""How a call, or one attempt, ended: the answer of a server, or the reason why there is none."""
 
 Send = Callable[[ActorBackend, MethodCall, float | None], CallResult]
 
@@ -52,13 +52,8 @@ def _invoke(backend: ActorBackend, call: MethodCall, timeout: float | None) -> C
 class Attempts:
     """A call, which is made once: by `run` or by `begin`.
 
-    Args:
-        backends: where it can go.
-        method: what is called.
-        segments: with which arguments.
-        deadline: of all attempts together, as `time.monotonic` counts, or None.
-        retries: how many attempts there may be besides the first.
-        is_idempotent: whether the method may run twice.
+    ``segments`` are its encoded arguments. The deadline, as `time.monotonic` counts, is that of all attempts together.
+    ``retries`` do not include the first attempt.
     """
 
     def __init__(
@@ -78,11 +73,11 @@ class Attempts:
         self._retries = retries
         self._is_idempotent = is_idempotent
         self._surely = retries > 0 and not is_idempotent
-        """Whether a server is worth a question before the call: if the call is lost there, it cannot be made again."""
+        """Whether to ask first if a server still answers: a call that is lost there cannot be made again."""
         self._made = 0
 
     def run(self, send: Send = _invoke) -> Outcome:
-        """Make attempts in this thread until one of them settles the matter.
+        """Make attempts in this thread until no further one is needed, or allowed.
 
         Args:
             send: how a request is sent.
@@ -112,7 +107,7 @@ class Attempts:
         def ended(outcome: Outcome) -> None:
             self._conclude(backend, outcome)
             if _is_session_ended(outcome):
-                self._made = 0  # nobody has looked at it
+                self._made = 0  # the server has not looked at it
                 self._run_beside(done)
             elif self._worth_another(outcome) is None:
                 done(outcome)
@@ -142,7 +137,7 @@ class Attempts:
         return MethodCall(self.method, self._segments, backend.handle or "")
 
     def _conclude(self, backend: ActorBackend, outcome: Outcome) -> None:
-        """Have what is known of a backend follow from how an attempt ended there."""
+        """Update what is known of a backend after an attempt there."""
         if isinstance(outcome, CallResult):
             if outcome.failure is not None and outcome.failure.code in _ACTOR_IS_GONE:
                 self.backends.expired(backend)

@@ -20,7 +20,7 @@ from skipper.control.model.errors import (
 )
 from skipper.control.rpc.resolver import Resolver
 from skipper.control.rpc.urls import ACTOR, ServiceUrl
-from skipper.control.rpc.wire.calls import Query
+from skipper.control.rpc.wire.messages import Query
 from skipper.control.wire import grpc_poller
 from skipper.control.wire.certificates import Tls
 
@@ -34,7 +34,7 @@ REFRESH_S = 5.0
 """After this long a client resolves the name again, beside its calls."""
 
 QUIET_S = 1.0
-"""A server that has not answered for so long may be gone unnoticed: nothing watches an idle connection."""
+"""A server that has not answered for so long may be gone: nothing watches an idle connection."""
 
 _AVOIDED_S = 1.0
 """A server that could not be reached is the last choice for this long."""
@@ -72,13 +72,7 @@ class ActorBackend:
 class ActorBackends:
     """What a client knows of a name; for any number of threads.
 
-    Args:
-        resolver: tells where the name is.
-        name: of the actor.
-        secret: what both sides know.
-        tls: to encrypt.
-        max_message_nbytes: of arguments, or of a result.
-        handle: of the one actor that is called, even if another gets its name later. None: the name decides.
+    With ``handle`` that one actor is called, even if another gets its name later; otherwise the name decides.
     """
 
     def __init__(
@@ -112,17 +106,10 @@ class ActorBackends:
             surely: only one that has answered lately, for a call that must not be lost on its way.
         """
         while (best := self._choose_ready(surely=surely)) is not None and best.channel.let_go_if_ended():
-            self._put_back(best)
+            with self._lock:
+                best.handle = self.pinned  # another server may answer there the next time
+            self.give_back(best, has_answered=False)
         return best
-
-    def _put_back(self, backend: ActorBackend) -> None:
-        """Note that a call was not sent, since the connection has ended."""
-        with self._lock:
-            backend.outstanding -= 1
-            backend.handle = self.pinned  # whoever answers there the next time may be another
-            is_unused = backend.is_gone and backend.outstanding == 0
-        if is_unused:
-            backend.channel.close()
 
     def _choose_ready(self, *, surely: bool) -> ActorBackend | None:
         with self._lock:
@@ -171,15 +158,15 @@ class ActorBackends:
         with self._lock:
             self._lend(backend)
 
-    def give_back(self, backend: ActorBackend, *, is_out_of_reach: bool = False) -> None:
+    def give_back(self, backend: ActorBackend, *, has_answered: bool = True, is_out_of_reach: bool = False) -> None:
         """Note that a call is over, and whether the backend could not be reached."""
         with self._lock:
             backend.outstanding -= 1
             if is_out_of_reach:
                 self._is_stale = True
                 backend.avoided_until = time.monotonic() + _AVOIDED_S
-                backend.handle = self.pinned  # whoever answers there the next time may be another
-            else:
+                backend.handle = self.pinned  # another server may answer there the next time
+            elif has_answered:
                 backend.answered_at = time.monotonic()
             is_unused = backend.is_gone and backend.outstanding == 0
         if is_unused:
@@ -218,7 +205,7 @@ class ActorBackends:
                 if deadline is not None and time.monotonic() >= deadline:
                     raise DeadlineError(f"no connection to {self.name!r} in time: {failure or error}") from error
                 failure = failure or UnreachableError(str(error))
-            except ConnectionLostError as error:  # it was a question that was lost, and not the call
+            except ConnectionLostError as error:  # our question was lost, not the call
                 failure = failure or UnreachableError(str(error))
             except ControlError as error:
                 failure = failure or error

@@ -19,25 +19,16 @@ from skipper.control.model.errors import (
     SupervisionError,
 )
 from skipper.control.model.exception_text import describe, summarize_fully
-from skipper.control.rpc.concurrency_limit import BusyError, LateError
-from skipper.control.rpc.wire.calls import CallFailure, CallResult, Code, MethodCall, Segments
+from skipper.control.rpc.hosted import BusyError, LateError
+from skipper.control.rpc.wire.messages import CallFailure, CallResult, Code, MethodCall, Segments
 from skipper.control.runtime.replies import open_chain, pack_chain
-from skipper.control.wire.payload import pack_inert, pack_inert_arguments, unpack
+from skipper.control.wire.payload import pack_inert, unpack
 
 _MAX_CAUSE_NBYTES = 1 << 20
 
 
 class ArgumentsError(Exception):
     """Arguments that are not what their encoding says."""
-
-
-def encode_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Segments:
-    """The pickle of arguments.
-
-    Raises:
-        PayloadError: (a `TypeError`) one of them cannot be pickled.
-    """
-    return pack_inert_arguments(args, kwargs)
 
 
 def decode_arguments(call: MethodCall) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -33,12 +33,7 @@ class GcsResolver:
     """
 
     def __init__(
-        self,
-        project: str | None = None,
-        *,
-        url: str | None = None,
-        client: Any = None,
-        timeout: float = _TIMEOUT_S,
+        self, project: str | None = None, *, url: str | None = None, client: Any = None, timeout: float = _TIMEOUT_S
     ) -> None:
         self._project = project
         self._url = url

@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 import inspect
 import secrets
+import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from skipper.control.api.mesh import interface_in, subscribe
 from skipper.control.model.endpoint_spec import endpoint_options, is_idempotent
 from skipper.control.model.errors import NoSuchMethodError
-from skipper.control.rpc.concurrency_limit import ConcurrencyLimit, LateError
 from skipper.control.rpc.scope import Scope, serving
-from skipper.control.rpc.wire.calls import MethodInfo
+from skipper.control.rpc.wire.messages import MethodInfo
 
 if TYPE_CHECKING:
     from skipper.control.api.views import ActorMesh
@@ -23,6 +24,63 @@ _HANDLE_NBYTES = 12
 
 RunAsync = Callable[[Any, Scope], Any]
 """Runs what an ``async`` method has returned to its end, within the bounds of the call."""
+
+
+class BusyError(Exception):
+    """Too many calls wait already."""
+
+
+class LateError(Exception):
+    """The time of a call was over before its turn came."""
+
+
+class ConcurrencyLimit:
+    """Bounds how many calls an actor runs at a time; for any number of threads.
+
+    Args:
+        places: how many calls may run at a time.
+        max_waiting: how many calls may wait for their turn.
+    """
+
+    def __init__(self, places: int, *, max_waiting: int) -> None:
+        self._free = places
+        self._max_waiting = max_waiting
+        self._lock = threading.Lock()
+        self._waiting: deque[threading.Lock] = deque()
+
+    def enter(self, timeout: float | None) -> None:
+        """Wait in this thread until a call may run.
+
+        Raises:
+            BusyError: too many calls wait already.
+            LateError: the turn did not come within ``timeout`` seconds.
+        """
+        with self._lock:
+            if self._free > 0:
+                self._free -= 1
+                return
+            if len(self._waiting) >= self._max_waiting:
+                raise BusyError
+            gate = threading.Lock()
+            gate.acquire()
+            self._waiting.append(gate)
+        if gate.acquire(timeout=-1 if timeout is None else timeout):
+            return
+        with self._lock:
+            if gate in self._waiting:
+                self._waiting.remove(gate)
+                raise LateError
+        # The turn came at the very moment when the time was up: pass it on to the next call.
+        self.leave()
+        raise LateError
+
+    def leave(self) -> None:
+        """End a call, so that the next one may run."""
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._free += 1
 
 
 class Hosted(ABC):
@@ -56,15 +114,7 @@ class Hosted(ABC):
 
 
 class PlainActor(Hosted):
-    """An object of any class: its public methods, so many at a time, in the order in which calls came.
-
-    Args:
-        name: as it is registered.
-        instance: the object.
-        concurrency: calls at a time.
-        max_waiting: calls that may wait for their turn.
-        run_async: for methods that are ``async``.
-    """
+    """An object of any class: its public methods, ``concurrency`` at a time, in the order in which calls came."""
 
     def __init__(self, name: str, instance: object, *, concurrency: int, max_waiting: int, run_async: RunAsync) -> None:
         super().__init__(name, type(instance).__qualname__)
@@ -95,10 +145,6 @@ class PlainActor(Hosted):
 class MeshActor(Hosted):
     """A mesh of actors: a call is a ``call_one`` where it is one actor, and a ``call`` where there are several.
 
-    Args:
-        name: as it is registered.
-        mesh: the mesh, or slice.
-
     Attributes:
         ended: ends with the mesh's first failure, or when all its actors have been stopped.
     """
@@ -128,7 +174,7 @@ class MeshActor(Hosted):
 
 def public_methods(cls: Any) -> Mapping[str, Callable[..., Any]]:
     """The methods of a class that can be called from elsewhere: those without a leading underscore."""
-    return _public_methods(cls)
+    return _public_methods(cls)  # whose argument type checkers want to be hashable
 
 
 @functools.cache

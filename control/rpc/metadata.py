@@ -1,7 +1,7 @@
-"""The controller's metadata service: who has which name, for as long as they are there to say so.
+"""The controller's metadata service: which names are registered, each for as long as its lease is renewed.
 
-It is an actor on an `ActorServer` like any other, called ``/metadata``: what proves callers, carries deadlines and
-speaks to other languages is the same.
+It is an actor on an `ActorServer` like any other, called ``/metadata``, with the same authentication, deadlines and
+encodings.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Sequence
-from types import TracebackType
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from skipper.control.api import namespaces
 from skipper.control.model.bounds import check_seconds
 from skipper.control.model.endpoint_spec import idempotent
 from skipper.control.model.errors import ControlError, NameNotFoundError, ResolverError
 from skipper.control.rpc.actor_server import ActorServer
-from skipper.control.rpc.registry import MAX_LEASE_S, MIN_LEASE_S, Registry
 from skipper.control.rpc.resolver import FixedResolver
 from skipper.control.rpc.rpc_client import RpcClient, RpcOptions
 from skipper.control.rpc.urls import ACTOR, ServiceUrl, split_address
@@ -31,9 +31,100 @@ METADATA_VARIABLE = "SKIPPER_METADATA"
 """Environment variable with the address, ``host:port``, of the metadata service."""
 
 LEASE_S = 10.0
+MAX_REGISTRATIONS = 100_000
+MIN_LEASE_S = 0.1
+MAX_LEASE_S = 3600.0
 _NAME = "metadata"
 _TIMEOUT_S = 5.0
 _RETRIES = 3
+
+
+class FullError(Exception):
+    """There are too many registrations."""
+
+
+@dataclass(slots=True)
+class _Lease:
+    name: str
+    url: str
+    lease_s: float
+    expires: float
+    number: int
+
+
+class Registry:
+    """Registrations of absolute names. All times are seconds of one rising clock, which the caller reads."""
+
+    def __init__(self) -> None:
+        self._leases: dict[str, _Lease] = {}
+        self._by_name: dict[str, dict[str, None]] = {}
+        self._count = 0
+        self._none_before = 0.0
+        """No lease expires before this."""
+
+    def register(self, lease: str, name: str, url: str, lease_s: float, now: float) -> None:
+        """Take note of a service. A lease that is there already is replaced; the same URL twice counts once.
+
+        Args:
+            lease: chosen by whoever registers, and known to nobody else.
+            name: absolute.
+            url: where the service is.
+            lease_s: it expires this long after it was last renewed.
+            now: the time.
+
+        Raises:
+            ValueError: the lease is too short or too long.
+            FullError: there are too many registrations.
+        """
+        if not MIN_LEASE_S <= lease_s <= MAX_LEASE_S:
+            raise ValueError(f"a lease is for {MIN_LEASE_S:g} to {MAX_LEASE_S:g} s, not for {lease_s!r}")
+        self._expire(now)
+        self.withdraw(lease)
+        if len(self._leases) >= MAX_REGISTRATIONS:
+            raise FullError(f"there are {MAX_REGISTRATIONS} registrations already")
+        self._count += 1
+        self._leases[lease] = _Lease(name, url, lease_s, now + lease_s, self._count)
+        self._by_name.setdefault(name, {})[lease] = None
+        self._none_before = min(self._none_before, now + lease_s)
+
+    def renew(self, leases: Iterable[str], now: float) -> list[str]:
+        """Have leases begin anew; those that are not there are returned."""
+        self._expire(now)
+        unknown: list[str] = []
+        for lease in leases:
+            registration = self._leases.get(lease)
+            if registration is None:
+                unknown.append(lease)
+            else:
+                registration.expires = now + registration.lease_s
+        return unknown
+
+    def withdraw(self, lease: str) -> None:
+        """Forget a registration, if it is there."""
+        registration = self._leases.pop(lease, None)
+        if registration is not None:
+            of_name = self._by_name[registration.name]
+            del of_name[lease]
+            if not of_name:
+                del self._by_name[registration.name]
+
+    def resolve(self, name: str, now: float) -> list[str]:
+        """The URLs of a service, the latest registration first."""
+        self._expire(now)
+        found = sorted((self._leases[lease] for lease in self._by_name.get(name, ())), key=lambda each: -each.number)
+        return list(dict.fromkeys(each.url for each in found))
+
+    def names(self, prefix: str, now: float) -> dict[str, list[str]]:
+        """All services whose names begin with ``prefix``, by name."""
+        self._expire(now)
+        return {name: self.resolve(name, now) for name in sorted(self._by_name) if name.startswith(prefix)}
+
+    def _expire(self, now: float) -> None:
+        if now < self._none_before:
+            return
+        for lease in [lease for lease, each in self._leases.items() if each.expires <= now]:
+            self.withdraw(lease)
+        self._none_before = min((each.expires for each in self._leases.values()), default=now + MAX_LEASE_S)
 
 
 class MetadataService:
@@ -139,8 +230,11 @@ class _MetadataClient:
         """Hang up."""
         self._client.close()
 
-    def _failed(self, error: ControlError) -> ResolverError:
-        return ResolverError(f"the metadata service at {self.address} does not answer: {error}")
+    def _ask(self, method: str, *arguments: object) -> Any:
+        try:
+            return getattr(self._client, method).sync(*arguments)
+        except ControlError as error:
+            raise ResolverError(f"the metadata service at {self.address} does not answer: {error}") from error
 
 
 class MetadataResolver(_MetadataClient):
@@ -177,10 +271,7 @@ class MetadataResolver(_MetadataClient):
             ValueError: that is no name.
         """
         absolute = namespaces.absolute(name, self.namespace)
-        try:
-            urls: list[str] = self._client.resolve.sync(absolute)
-        except ControlError as error:
-            raise self._failed(error) from error
+        urls: list[str] = self._ask("resolve", absolute)
         if not urls:
             raise NameNotFoundError(f"nobody has registered {absolute!r} with the metadata service at {self.address}")
         return urls
@@ -192,10 +283,7 @@ class MetadataResolver(_MetadataClient):
             ResolverError: the service does not answer.
         """
         within = "/" if self.namespace == namespaces.ROOT else f"/{self.namespace}/"
-        try:
-            found: dict[str, list[str]] = self._client.names.sync(prefix or within)
-        except ControlError as error:
-            raise self._failed(error) from error
+        found: dict[str, list[str]] = self._ask("names", prefix or within)
         return found
 
     def __repr__(self) -> str:
@@ -247,10 +335,7 @@ class MetadataMapping(_MetadataClient):
         """
         key = (namespaces.absolute(name, self.namespace), target_url)
         lease = secrets.token_hex(16)
-        try:
-            self._client.register.sync(lease, *key, self._lease_s)
-        except ControlError as error:
-            raise self._failed(error) from error
+        self._ask("register", lease, *key, self._lease_s)
         with self._lock:
             self._held[key] = lease
             if self._thread is None:
@@ -266,10 +351,7 @@ class MetadataMapping(_MetadataClient):
         with self._lock:
             lease = self._held.pop((namespaces.absolute(name, self.namespace), target_url), None)
         if lease is not None:
-            try:
-                self._client.withdraw.sync(lease)
-            except ControlError as error:
-                raise self._failed(error) from error
+            self._ask("withdraw", lease)
 
     def close(self) -> None:
         """Renew nothing any more: what is registered ends with its lease."""
@@ -279,9 +361,7 @@ class MetadataMapping(_MetadataClient):
     def __enter__(self) -> MetadataMapping:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _renew_for_ever(self) -> None:

@@ -1,4 +1,4 @@
-"""Calls that take long: started, asked for as often as one likes, cancelled. The server's side of them."""
+"""The server's side of long calls, which clients start, poll and cancel."""
 
 from __future__ import annotations
 
@@ -7,15 +7,7 @@ import time
 from collections.abc import Callable
 
 from skipper.control.rpc.scope import Scope
-from skipper.control.rpc.wire.calls import (
-    CallFailure,
-    CallResult,
-    Code,
-    MethodCall,
-    OperationQuery,
-    OperationState,
-    Start,
-)
+from skipper.control.rpc.wire import messages
 
 MAX_RUNNING = 64
 MAX_KEPT = 1024
@@ -23,22 +15,20 @@ KEPT_S = 600.0
 """For so long after its end an operation can be asked for."""
 
 MAX_WAIT_S = 20.0
-"""A question is answered after this long at the latest, however long it wants to wait for the end."""
+"""The longest wait of one poll, whatever the client asks for."""
 
 _MARGIN_S = 0.05
-"""An answer that is to be there before its deadline leaves this much earlier."""
+"""An answer is sent this long before the deadline, so that it arrives in time."""
 
 
 class Operations:
-    """The operations of a server; for any number of threads.
-
-    Args:
-        run: what calls a method, and waits for its end.
-        clock: seconds, rising.
-    """
+    """The operations of a server; for any number of threads. ``run`` calls a method, and waits for its end."""
 
     def __init__(
-        self, run: Callable[[MethodCall, Scope], CallResult], *, clock: Callable[[], float] = time.monotonic
+        self,
+        run: Callable[[messages.MethodCall, Scope], messages.CallResult],
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run = run
         self._clock = clock
@@ -46,7 +36,7 @@ class Operations:
         self._operations: dict[str, _RunningOperation] = {}
         self._running = 0
 
-    def start(self, start: Start) -> OperationState:
+    def start(self, start: messages.Start) -> messages.OperationState:
         """Start an operation, unless there is one with this id."""
         with self._lock:
             self._sweep(MAX_KEPT - 1)
@@ -55,13 +45,13 @@ class Operations:
                 return operation.state()
             if self._running >= MAX_RUNNING or len(self._operations) >= MAX_KEPT:
                 words = f"there are {self._running} operations already that have not come to an end"
-                return OperationState(start.id, failure=CallFailure(Code.BUSY, words))
+                return messages.OperationState(start.id, failure=messages.CallFailure(messages.Code.BUSY, words))
             operation = self._operations[start.id] = _RunningOperation(start.id)
             self._running += 1
         threading.Thread(target=self._work, args=(operation, start.call), name="operation", daemon=True).start()
         return operation.state()
 
-    def poll(self, query: OperationQuery, remaining_s: float | None) -> OperationState:
+    def poll(self, query: messages.OperationQuery, remaining_s: float | None) -> messages.OperationState:
         """Where an operation is, once it has ended or the wait is over."""
         operation = self._find(query.id)
         if operation is None:
@@ -71,12 +61,15 @@ class Operations:
         operation.ended.wait(min(wait_s, left, MAX_WAIT_S))
         return operation.state()
 
-    def cancel(self, query: OperationQuery) -> OperationState:
+    def cancel(self, query: messages.OperationQuery) -> messages.OperationState:
         """Cancel an operation, unless it has ended."""
         operation = self._find(query.id)
         if operation is None:
             return _unknown(query.id)
-        operation.end(CallResult(failure=CallFailure(Code.CANCELLED, "the operation was cancelled")), self._clock())
+        operation.end(
+            messages.CallResult(failure=messages.CallFailure(messages.Code.CANCELLED, "the operation was cancelled")),
+            self._clock(),
+        )
         operation.scope.cancel()
         return operation.state()
 
@@ -85,14 +78,14 @@ class Operations:
         with self._lock:
             operations = list(self._operations.values())
         for operation in operations:
-            self.cancel(OperationQuery(operation.id))
+            self.cancel(messages.OperationQuery(operation.id))
 
     def _find(self, operation_id: str) -> _RunningOperation | None:
         with self._lock:
             self._sweep(MAX_KEPT)
             return self._operations.get(operation_id)
 
-    def _work(self, operation: _RunningOperation, call: MethodCall) -> None:
+    def _work(self, operation: _RunningOperation, call: messages.MethodCall) -> None:
         try:
             operation.end(self._run(call, operation.scope), self._clock())
         finally:
@@ -120,9 +113,9 @@ class _RunningOperation:
         self.ended = threading.Event()
         self.ended_at: float | None = None
         self._lock = threading.Lock()
-        self._answer: CallResult | None = None
+        self._answer: messages.CallResult | None = None
 
-    def end(self, answer: CallResult, now: float) -> None:
+    def end(self, answer: messages.CallResult, now: float) -> None:
         """Note how it ended, unless it has."""
         with self._lock:
             if self._answer is not None:
@@ -131,11 +124,11 @@ class _RunningOperation:
             self.ended_at = now
         self.ended.set()
 
-    def state(self) -> OperationState:
+    def state(self) -> messages.OperationState:
         """Where it is."""
-        return OperationState(self.id, self._answer)
+        return messages.OperationState(self.id, self._answer)
 
 
-def _unknown(operation_id: str) -> OperationState:
+def _unknown(operation_id: str) -> messages.OperationState:
     words = "this server knows no such operation: it was restarted, or nobody has asked for too long"
-    return OperationState(operation_id, failure=CallFailure(Code.NO_SUCH_OPERATION, words))
+    return messages.OperationState(operation_id, failure=messages.CallFailure(messages.Code.NO_SUCH_OPERATION, words))

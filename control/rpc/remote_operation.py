@@ -15,7 +15,7 @@ from skipper.control.model.future import Future, Promise
 from skipper.control.rpc.attempts import Attempts, may_retry, wait_s
 from skipper.control.rpc.backends import ActorBackend, ActorBackends
 from skipper.control.rpc.encoding import error_of, open_answer
-from skipper.control.rpc.wire.calls import CallResult, MethodCall, OperationQuery, OperationState, Start
+from skipper.control.rpc.wire.messages import CallResult, MethodCall, OperationQuery, OperationState, Start
 
 R = TypeVar("R")
 T = TypeVar("T")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from skipper.control.model.bounds import check_count, check_optional_seconds
@@ -13,14 +11,15 @@ from skipper.control.model.errors import ControlError
 from skipper.control.model.future import Future, Promise
 from skipper.control.rpc.attempts import Attempts, Outcome
 from skipper.control.rpc.backends import ActorBackends
-from skipper.control.rpc.encoding import encode_arguments, open_answer
+from skipper.control.rpc.encoding import open_answer
 from skipper.control.rpc.hosted import checker, public_methods
 from skipper.control.rpc.remote_operation import RemoteOperation, start_operation
 from skipper.control.rpc.resolver import Resolver
 from skipper.control.rpc.scope import deadline_after
 from skipper.control.rpc.user_secret import shared_secret
-from skipper.control.rpc.wire.calls import LARGEST_MESSAGE_NBYTES, MAX_MESSAGE_NBYTES
+from skipper.control.rpc.wire.messages import LARGEST_MESSAGE_NBYTES, MAX_MESSAGE_NBYTES
 from skipper.control.wire.certificates import Tls
+from skipper.control.wire.payload import pack_inert_arguments
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -153,9 +152,7 @@ class RpcClient(Generic[T]):
     def __enter__(self) -> RpcClient[T]:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -200,7 +197,7 @@ class RpcMethod(Generic[P, R]):
         """
         attempts = self._attempts(args, kwargs)
         future: Promise[R] = Promise()
-        attempts.begin(lambda outcome: future.settle_by(self._opener(outcome)))
+        attempts.begin(lambda outcome: future.settle_by(lambda: self._open(outcome)))
         return future
 
     def sync(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -227,14 +224,11 @@ class RpcMethod(Generic[P, R]):
         return Attempts(
             self._backends,
             self._name,
-            encode_arguments(args, kwargs),
+            pack_inert_arguments(args, kwargs),
             deadline=deadline_after(self._options.timeout),
             retries=self._options.retries,
             is_idempotent=self._is_idempotent,
         )
-
-    def _opener(self, outcome: Outcome) -> Callable[[], R]:
-        return lambda: self._open(outcome)
 
     def _open(self, outcome: Outcome) -> Any:
         if isinstance(outcome, ControlError):

@@ -1,4 +1,4 @@
-"""What the code of an actor may know of the call that it serves: how long there is, and whether it is still wanted."""
+"""What an actor's code may know of the call that it serves: the time that is left, and whether it was cancelled."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Scope:
             then()
 
     def when_cancelled(self, then: Callable[[], object]) -> None:
-        """Have ``then`` called at that moment, or now if that is past."""
+        """Call ``then`` when the call is cancelled, or now if it has been."""
         with self._lock:
             self._then = then
             is_past = self._cancelled
@@ -57,7 +57,7 @@ _current: ContextVar[Scope | None] = ContextVar("call", default=None)
 
 @contextlib.contextmanager
 def serving(scope: Scope) -> Iterator[None]:
-    """Have this be the call that is served, in this thread or task and for as long as the block runs."""
+    """Make this the call that is served, in this thread or task, for as long as the block runs."""
     token = _current.set(scope)
     try:
         yield

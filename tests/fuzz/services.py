@@ -9,17 +9,16 @@ from functools import cache
 from types import SimpleNamespace
 
 from skipper.control.api import namespaces
-from skipper.control.cluster.jobs import pods, slurm_queue
+from skipper.control.cluster.jobs import pods, slurm
 from skipper.control.model.errors import NameNotFoundError, ResolverError, SupervisionError
 from skipper.control.observe.dashboard import Dashboard, Feed
 from skipper.control.observe.log_reader import Collector
 from skipper.control.observe.status import JobStatus
 from skipper.control.rpc import encoding
 from skipper.control.rpc.gcs import GcsResolver
-from skipper.control.rpc.metadata import MetadataService
-from skipper.control.rpc.registry import FullError
+from skipper.control.rpc.metadata import FullError, MetadataService
 from skipper.control.rpc.urls import ServiceUrl, split_address
-from skipper.control.rpc.wire.calls import MethodCall
+from skipper.control.rpc.wire.messages import MethodCall
 from skipper.control.support.pages import PageServer
 from tests.fuzz.mutation import join_parts, parts_in_json, split_parts
 from tests.fuzz.verdicts import Broken
@@ -130,7 +129,7 @@ def pod_seeds() -> Iterator[bytes]:
 def read_queue(data: bytes) -> None:
     """A line of Slurm's."""
     fields = [part.decode("utf-8", "replace") for part in split_parts(data)]
-    slurm_queue.place_of(*[*fields, "", "", ""][:3])
+    slurm.place_of(*[*fields, "", "", ""][:3])
 
 
 def queue_seeds() -> Iterator[bytes]:

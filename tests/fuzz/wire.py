@@ -10,19 +10,17 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from skipper.control.cluster.hosts import announcement, protocol
-from skipper.control.cluster.hosts.announcement import Announcement
+from skipper.control.cluster.hosts import protocol
 from skipper.control.model.errors import ProtocolError
 from skipper.control.model.settings import Settings
 from skipper.control.model.shape import Extent
 from skipper.control.rpc.wire import messages as actor_service
-from skipper.control.rpc.wire.calls import (
+from skipper.control.rpc.wire.messages import (
     ActorInfo,
     CallFailure,
     CallResult,
     Code,
     MethodCall,
-    MethodInfo,
     OperationQuery,
     OperationState,
     Query,
@@ -34,6 +32,7 @@ from skipper.control.runtime.cast import messages as tree_wire
 from skipper.control.runtime.cast.tree import RankSpan
 from skipper.control.runtime.join_file import Connection
 from skipper.control.wire import addresses, auth, frames
+from skipper.control.wire._generated.actor_service_pb2 import ListMethodsRequest
 from skipper.control.wire.bulk import Outgoing
 from skipper.control.wire.envelope import Envelope, Kind, ProcessRef, Whole
 from skipper.control.wire.handshake import Dial, Guest
@@ -214,7 +213,7 @@ def host_seeds() -> Iterator[bytes]:
 
 _DECODERS = (
     *(actor_service.decode_nonce, actor_service.decode_session, actor_service.decode_call),
-    *(actor_service.decode_answer, actor_service.decode_methods_query, actor_service.decode_methods),
+    *(actor_service.decode_answer, actor_service.decode_methods_query),
     *(actor_service.decode_actors_query, actor_service.decode_actors, actor_service.decode_start),
     *(actor_service.decode_poll, actor_service.decode_cancel, actor_service.decode_operation),
 )
@@ -234,8 +233,7 @@ def actor_message_seeds() -> Iterator[bytes]:
         actor_service.encode_session(bytes(88), bytes(32)),
         actor_service.encode_call(call),
         actor_service.encode_answer(failed),
-        actor_service.encode_methods_query(Query("handle", "trainer")),
-        actor_service.encode_methods([MethodInfo("step", "(n: int)", "Steps.", is_idempotent=True)]),
+        ListMethodsRequest(actor_handle="handle", actor="trainer").SerializeToString(),
         actor_service.encode_actors_query(Query(actor="trainer", namespace="team")),
         actor_service.encode_actors([ActorInfo("trainer", "handle", "Trainer")]),
         actor_service.encode_start(Start("id", call)),
@@ -324,7 +322,7 @@ def read_announcement(data: bytes) -> object:
     fd = os.memfd_create("announcement")
     try:
         os.write(fd, data)
-        return announcement.read(Path(f"/proc/self/fd/{fd}"))
+        return protocol.announced(Path(f"/proc/self/fd/{fd}"))
     finally:
         os.close(fd)
 
@@ -332,7 +330,7 @@ def read_announcement(data: bytes) -> object:
 def announcement_seeds() -> Iterator[bytes]:
     """One that an agent has written."""
     with tempfile.TemporaryDirectory() as folder:
-        announcement.write(Path(folder) / "agent", Announcement("tcp://127.0.0.1:4711", 12))
+        protocol.announce(Path(folder) / "agent", "tcp://127.0.0.1:4711")
         yield (Path(folder) / "agent").read_bytes()
 
 

@@ -12,7 +12,7 @@ from skipper import control
 from skipper.control import HostMesh
 from skipper.control.cluster.hosts import attach_to_hosts
 from skipper.control.cluster.hosts import command as host_command
-from skipper.control.cluster.hosts.data_plane import DEVICES, VARIABLE
+from skipper.control.cluster.hosts.attach import DATA_PLANE_DEVICES, DATA_PLANE_HOST
 from tests.control.conftest import (
     PATIENCE_S,
     Failures,
@@ -61,7 +61,7 @@ def bounds(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     control.shutdown()
     control.configure(heartbeat_s=before.heartbeat_s)
-    for variable in (VARIABLE, DEVICES):
+    for variable in (DATA_PLANE_HOST, DATA_PLANE_DEVICES):
         os.environ.pop(variable, None)
 
 
@@ -86,7 +86,10 @@ def start_agent(machine: Machine, *options: str, own_folder: Path | None = None)
 
 def environment() -> dict[str, str]:
     """Of an agent: that of this process, but for what control has put there."""
-    return {**{name: value for name, value in os.environ.items() if name not in (VARIABLE, DEVICES)}, **QUIET}
+    return {
+        **{name: value for name, value in os.environ.items() if name not in (DATA_PLANE_HOST, DATA_PLANE_DEVICES)},
+        **QUIET,
+    }
 
 
 QUIET = {"PYTHONDONTWRITEBYTECODE": "1"}

@@ -1,5 +1,6 @@
 """The interface of jobs, with agents that are processes of this machine."""
 
+import json
 import os
 import signal
 import stat
@@ -13,7 +14,7 @@ import pytest
 
 from skipper import control
 from skipper.control import ActorMesh, DeadlineError, HostUnreachableError, SupervisionError
-from skipper.control.cluster.hosts import announcement
+from skipper.control.cluster.hosts import protocol
 from skipper.control.cluster.jobs import Job, LocalJob, Place, PlaceState, local
 from skipper.control.cluster.jobs.folder import JobFolder
 from skipper.control.cluster.jobs.local import LocalEngine
@@ -274,12 +275,11 @@ def test_a_script_that_is_killed_leaves_no_process(script: Callable[[str], Scrip
 
 def test_an_announcement_is_there_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "agent"
-    assert announcement.read(path) is None
+    assert protocol.announced(path) is None
     for port in range(1, 200):
-        announcement.write(path, announcement.Announcement(f"tcp://127.0.0.1:{port}", port))
-        found = announcement.read(path)
-        assert found is not None
-        assert found.pid == port
+        protocol.announce(path, f"tcp://127.0.0.1:{port}")
+        assert protocol.announced(path) == f"tcp://127.0.0.1:{port}"
+        assert json.loads(path.read_bytes())["pid"] == os.getpid()
     assert [entry.name for entry in tmp_path.iterdir()] == ["agent"]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 

@@ -12,7 +12,7 @@ import pytest
 
 from skipper.control import SupervisionError
 from skipper.control.cluster.jobs import PlaceState, SlurmJob
-from skipper.control.cluster.jobs.slurm_queue import place_of
+from skipper.control.cluster.jobs.slurm import place_of
 from skipper.control.model.errors import JobError, JobLibraryError
 from tests.control.conftest import PATIENCE_S, Failures, Script, wait_until
 from tests.integration.example_process import run
@@ -164,8 +164,8 @@ def test_a_task_that_cannot_serve_fails_the_job(make: Callable[..., SlurmJob]) -
 def test_without_its_controller_the_job_fails_and_says_so(
     make: Callable[..., SlurmJob], slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skipper.control.cluster.jobs.slurm_queue.PATIENCE_S", 0.0)
-    monkeypatch.setattr("skipper.control.cluster.jobs.slurm_queue.LOOK_S", 0.0)
+    monkeypatch.setattr("skipper.control.cluster.jobs.slurm.PATIENCE_S", 0.0)
+    monkeypatch.setattr("skipper.control.cluster.jobs.slurm.LOOK_S", 0.0)
     impatient = tmp_path / "slurm.conf"
     impatient.write_text(slurm.config.read_text().replace("MessageTimeout=5", "MessageTimeout=1"))
     job = make(1)

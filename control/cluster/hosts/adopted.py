@@ -95,7 +95,7 @@ class SocketForwarder:
         try:
             await asyncio.gather(_copy(reader, inner_writer), _copy(inner_reader, writer))
         except asyncio.CancelledError:
-            return  # cut
+            return  # `close` cuts the connection
         finally:
             inner_writer.close()
             writer.close()
@@ -109,4 +109,4 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             await writer.drain()
         writer.write_eof()
     except OSError:
-        writer.close()  # one of the two is gone, so the other is not needed any more
+        writer.close()  # one side is gone, so nobody needs the other

@@ -1,8 +1,8 @@
-"""`HostAgent`: the daemon of a machine that starts a process for every job which attaches it.
+"""`HostAgent`: the daemon of a machine that starts a process for every job which attaches this machine.
 
-It serves scripts and runs nothing of theirs: for each it starts one process (see `member`), which launches what the
-script spawns on this host. When a script hangs up, or shows no sign of life for as long as its job allows, that process
-is killed, and with it by the kernel whatever it has launched; so it is when the agent itself ends, however that comes.
+The agent runs no code of a script. It starts one process for each script (see `member`), which launches what the script
+spawns on this host. The agent kills that process when the script hangs up, or shows no sign of life for longer than its
+job allows; the kernel then ends all that the process has launched. The same happens when the agent itself ends.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TICK_S = 0.25
 """How often the agent looks whether the scripts still show signs of life."""
 
 _FROZEN_S = 1.0
-"""A tick that took so long means that this process stood still: that time does not count as a script's silence."""
+"""A longer tick means that this process stood still; that time does not count as silence of a script."""
 
 _log = logging.getLogger("skipper.control.cluster.hosts")
 
@@ -163,7 +163,7 @@ class HostAgent:
         os.eventfd_write(self._wake, 1)
 
     def end_by_signals(self) -> None:
-        """Have SIGTERM and SIGINT end it."""
+        """End the agent on SIGTERM and SIGINT."""
 
         def handle(number: int, frame: FrameType | None) -> None:
             self.end()
@@ -172,7 +172,7 @@ class HostAgent:
             signal.signal(number, handle)
 
     def end_with(self, fd: int) -> None:
-        """Have it end when a pipe does: that of the process that has started it."""
+        """End the agent when a pipe ends: the one from the process that has started the agent."""
 
         def look() -> None:
             if not os.read(fd, 4096):
@@ -206,7 +206,7 @@ class HostAgent:
 
     def _ask(self, link: Link, envelope: Envelope) -> None:
         if link.lost is not None:
-            return  # its certificate was revoked meanwhile
+            return  # its certificate has been revoked
         try:
             content = protocol.read(envelope)
             if envelope.method == "attach":
@@ -249,7 +249,7 @@ class HostAgent:
             job.asked = 0
 
     def _ended(self, job: _Job) -> None:
-        """The job's process is gone, by itself or because we killed it."""
+        """The process of the job has ended, by itself or by our kill."""
         status = job.popen.wait()
         self._close_report(job)
         self._selector.unregister(job.pidfd)
@@ -275,7 +275,7 @@ class HostAgent:
             self._end(job, reason)
 
     def _review(self) -> None:
-        """Hang up on scripts whose certificates are revoked, which ends their jobs here."""
+        """Hang up on scripts with revoked certificates; that ends their jobs here."""
         if self._certificates is None or time.monotonic() - self._reviewed_s < REVIEW_S:
             return
         for link in list(self._links):
@@ -290,7 +290,7 @@ class HostAgent:
             signal.pidfd_send_signal(job.pidfd, signal.SIGKILL)
 
     def _reap_orphans(self) -> None:
-        """Let go of what others have left behind: the first process of a container inherits children."""
+        """Reap children that we have not started: the first process of a container inherits them."""
         ours = {job.popen.pid for job in self._jobs.values()}
         with contextlib.suppress(ChildProcessError):  # there are no children
             while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -332,8 +332,6 @@ def _launch(link: Link, number: int, config: dict[str, Any], heartbeat_s: float)
     finally:
         os.close(child_end)
         os.close(tell)
-    line = json.dumps(config).encode() + b"\n"
-    view = memoryview(line)
-    while view:
-        view = view[os.write(lifeline, view) :]
+    with open(lifeline, "wb", closefd=False) as pipe:
+        pipe.write(json.dumps(config).encode() + b"\n")
     return _Job(link, popen, os.pidfd_open(popen.pid), lifeline, report, number, heartbeat_s)

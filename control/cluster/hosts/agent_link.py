@@ -54,7 +54,7 @@ class AgentLink:
         self._secret = secret
         self._certificates = certificates
         self._revoked_s = 0.0
-        """Since when it is known that the agent's certificate has been revoked."""
+        """When we first saw that the agent's certificate was revoked; 0: it was not."""
         self._numbers = itertools.count(1)
         self._answers: dict[int, Promise[dict[str, Any]]] = {}
         self._lock = threading.Lock()
@@ -125,7 +125,8 @@ class AgentLink:
     def review(self) -> None:
         """Hang up if the certificate of the agent has been revoked.
 
-        Not at once: the agent ends what the job has there then, and the job's own links first say why they end.
+        It waits a while: the agent then ends what the job has there, and the job's own links should first say why they
+        end.
         """
         identity = self._link.identity
         if self._certificates is None or identity is None or self._link.lost is not None:

@@ -146,7 +146,7 @@ class Attachments:
             self.hang_up(link)
             raise
         if (end := self.process.remote_launch.end_of(host.id)) is not None:
-            # Also if it has only stopped answering: then the agent ends it, and what it has launched.
+            # Also where it has only stopped answering: the agent then ends it, and what it has launched.
             end.add_done_callback(lambda _: self.hang_up(link))
         return link, host
 
@@ -185,7 +185,7 @@ class Attachments:
         gone = self._lost(hosts, timeout)
         again = {host.id: self.links[host.id][1] for host in hosts if host.id in gone}
         for host_id in again:
-            self.hang_up(self.links[host_id][0])  # whatever is left of the job there ends with that
+            self.hang_up(self.links[host_id][0])  # that ends what is left of the job there
         fresh = self.attach_all(list(again.values()), max(deadline - time.monotonic(), 0)) if again else ()
         return self._succeed(hosts, dict(zip(again, fresh, strict=True)))
 

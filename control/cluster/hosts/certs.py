@@ -20,12 +20,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from skipper.control.model.errors import CertificateError
@@ -407,7 +402,7 @@ def _sign(
 ) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
     """A key and the chain of certificates that belongs to it, in PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
-    # A client's is of no use to who wants to be taken for a server.
+    # With the certificate of a client nobody can pose as a server.
     uses = [ExtendedKeyUsageOID.CLIENT_AUTH, *([] if role is Role.CLIENT else [ExtendedKeyUsageOID.SERVER_AUTH])]
     names = [x509.UniformResourceIdentifier(uri), *map(_name_of, hosts)]
     builder = (
@@ -433,10 +428,7 @@ def _builder(
         .serial_number(x509.random_serial_number())
         .not_valid_before(max(begin, signer.certificate.not_valid_before_utc))
         .not_valid_after(end if days is None else min(end, begin + datetime.timedelta(days=days)))
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.key.public_key()),
-            critical=False,
-        )
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.key.public_key()), critical=False)
     )
 
 
@@ -459,7 +451,7 @@ def _revoke(
     *,
     drop_others: bool = False,
 ) -> None:
-    """Write the authority's list anew, with these in it, too; those of others stay unless they are dropped."""
+    """Write the authority's list again, with these certificates added; lists of others stay unless they are dropped."""
     lists = _lists(path)
     before = {entry.serial_number: entry for each in lists if each.issuer == authority.subject for entry in each}
     now = datetime.datetime.now(datetime.UTC)
@@ -470,7 +462,7 @@ def _revoke(
         x509.CertificateRevocationListBuilder()
         .issuer_name(authority.subject)
         .last_update(now - _CLOCKS_DIFFER)
-        .next_update(authority.not_valid_after_utc)  # nobody fetches it: it is brought when there is something new
+        .next_update(authority.not_valid_after_utc)  # nobody fetches it: `update` brings a new one
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
         .add_extension(x509.CRLNumber(int(now.timestamp() * 1000)), critical=False)
     )
@@ -482,7 +474,7 @@ def _revoke(
 
 
 def _keep(source: Path, chain: bytes) -> None:
-    """Remember what was issued, for revocation by name. An authority that cannot be written to does not."""
+    """Keep a copy of what was issued, for revocation by name; not where the authority's folder is read-only."""
     serial = x509.load_pem_x509_certificates(chain)[0].serial_number
     with contextlib.suppress(CertificateError, OSError):
         (source / ISSUED).mkdir(mode=0o700, exist_ok=True)

@@ -34,14 +34,7 @@ def _make(given: argparse.Namespace, prog: str) -> int:
         case "init":
             certs.make_authority(given.folder, days=given.days, cluster=given.cluster)
         case "issue":
-            certs.issue(
-                given.authority,
-                given.folder,
-                given.host,
-                role=given.role,
-                name=given.name,
-                days=given.days,
-            )
+            certs.issue(given.authority, given.folder, given.host, role=given.role, name=given.name, days=given.days)
         case "delegate":
             certs.delegate(given.authority, given.folder, role=given.role)
         case "renew":

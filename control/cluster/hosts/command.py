@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from skipper.control.cluster.hosts import adopted, announcement, protocol
+from skipper.control.cluster.hosts import adopted, protocol
 from skipper.control.cluster.hosts.agent_link import AgentLink
 from skipper.control.cluster.hosts.attach import LEAST_SECRET_NBYTES, read_secret
 from skipper.control.model.errors import ControlError, InsecureHostError
@@ -130,8 +130,7 @@ def _serve_at(given: argparse.Namespace, listening: socket.socket | None) -> int
     if given.until_eof:
         agent.end_with(sys.stdin.fileno())
     if given.announce is not None:
-        mine = announcement.Announcement(addresses.SCHEME + agent.address, os.getpid())
-        announcement.write(Path(given.announce), mine)
+        protocol.announce(Path(given.announce), addresses.SCHEME + agent.address)
     sys.stdout.write(f"serving at {addresses.SCHEME}{agent.address}\n")
     sys.stdout.flush()
     agent.run()
@@ -187,9 +186,8 @@ def _secret_of(given: argparse.Namespace) -> bytes:
 
 def _secret_from(fd: int) -> bytes:
     """The first line of a pipe, and nothing of what follows."""
-    line = b""
-    while not line.endswith(b"\n") and (byte := os.read(fd, 1)) and len(line) < _MOST_SECRET_NBYTES:
-        line += byte
-    if len(secret := line.strip()) < LEAST_SECRET_NBYTES:
+    with open(fd, "rb", buffering=0, closefd=False) as pipe:
+        secret = pipe.readline(_MOST_SECRET_NBYTES).strip()
+    if len(secret) < LEAST_SECRET_NBYTES:
         raise ValueError(f"a secret of at least {LEAST_SECRET_NBYTES} bytes was to be the first line of standard input")
     return secret

@@ -1,9 +1,8 @@
-"""A companion: a process beside the ranks of a host, on which actors live that are to outlive any one of these ranks.
+"""A companion: a process beside the ranks of a host, for actors that must outlive any single rank.
 
-Where one script on each host is started by somebody else's launcher, there is no agent to ask for processes. So a rank
-starts a companion, which comes into the job of rank 0 by the same rendezvous as the ranks (see
-`control.cluster.jobs.spmd_rendezvous`). It ends when it is told to, when rank 0's job is over, and when the last of the
-ranks has ended that it was started for.
+Where another launcher starts one script on each host, there is no agent to ask for processes. So a rank starts a
+companion, which joins the job of rank 0 by the same rendezvous as the ranks (`cluster.jobs.spmd_rendezvous`). It ends
+when the rank says so, when the job of rank 0 is over, and when the last of its ranks has ended.
 
 The main program is ``companion.py CONFIG_FD REPORT_FD``.
 """
@@ -19,7 +18,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
@@ -31,9 +29,9 @@ _STOP_S = 10.0
 
 
 class Companion:
-    """The companion of a rank, seen from that rank; a context manager, whose end is the companion's.
+    """The companion of a rank, seen from that rank; a context manager that ends the companion.
 
-    It is a child of this process, and goes on without it if that ends without a `close`.
+    It is a child of this process. If this process ends without `close`, the companion goes on.
 
     Args:
         rendezvous: where rank 0 listens.
@@ -95,11 +93,11 @@ class Companion:
         return line.decode().strip()
 
     def give_up(self) -> None:
-        """Have it not come into the job any more: who waits for that is told at once. From any thread."""
+        """Kill the companion, so that `process_id` raises at once. From any thread."""
         self._popen.kill()
 
     def close(self) -> None:
-        """Have it leave the job and end; idempotent."""
+        """Make it leave the job and end; idempotent."""
         if self._lifeline < 0:
             return
         with contextlib.suppress(BrokenPipeError):
@@ -116,19 +114,21 @@ class Companion:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
 def main() -> None:
-    """Read the config, come into the job, say so, and stay."""
+    """Read the config, join the job, report the process id, and stay."""
     config_pipe, report = map(int, sys.argv[1:3])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the ranks, which then end this process
     os.set_inheritable(config_pipe, False)
     os.set_inheritable(report, False)
-    config = _read_line(config_pipe)
+    with open(config_pipe, "rb", buffering=0, closefd=False) as pipe:  # what follows the line is for `_stay`
+        line = pipe.readline()
+    if not line.endswith(b"\n"):
+        raise EOFError("the rank that has started this process has ended")
+    config: dict[str, Any] = json.loads(line)
     sys.path += [entry for entry in config["sys_path"] if entry not in sys.path]
     process_id = _come(config)
     os.write(report, f"{process_id}\n".encode())
@@ -138,17 +138,6 @@ def main() -> None:
     from skipper.control.runtime import current_runtime
 
     current_runtime.shutdown()
-
-
-def _read_line(pipe: int) -> dict[str, Any]:
-    content = b""
-    while not content.endswith(b"\n"):
-        chunk = os.read(pipe, 1)  # what follows the line is for `_stay`
-        if not chunk:
-            raise EOFError("the rank that has started this process has ended")
-        content += chunk
-    config: dict[str, Any] = json.loads(content)
-    return config
 
 
 def _come(config: dict[str, Any]) -> str:

@@ -22,29 +22,22 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the agent, which then ends this process
     os.set_inheritable(config_pipe, False)
     os.set_inheritable(report, False)
-    config = _read_line(config_pipe)
+    with open(config_pipe, "rb", closefd=False) as pipe:
+        line = pipe.readline()
+    if not line.endswith(b"\n"):
+        raise EOFError("the agent has ended")
+    config: dict[str, Any] = json.loads(line)
     sys.path += [entry for entry in config["sys_path"] if entry not in sys.path]
-    _set_up_data_plane(config)
-    address = _join(config)
-    os.write(report, f"{address}\n".encode())
+    os.write(report, f"{_join(config)}\n".encode())
     os.close(report)
     while os.read(config_pipe, 1):
         pass
     os._exit(0)
 
 
-def _read_line(pipe: int) -> dict[str, Any]:
-    content = b""
-    while not content.endswith(b"\n"):
-        chunk = os.read(pipe, 1 << 16)
-        if not chunk:
-            raise EOFError("the agent has ended")
-        content += chunk
-    config: dict[str, Any] = json.loads(content)
-    return config
-
-
 def _join(config: dict[str, Any]) -> str:
+    """Become a process of the job; the address at which it listens."""
+    from skipper.control.cluster.hosts.attach import open_data_plane
     from skipper.control.model.settings import Settings
     from skipper.control.runtime import current_runtime
     from skipper.control.wire.addresses import at
@@ -55,17 +48,12 @@ def _join(config: dict[str, Any]) -> str:
     plain = config["settings"]
     settings = Settings(**plain | {"preload": plain["preload"] and tuple(plain["preload"])})  # JSON has no tuples
     secret, is_open = bytes.fromhex(config["secret"]), bool(config["open_data_plane"])
+    if is_open:
+        open_data_plane(config["me"]["host"])
     process = current_runtime.start_host(me, root, secret, settings, config["certs"], data_plane_is_open=is_open)
     # At once: what it has launched dies with it, and there is nobody left to wait for anything else.
     process.remote_launch.stand_for_job(lambda reason: os._exit(0))
     return process.me.address
-
-
-def _set_up_data_plane(config: dict[str, Any]) -> None:
-    from skipper.control.cluster.hosts.data_plane import open_data_plane
-
-    if config["open_data_plane"]:
-        open_data_plane(config["me"]["host"])
 
 
 if __name__ == "__main__":

@@ -1,19 +1,25 @@
 """What a script and the agent of a host say to each other: requests and answers in JSON, on a stream like any other.
 
-Nothing of it is unpickled: an agent serves the jobs of many scripts and outlives them. The job's secret is hidden from
-whoever only listens, with or without TLS: it travels under a mask that takes the agent's own secret to make.
+No byte of it is unpickled: an agent serves the jobs of many scripts and outlives them. The job's secret travels under a
+mask that takes the agent's own secret to make, so that an eavesdropper does not learn it, with or without TLS.
+
+An agent that was started for a script first announces in a small file where it listens.
 """
 
 from __future__ import annotations
 
 import hmac
 import json
+import os
 import secrets
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from skipper.control.model.errors import ControlError, HostError, HostMismatchError, HostUnreachableError
+from skipper.control.support import private_file
+from skipper.control.wire import addresses
 from skipper.control.wire.auth import SECRET_NBYTES
 from skipper.control.wire.envelope import Envelope, Kind
 
@@ -22,6 +28,8 @@ AGENT = "host-agent"
 
 PER_HOST = b"per-host:"
 """How a script's secret begins that agents do not have: see `secret_of_host`."""
+
+_MOST_ANNOUNCED_NBYTES = 4096
 
 _ERRORS: dict[str, type[ControlError]] = {
     error.__name__: error for error in (HostError, HostMismatchError, HostUnreachableError)
@@ -129,3 +137,34 @@ def mask(secret: bytes, agents_secret: bytes, nonce: bytes) -> bytes:
 def new_nonce() -> bytes:
     """A nonce for `mask`."""
     return secrets.token_bytes(SECRET_NBYTES)
+
+
+def announce(path: Path, address: str) -> None:
+    """Write where this agent listens, ``tcp://IP:PORT``; readers see all of it or nothing, also through NFS.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    private_file.replace(path, json.dumps({"address": address, "pid": os.getpid()}).encode(), 0o600)
+
+
+def announced(path: Path) -> str | None:
+    """The address that an agent has announced; None before it has.
+
+    Raises:
+        HostError: the file is not one that an agent has written.
+    """
+    try:
+        if not path.exists():
+            # An NFS client remembers for a while that a name was not there; listing the folder makes it ask again.
+            os.listdir(path.parent)
+        with path.open("rb") as file:
+            content = json.loads(file.read(_MOST_ANNOUNCED_NBYTES))
+        address, pid = content["address"], content["pid"]
+        if not isinstance(address, str) or not isinstance(pid, int) or addresses.parse(address)[1] == 0:
+            raise ValueError("no address and process")
+    except OSError:
+        return None  # it is not there yet, or a file server does not answer: the next look tells
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise HostError(f"{path} is not what an agent announces: {error}") from None
+    return address

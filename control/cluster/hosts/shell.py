@@ -24,7 +24,7 @@ from skipper.control.runtime.port import Channel, Port, PortReceiver
 
 _CHUNK_NBYTES = 16 << 10
 _AHEAD_NBYTES = 1 << 20
-"""A command whose output is not shown yet waits once it has written so much."""
+"""A command waits once it has written so much that is not shown yet."""
 
 _GRACE_S = 1.0
 """How long what runs in the terminal has to end after SIGHUP, before it is killed."""
@@ -128,7 +128,7 @@ class Terminal(Actor):
         if self._process is not None:
             _hang_up(self._process, self._master)
         with self._room:
-            self._ahead = -sys.maxsize  # who waits for room waits no more
+            self._ahead = -sys.maxsize  # so that nobody waits for room any more
             self._room.notify_all()
         if self._receiver is not None:
             self._receiver.close()
@@ -161,11 +161,7 @@ class Terminal(Actor):
 
 
 def shell(
-    host: HostMesh,
-    *,
-    env: Mapping[str, str] | None = None,
-    workdir: str | None = None,
-    command: Sequence[str] = (),
+    host: HostMesh, *, env: Mapping[str, str] | None = None, workdir: str | None = None, command: Sequence[str] = ()
 ) -> int:
     """Have a shell on a host in the terminal of this script, until it ends.
 
@@ -214,7 +210,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def _read_terminal(master: int) -> bytes:
-    """What comes next; nothing at the end."""
+    """The next output; empty at the end."""
     try:
         return os.read(master, _CHUNK_NBYTES)
     except OSError:  # EIO: nobody has the other end open any more (pty(7)); or it has been closed here
@@ -283,7 +279,7 @@ def _typing(source: int, to_shell: Port[Any]) -> Iterator[None]:
 
 
 def _send_input(source: int, to_shell: Port[Any], over: int, resized: int) -> None:
-    with selectors.SelectSelector() as selector:  # it takes files, too
+    with selectors.SelectSelector() as selector:  # epoll takes no plain files
         for fd in (source, over, resized):
             selector.register(fd, selectors.EVENT_READ)
         while over not in (ready := {key.fd for key, _ in selector.select()}):

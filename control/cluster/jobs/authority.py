@@ -19,14 +19,14 @@ DAYS = 90
 
 _lock = threading.Lock()
 _ours: Path | None = None
-"""The authority of this process: all hosts of a script have to have the same, those of a later job, too."""
+"""The authority of this process. All hosts of a script need the same one, also those of later jobs."""
 
 
 class Authority:
     """What signs the certificates of a job's places, in the folder of the job.
 
-    What lies there for the places signs for hosts alone: a place has its certificate made with it, and cannot pass
-    itself off as the script to the other places.
+    The places get an authority that signs for hosts only: a place makes its own certificate with it, and cannot pose as
+    the script to the other places.
 
     Args:
         folder: of the job.

@@ -64,7 +64,7 @@ class Engine(Protocol):
         ...
 
     def poll(self) -> Sequence[Place]:
-        """What there is of each place, in rank order; as many as were asked for."""
+        """The state of each place, in rank order; as many as were asked for."""
         ...
 
     def replace(self, rank: int) -> None:
@@ -76,5 +76,5 @@ class Engine(Protocol):
         ...
 
     def cancel(self) -> None:
-        """End whatever is left of the job; idempotent. Returns once the engine has taken the request."""
+        """End what is left of the job; idempotent. Returns once the engine has taken the request."""
         ...

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from skipper.control.cluster.hosts import announcement
+from skipper.control.cluster.hosts import protocol
 from skipper.control.cluster.jobs.engine import Place, PlaceState
 from skipper.control.model.errors import HostError, JobError
 from skipper.control.support.private_file import make_folder, open_log
@@ -24,8 +24,8 @@ _LOGS = "logs"
 class JobFolder:
     """A new folder of one job, of mode 0700: the agents' secret, what agents announce, and what they write.
 
-    A secret must be on no command line and in no environment, where others can read it: a file is where both sides find
-    it. So who can read this folder can steer the agents of the job, and nobody else.
+    Others can read command lines and environments, so both sides find the secret in a file. Whoever can read this
+    folder can control the agents of the job.
 
     Args:
         parent: where it is made; on a file system that all places share, where they are other machines. None: a
@@ -119,9 +119,9 @@ def read_log(*paths: Path) -> str:
 def place_behind(path: Path, name: str) -> Place:
     """The place of an agent that runs, by what it has announced."""
     try:
-        announced = announcement.read(path)
+        address = protocol.announced(path)
     except HostError as error:
         return Place(PlaceState.FAILED, name=name, reason=str(error))
-    if announced is None:
+    if address is None:
         return Place(PlaceState.PENDING, name=name, reason="its agent does not listen yet")
-    return Place(PlaceState.RUNNING, announced.address, name)
+    return Place(PlaceState.RUNNING, address, name)

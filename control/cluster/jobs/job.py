@@ -7,7 +7,6 @@ import logging
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 from skipper.control.api.mesh import HostMesh, joined
@@ -30,7 +29,7 @@ _FIRST_LOOK_S = 0.05
 _LOOK_S = 2.0
 """The longest pause between two looks at what the engine has done; they grow, since queues can be long."""
 ATTACH_S = 10.0
-"""What a host gets to be attached, once its agent listens; also where less is left of a time-out."""
+"""The least time for attaching a host whose agent listens, even if less is left of the time-out."""
 _STOP_S = 30.0
 _REASON_S = 1.0
 _TAIL_NLINES = 30
@@ -224,9 +223,7 @@ class Job:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.cancel()
 
     # How hosts come and go
@@ -281,7 +278,7 @@ class Job:
     def _reattach(self, rank: int, place: Place) -> bool:
         """Whether the agent of a lost host still answers, and the host is attached again."""
         try:
-            # Where nobody listens any more that is known at once; attaching would try for as long as it may.
+            # A connection tells at once that nobody listens; attaching would try until its time-out.
             socket.create_connection(addresses.parse(place.address or ""), timeout=ATTACH_S).close()
             self._attach({rank: place}, ATTACH_S)
         except (OSError, JobFailedError):
@@ -306,7 +303,7 @@ class Job:
         return joined([self._attached[rank] for rank in range(self.size)])
 
     def _end(self) -> None:
-        """The script has ended, or `shutdown` was called, also because of a failure that nobody handled."""
+        """End the job with the script, with `shutdown`, or after a failure that nobody handled."""
         self._is_over = True
         try:
             self.engine.cancel()
@@ -314,7 +311,7 @@ class Job:
             _log.warning("the places of the job are left to end by themselves: %s", error)
 
     def _let_go(self) -> None:
-        """Stop what is there in good order, so that the end of the agents is nothing that the script has to handle."""
+        """Stop the hosts in order, so that the script does not see the end of the agents as a failure."""
         attached = list(self._attached.values())
         if not attached or not runtime.is_running():
             return
@@ -330,13 +327,13 @@ def _lost(hosts: HostMesh) -> tuple[int, ...]:
 
 
 def _is_at(place: Place, name: str) -> bool:
-    """Whether an agent runs where a host was attached."""
+    """Whether the agent of a place listens where the host of this name was attached."""
     if place.state is not PlaceState.RUNNING or place.address is None:
         return False
     try:
         return addresses.at(*addresses.parse(place.address)) == name
     except ValueError:
-        return False  # a name that nobody knows any more
+        return False  # the name cannot be resolved any more
 
 
 def _described(places: Sequence[Place], ranks: Iterable[int]) -> str:

@@ -98,13 +98,10 @@ class KubernetesJob(Job):
 
 
 class JobTrust:
-    """What the pods and the script of a job know each other by.
+    """What the pods and the script of a job authenticate each other with.
 
-    Args:
-        folder: of the job.
-        authority: a folder with an authority and a secret; None: those of the job.
-        address: the IP at which this script is reached; None: any that it has.
-        tls: whether to use TLS.
+    ``authority`` is a folder with an authority and a secret; None: the job makes them. ``address`` is the IP at which
+    this script is reached; None: any that it has.
     """
 
     def __init__(
@@ -162,15 +159,7 @@ class JobTrust:
 
 
 class KubernetesEngine:
-    """Pods as places; see `Engine`.
-
-    Args:
-        api: the cluster.
-        trust: what pods and script know each other by.
-        name: of what is made there.
-        pods: what they are.
-        secret_name: the Secret that has what `trust` says already; None: one has to be made.
-    """
+    """Pods as places; see `Engine`. A Secret ``secret_name`` holds the files of ``trust``; None: one has to be made."""
 
     is_elastic = True
 

@@ -1,6 +1,6 @@
-"""`Api`: the requests that a job makes of a Kubernetes cluster, by the official client, in plain dicts.
+"""`Api`: the requests of a job to a Kubernetes cluster, by the official client, in plain dicts.
 
-Nothing else here knows that client; its errors become `JobError` in one place.
+No other file knows that client; one function turns its errors into `JobError`.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ class Api:
         with _translated():
             read = CoreV1Api(self._connected()).read_namespaced_pod_log
             try:
-                return self._text(read(pod, self._in(), container=container, tail_lines=_MOST_LINES, **self._options()))
+                answer = read(pod, self._in(), container=container, tail_lines=_MOST_LINES, **self._options())
+                return bytes(answer.data).decode(errors="replace")
             except ApiException as error:
                 if error.status in (_GONE, _NOT_YET):
                     return ""
@@ -119,10 +120,6 @@ class Api:
     def _options(self) -> dict[str, object]:
         # Answers are read as they are: the client's classes refuse what a newer or older cluster leaves out.
         return {"_preload_content": False, "_request_timeout": self._timeout_s}
-
-    @staticmethod
-    def _text(answer: Any) -> str:
-        return bytes(answer.data).decode(errors="replace")
 
     def _in(self) -> str:
         return self._namespace or "default"
@@ -149,7 +146,7 @@ class Api:
 
 @contextlib.contextmanager
 def _translated() -> Iterator[None]:
-    """Have what the client raises be a `JobError`."""
+    """Raise errors of the client as `JobError`."""
     from kubernetes.client.exceptions import ApiException
     from kubernetes.config import ConfigException
     from urllib3.exceptions import HTTPError

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,95 +45,130 @@ class LocalJob(Job):
 
 
 @dataclass(frozen=True, slots=True)
-class _Agent:
-    """One agent.
+class PlaceProcess:
+    """A child process of this one, which is an agent, or has one at its other end.
 
     Attributes:
-        popen: its process; its standard input is the pipe by whose end it learns of ours.
-        announcement: where it says where it listens.
+        rank: of its place.
+        name: that no other child of the job has.
+        popen: the process; its standard input is a pipe, by whose end the agent learns of our end.
         log: what it writes.
     """
 
+    rank: int
+    name: str
     popen: subprocess.Popen[bytes]
-    announcement: Path
     log: Path
 
+    def hang_up(self) -> None:
+        """Close the standard input; idempotent."""
+        assert self.popen.stdin is not None  # `start_into` asks for it
+        with contextlib.suppress(OSError):
+            self.popen.stdin.close()
 
-class LocalEngine:
-    """Child processes as places; see `Engine`.
 
-    Args:
-        folder: of the job; removed when it is cancelled.
-    """
+class ProcessEngine(ABC):
+    """Child processes of this one as places; see `Engine`. `cancel` removes the folder of the job."""
 
     is_elastic = True
-    certs = None
+    kind: str
+    """What a child is, for people."""
 
-    def __init__(self, folder: JobFolder) -> None:
-        self._folder = folder
-        self._agents: list[_Agent] = []
+    def __init__(self, folder: JobFolder, certs: Path | None = None) -> None:
+        self.certs = certs
+        self.folder = folder
+        self._children: list[PlaceProcess] = []
         self._started = 0
+
+    @abstractmethod
+    def start(self, rank: int, name: str, log: Path) -> subprocess.Popen[bytes]:
+        """Start the child of a place.
+
+        Raises:
+            JobError: it cannot be started.
+        """
+
+    @abstractmethod
+    def place_of(self, child: PlaceProcess) -> Place:
+        """The place of a child that runs."""
+
+    def ask_to_end(self, child: PlaceProcess, *, is_lost: bool) -> None:
+        """Have a child end by itself; at once where its place is lost, if it can."""
+        child.hang_up()
 
     @property
     def secret_file(self) -> Path:
         """See `Engine`."""
-        return self._folder.secret_file
+        return self.folder.secret_file
 
     def submit(self, places: int) -> None:
-        """Start the agents."""
+        """Start the children."""
         for rank in range(places):
-            self._agents.append(self._start(rank))
+            self._children.append(self._start(rank))
 
     def poll(self) -> Sequence[Place]:
-        """Look at each process, and at what it has announced."""
-        return [_place(agent) for agent in self._agents]
+        """Look at each process, and at what its agent has said."""
+        return [self._place(child) for child in self._children]
 
     def replace(self, rank: int) -> None:
-        """Kill the agent, and start another."""
-        _end([self._agents[rank]], signal.SIGKILL)
-        self._agents[rank] = self._start(rank)
+        """End the child, and start another."""
+        self._end([self._children[rank]], is_lost=True)
+        self._children[rank] = self._start(rank)
 
     def log(self, rank: int) -> str:
         """What was written; only what the present agent of the place has."""
-        return read_log(self._agents[rank].log)
+        return read_log(self._children[rank].log)
 
     def cancel(self) -> None:
         """End the agents, and wait for that."""
-        _end(self._agents, signal.SIGTERM)
-        self._folder.close()
+        self._end(self._children)
+        self.folder.close()
 
-    def _start(self, rank: int) -> _Agent:
+    def _start(self, rank: int) -> PlaceProcess:
         name = f"{rank}-{self._started}"
         self._started += 1
-        announcement, log = self._folder.announcement(name), self._folder.logs / f"{name}.log"
+        log = self.folder.logs / f"{name}.log"
+        return PlaceProcess(rank, name, self.start(rank, name, log), log)
+
+    def _place(self, child: PlaceProcess) -> Place:
+        place, status = self.place_of(child), child.popen.poll()
+        if status is None:
+            return place
+        if status == 0:
+            return Place(PlaceState.ENDED, name=place.name, reason="its agent has ended")
+        return Place(PlaceState.FAILED, name=place.name, reason=f"{self.kind} {describe_exit(status)}")
+
+    def _end(self, children: Sequence[PlaceProcess], *, is_lost: bool = False) -> None:
+        """End children, and what they have started with them, and leave no zombie."""
+        for child in children:
+            self.ask_to_end(child, is_lost=is_lost)
+        for child in children:
+            try:
+                child.popen.wait(_END_S)
+            except subprocess.TimeoutExpired:  # it stands still
+                child.popen.kill()
+                child.popen.wait()
+            child.hang_up()
+
+
+class LocalEngine(ProcessEngine):
+    """Agents of this machine as places."""
+
+    kind = "its agent"
+
+    def start(self, rank: int, name: str, log: Path) -> subprocess.Popen[bytes]:
+        """See `ProcessEngine`."""
         command = [sys.executable, str(AGENT), "serve", "--address", f"tcp://{_FIRST + rank}:0", "--until-eof"]
-        command += ["--secret-file", str(self._folder.secret_file), "--announce", str(announcement)]
+        command += ["--secret-file", str(self.secret_file), "--announce", str(self.folder.announcement(name))]
         try:
-            popen = start_into(log, command)
+            return start_into(log, command)
         except OSError as error:
             raise JobError(f"no agent can be started here: {error}") from error
-        return _Agent(popen, announcement, log)
 
+    def place_of(self, child: PlaceProcess) -> Place:
+        """See `ProcessEngine`."""
+        return place_behind(self.folder.announcement(child.name), f"pid {child.popen.pid}")
 
-def _place(agent: _Agent) -> Place:
-    status, name = agent.popen.poll(), f"pid {agent.popen.pid}"
-    if status is None:
-        return place_behind(agent.announcement, name)
-    if status == 0:
-        return Place(PlaceState.ENDED, name=name, reason="its agent has ended")
-    return Place(PlaceState.FAILED, name=name, reason=f"its agent {describe_exit(status)}")
-
-
-def _end(agents: Sequence[_Agent], number: signal.Signals) -> None:
-    """End agents, and what they have started with them, and leave no zombie."""
-    for agent in agents:
-        agent.popen.send_signal(number)
-    for agent in agents:
-        try:
-            agent.popen.wait(_END_S)
-        except subprocess.TimeoutExpired:  # it stands still
-            agent.popen.kill()
-            agent.popen.wait()
-        if agent.popen.stdin is not None:
-            with contextlib.suppress(OSError):
-                agent.popen.stdin.close()
+    def ask_to_end(self, child: PlaceProcess, *, is_lost: bool) -> None:
+        """See `ProcessEngine`."""
+        child.popen.send_signal(signal.SIGKILL if is_lost else signal.SIGTERM)

@@ -8,21 +8,19 @@ import re
 import shlex
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from skipper.control.cluster.jobs.engine import Place, PlaceState
 from skipper.control.cluster.jobs.folder import JobFolder, read_log, start_into
 from skipper.control.cluster.jobs.job import Job
+from skipper.control.cluster.jobs.local import PlaceProcess, ProcessEngine
 from skipper.control.model.errors import JobError
-from skipper.control.runtime.procs.children import describe_exit
 from skipper.control.wire import addresses
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-T")
 """Asks nobody for a password, and opens no terminal there."""
 
 _SERVING = re.compile(r"^serving at (tcp://\S+)\s*$", re.MULTILINE)
-_END_S = 10.0
 
 
 class LoginJob(Job):
@@ -87,101 +85,32 @@ def _line(
     return "\n".join((*setup, f"exec {python} {shlex.join(words)}"))
 
 
-@dataclass(frozen=True, slots=True)
-class _Login:
-    """One login.
+class LoginEngine(ProcessEngine):
+    """Logins as places. ``commands`` hold each machine's name, and what logs in there and starts the agent."""
 
-    Attributes:
-        popen: its process; its standard input is the agent's.
-        log: what comes from there.
-    """
-
-    popen: subprocess.Popen[bytes]
-    log: Path
-
-
-class LoginEngine:
-    """Logins as places; see `Engine`.
-
-    Args:
-        commands: each machine's name, and what logs in there and starts the agent.
-        folder: of the job; on this machine alone.
-        certs: see `Engine`.
-    """
-
-    is_elastic = True
+    kind = "the login"
 
     def __init__(self, commands: Sequence[tuple[str, Sequence[str]]], folder: JobFolder, certs: Path | None) -> None:
-        self.certs = certs
+        super().__init__(folder, certs)
         self._commands = commands
-        self._folder = folder
-        self._logins: list[_Login] = []
-        self._started = 0
 
-    @property
-    def secret_file(self) -> Path:
-        """See `Engine`."""
-        return self._folder.secret_file
-
-    def submit(self, places: int) -> None:
-        """Log in everywhere."""
-        for rank in range(places):
-            self._logins.append(self._start(rank))
-
-    def poll(self) -> Sequence[Place]:
-        """Look at each login, and at what the agent says that it has started."""
-        return [_place(login, name) for login, (name, _) in zip(self._logins, self._commands, strict=False)]
-
-    def replace(self, rank: int) -> None:
-        """End the login, and log in again."""
-        _end([self._logins[rank]])
-        self._logins[rank] = self._start(rank)
-
-    def log(self, rank: int) -> str:
-        """What came from there; only what the present agent of the place has written."""
-        return read_log(self._logins[rank].log)
-
-    def cancel(self) -> None:
-        """End the agents, and wait for that."""
-        _end(self._logins)
-        self._folder.close()
-
-    def _start(self, rank: int) -> _Login:
-        name, command = self._commands[rank]
-        log = self._folder.logs / f"{rank}-{self._started}.log"
-        self._started += 1
+    def start(self, rank: int, name: str, log: Path) -> subprocess.Popen[bytes]:
+        """See `ProcessEngine`."""
+        machine, command = self._commands[rank]
         try:
             popen = start_into(log, command)
         except OSError as error:
-            raise JobError(f"nothing logs in to {name}: {error}") from error
+            raise JobError(f"nothing logs in to {machine}: {error}") from error
         assert popen.stdin is not None  # asked for
         with contextlib.suppress(BrokenPipeError):  # it has ended, which `poll` tells of
             popen.stdin.write(self.secret_file.read_bytes())
             popen.stdin.flush()
-        return _Login(popen, log)
+        return popen
 
-
-def _place(login: _Login, name: str) -> Place:
-    status = login.popen.poll()
-    if status is None:
-        said = _SERVING.search(read_log(login.log))
+    def place_of(self, child: PlaceProcess) -> Place:
+        """See `ProcessEngine`."""
+        machine, _ = self._commands[child.rank]
+        said = _SERVING.search(read_log(child.log))
         if said is None:
-            return Place(PlaceState.PENDING, name=name, reason="its agent does not listen yet")
-        return Place(PlaceState.RUNNING, said[1], name)
-    if status == 0:
-        return Place(PlaceState.ENDED, name=name, reason="its agent has ended")
-    return Place(PlaceState.FAILED, name=name, reason=f"the login {describe_exit(status)}")
-
-
-def _end(logins: Sequence[_Login]) -> None:
-    """End agents, by the end of their standard input, and the logins with them."""
-    for login in logins:
-        assert login.popen.stdin is not None  # asked for
-        with contextlib.suppress(OSError):
-            login.popen.stdin.close()
-    for login in logins:
-        try:
-            login.popen.wait(_END_S)
-        except subprocess.TimeoutExpired:  # it stands still; its agent ends with the connection
-            login.popen.kill()
-            login.popen.wait()
+            return Place(PlaceState.PENDING, name=machine, reason="its agent does not listen yet")
+        return Place(PlaceState.RUNNING, said[1], machine)

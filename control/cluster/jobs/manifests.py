@@ -189,7 +189,7 @@ def _container(pods: Pods, tls: bool) -> Manifest:
             *({"name": name, "value": value} for name, value in pods.env.items()),
         ],
         "ports": [{"name": CONTAINER, "containerPort": pods.port, "protocol": "TCP"}],
-        # As much as they may have: without that they are the first to be evicted.
+        # Requests equal to limits: pods with less are evicted first.
         "resources": {"requests": amounts, "limits": dict(amounts)},
         "readinessProbe": {"tcpSocket": {"port": pods.port}, "periodSeconds": 2},
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": capabilities},
@@ -204,8 +204,8 @@ def _container(pods: Pods, tls: bool) -> Manifest:
 def _command(pods: Pods, tls: bool) -> str:
     """What a pod runs.
 
-    Its IP is not known before it starts, and it is what its certificate has to be for: so it makes that itself. An
-    agent's secret must be readable by its owner alone, which a Secret's file is not where the group may read it.
+    A pod's certificate is for its IP, which is not known before it starts: so the pod makes its certificate itself.
+    Only the owner may be able to read an agent's secret, but the group may read a Secret's file: so the pod copies it.
     """
     serve = f'exec skipper host serve --address "tcp://[$POD_IP]:{pods.port}" --idle-timeout {pods.idle_timeout_s}'
     if tls:

@@ -34,11 +34,7 @@ def extent_of(local_world_sizes: Sequence[int]) -> Extent:
 
 
 class RankRegistry(Actor):
-    """The ranks that have come to the job of rank 0.
-
-    Args:
-        world_size: how many ranks there are, rank 0 included.
-    """
+    """The ranks that have come to the job of rank 0; rank 0 itself is not among them."""
 
     def __init__(self, world_size: int) -> None:
         self._missing = set(range(1, world_size))

@@ -127,11 +127,8 @@ def bundle(cpus: float, gpus: float, others: Mapping[str, float]) -> dict[str, f
 class RayEngine:
     """Bundles of a placement group as places; see `Engine`.
 
-    Args:
-        folder: of the job; removed when it is cancelled.
-        config: what the driver is told, besides the files for the nodes.
-        trust: the authority of the job; or the folder of the certificates of this machine; None: no TLS.
-        timeout_s: how long the driver may take for a request.
+    ``trust`` is the authority of the job, or the folder of the certificates of this machine; None: no TLS. The driver
+    may take ``timeout_s`` for a request.
     """
 
     is_elastic = True

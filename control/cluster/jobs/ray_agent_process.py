@@ -1,6 +1,8 @@
 """`AgentProcess`: the agent of one place of a job on a node of a Ray cluster, as a child process of a Ray actor.
 
-`ray_driver` makes the actor of it.
+`ray_driver` makes the actor of it. The child process runs ``ray_agent_process.py FOLDER HOST OPTIONS``: the folder
+holds what scripts and agents authenticate each other with, and is removed when that process ends, however it ends. The
+options are those of ``skipper host serve``.
 """
 
 from __future__ import annotations
@@ -12,33 +14,14 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 MOST_LOG_NBYTES = 1 << 20
 """So much of an agent's output is kept, the last."""
 
-_AGENT = str(Path(__file__).with_name("ray_agent.py"))
 _MOST_AT_ONCE = 1 << 16
 _SERVING = b"serving at "
-
-
-@dataclass(frozen=True, slots=True)
-class AgentReport:
-    """The state of an agent.
-
-    Attributes:
-        address: where it listens; None before it does.
-        status: with what it ended, as `subprocess.Popen.returncode`; None while it runs.
-        written: how many bytes it has written so far.
-        output: what it has written since the last that was asked for, or as much of that as is kept.
-    """
-
-    address: str | None
-    status: int | None
-    written: int
-    output: bytes
 
 
 class AgentProcess:
@@ -62,7 +45,7 @@ class AgentProcess:
         folder = _folder_with(files)
         try:
             self._agent = subprocess.Popen(
-                [sys.executable, _AGENT, str(folder), host, *options],
+                [sys.executable, __file__, str(folder), host, *options],
                 stdin=subprocess.PIPE,  # which ends with this process, however that ends
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -74,12 +57,21 @@ class AgentProcess:
         threading.Thread(target=self._read, name="skipper-agent-output", daemon=True).start()
 
     def report(self, since: int) -> dict[str, Any]:
-        """An `AgentReport`, as a dict, with the output that came after the first ``since`` bytes."""
+        """The state of the agent, as a dict.
+
+        Args:
+            since: how many bytes of its output the caller has already.
+
+        Returns:
+            ``address``: where it listens; None before it does. ``status``: with what it ended, as
+            `subprocess.Popen.returncode`; None while it runs. ``written``: how many bytes it has written so far.
+            ``output``: what it has written since, or as much of that as is kept.
+        """
         status = self._agent.poll()
         with self._lock:
             missing = min(self._written - since, len(self._tail))
             output = bytes(self._tail[len(self._tail) - missing :]) if missing > 0 else b""
-            return asdict(AgentReport(self._address, status, self._written, output))
+            return {"address": self._address, "status": status, "written": self._written, "output": output}
 
     def _read(self) -> None:
         line = b""  # that is being written, until the address is known
@@ -107,13 +99,7 @@ def _folder_with(files: Mapping[str, bytes]) -> Path:
 
 
 class NodeAgentProcess(AgentProcess):
-    """An agent at the IP of its node of Ray.
-
-    Args:
-        files: what scripts and agents know each other by.
-        options: further arguments of ``skipper host serve``.
-        env: environment variables for the agent.
-    """
+    """An agent at the IP of its node of Ray; see `AgentProcess`."""
 
     def __init__(self, files: Mapping[str, bytes], options: Sequence[str], env: Mapping[str, str]) -> None:
         import ray
@@ -121,3 +107,41 @@ class NodeAgentProcess(AgentProcess):
         debugger = os.environ.get("PYTHONBREAKPOINT", "")
         theirs = {"PYTHONBREAKPOINT": None} if debugger.startswith("ray.") else {}  # breakpoint() is ours in an agent
         super().__init__(ray.util.get_node_ip_address(), files, options, {**theirs, **env})
+
+
+def main(folder: str, host: str, options: list[str]) -> int:
+    """Serve until standard input ends; returns the exit status."""
+    _remove_afterwards(folder)  # before anything makes threads, which a fork would lose
+    from skipper.control.cluster.hosts import command
+    from skipper.control.wire import addresses
+    from skipper.control.wire.certificates import AUTHORITY, SECRET
+
+    options = ["--address", f"tcp://{addresses.at(host, 0)}", "--until-eof", *options]
+    options += ["--secret-file", os.path.join(folder, SECRET)]
+    if os.path.exists(os.path.join(folder, AUTHORITY)):
+        from skipper.control.cluster.hosts.certs import issue
+
+        options += ["--certs", str(issue(folder, os.path.join(folder, "certs"), [host], role="host"))]
+    return command.main(["serve", *options])
+
+
+def _remove_afterwards(folder: str) -> None:
+    """Have a process wait for the end of this one, and remove the folder then: Ray kills what its actors have started.
+
+    It is no child of the actor, so that Ray does not kill it as well.
+    """
+    ours, mine = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        os.close(mine)
+        for fd in (0, 1, 2):
+            os.close(fd)
+        os.read(ours, 1)  # ends with the process that has the other end
+        os.execvp("rm", ["rm", "-rf", "--", folder])
+    os.close(ours)
+
+
+if __name__ == "__main__":
+    # As in `control.runtime.procs.worker`: its folder, where `ray` is another module, gives its place to the package's.
+    sys.path[0] = os.path.abspath(os.path.join(__file__, *[os.pardir] * 5))
+    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3:]))

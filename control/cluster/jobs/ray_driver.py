@@ -62,11 +62,7 @@ class _RayPlace:
 
 
 class Driver:
-    """A connection with a cluster, and one job there.
-
-    Args:
-        config: what `RayJob` was given.
-    """
+    """A connection with a cluster, and one job there, by the config that `RayJob` makes."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._config = config

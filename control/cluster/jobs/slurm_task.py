@@ -17,7 +17,7 @@ if not __package__:  # run as a file: its folder's place on the path goes to the
     sys.path[0] = os.path.abspath(os.path.join(__file__, *[os.pardir] * 5))
 
 from skipper.control.cluster.hosts import command
-from skipper.control.cluster.jobs.slurm_queue import slurm
+from skipper.control.cluster.jobs.slurm import slurm
 from skipper.control.model.errors import JobError
 from skipper.control.wire import addresses
 from skipper.control.wire.addresses import address_of_device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import logging
 import math
@@ -9,7 +10,8 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Self
 
@@ -17,7 +19,6 @@ from skipper.control.api.join import join, serve_job
 from skipper.control.api.mesh import ProcMesh, get_or_spawn_controller
 from skipper.control.cluster.jobs.rank_registry import REGISTRY, RankEntry, RankRegistry, extent_of
 from skipper.control.cluster.jobs.spmd_rendezvous import PORT, RendezvousAddress, SpmdRendezvousServer, join_rendezvous
-from skipper.control.cluster.jobs.torchrun import TorchrunRank
 from skipper.control.model.errors import (
     AlreadyInJobError,
     ControlError,
@@ -49,6 +50,65 @@ this one by itself: whose failure is seen first is what it reports."""
 _KNOCK_S = 0.05
 _CONNECT_S = 10.0
 _MESH = "ranks"
+
+
+@dataclass(frozen=True, slots=True)
+class TorchrunRank:
+    """One rank of a run of ``torchrun``.
+
+    Attributes:
+        rank: among all.
+        world_size: how many there are.
+        local_rank: among those of its node.
+        local_world_size: how many there are on its node.
+        master_addr: the node of rank 0, by a name or an IP.
+        master_port: where ``torch.distributed`` meets there.
+        run_id: what all ranks of a run have in common.
+        restart: how often the ranks of this run have been started anew.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    master_addr: str
+    master_port: int
+    run_id: str = ""
+    restart: int = 0
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> TorchrunRank:
+        """Read RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+
+        Raises:
+            TorchrunError: one of them is missing, or is no number, or they contradict each other.
+        """
+        launch = cls(
+            rank=_number(environment, "RANK"),
+            world_size=_number(environment, "WORLD_SIZE"),
+            local_rank=_number(environment, "LOCAL_RANK"),
+            local_world_size=_number(environment, "LOCAL_WORLD_SIZE"),
+            master_addr=_text(environment, "MASTER_ADDR"),
+            master_port=_number(environment, "MASTER_PORT"),
+            run_id=environment.get("TORCHELASTIC_RUN_ID", ""),
+            restart=_number({"TORCHELASTIC_RESTART_COUNT": "0", **environment}, "TORCHELASTIC_RESTART_COUNT"),
+        )
+        fits = launch.rank < launch.world_size and launch.local_rank < launch.local_world_size <= launch.world_size
+        if not fits:
+            raise TorchrunError(f"RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE do not fit together: {launch}")
+        return launch
+
+    @property
+    def has_one_node(self) -> bool:
+        """Whether all ranks are on the same node."""
+        return self.local_world_size == self.world_size
+
+    @property
+    def name(self) -> str:
+        """A name that the ranks have in common, and no ranks before or beside them: those of a restart have another."""
+        parts = (self.run_id, self.restart, self.master_addr, self.master_port, self.world_size)
+        digest = hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
+        return f"torchrun-{digest[:16]}"
 
 
 class SpmdJob:
@@ -164,7 +224,7 @@ class SpmdJob:
             raise
 
     def _open(self, process: Process) -> Callable[[], None]:
-        """Let the other ranks in; what is returned ends that."""
+        """Let the other ranks join; returns a function that ends that."""
         self._registry = get_or_spawn_controller(REGISTRY, RankRegistry, self.launch.world_size).get(self._timeout)
         if self.launch.world_size == 1:
             return lambda: None
@@ -206,7 +266,7 @@ class SpmdJob:
         self._is_ending = True
 
     def _dismiss(self) -> Future[None]:
-        """Let the others leave; to do so in the midst of the job is a good end, too. The future ends with the last."""
+        """Let the other ranks leave, with status 0 also before the end of the job. The future ends with the last."""
         is_well = self._is_well or not self._is_ending
         self._is_ending = True
         assert self._registry is not None  # `_open` has found it
@@ -216,7 +276,7 @@ class SpmdJob:
     # On the others
 
     def _serve(self) -> NoReturn:
-        """Be a process of rank 0's job until that is over."""
+        """Serve as a process of rank 0's job until that job is over."""
         deadline = time.monotonic() + self._timeout
         process = self._join(deadline)
         why = f"rank {self.launch.rank} leaves with rank 0, which has failed"
@@ -236,7 +296,7 @@ class SpmdJob:
         sys.exit(why)
 
     def _join(self, deadline: float) -> Process:
-        """Come into the job of rank 0, as soon as that is there."""
+        """Join the job of rank 0 as soon as it exists."""
         if runtime.is_running():
             raise AlreadyInJobError("this process has begun a job of its own already: enter the SpmdJob first")
         while True:
@@ -256,6 +316,20 @@ class SpmdJob:
 
     def __repr__(self) -> str:
         return f"<SpmdJob rank {self.launch.rank} of {self.launch.world_size}>"
+
+
+def _text(environment: Mapping[str, str], name: str) -> str:
+    value = environment.get(name)
+    if not value:
+        raise TorchrunError(f"{name} is not set: start the script with torchrun, or set what torchrun sets")
+    return value
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    value = _text(environment, name)
+    if not value.isdecimal():
+        raise TorchrunError(f"{name} is a number under torchrun, not {value!r}")
+    return int(value)
 
 
 def all_over(ends: Sequence[Future[str]]) -> Future[None]:

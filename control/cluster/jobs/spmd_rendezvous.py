@@ -1,8 +1,7 @@
-"""How ranks on other nodes come into the job of rank 0: by TCP, with a secret that all nodes have.
+"""How ranks on other nodes join the job of rank 0: by TCP, with a secret that all nodes have.
 
-Rank 0 listens at an address that all ranks know. It tells a rank that knows the secret what it needs to become a
-process of the job, in the messages that scripts and agents of hosts use (see `control.cluster.hosts.protocol`). Once
-all are in, rank 0 stops listening.
+Rank 0 listens at an address that all ranks know, until all ranks have joined. It tells a rank that knows the secret
+what the rank needs to become a process of the job, in the messages of `control.cluster.hosts.protocol`.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from typing import Any
 from skipper.control.api.mesh import this_proc
 from skipper.control.cluster.hosts import protocol
 from skipper.control.cluster.hosts.agent_link import AgentLink
-from skipper.control.cluster.hosts.attach import read_secret
-from skipper.control.cluster.hosts.data_plane import open_data_plane
+from skipper.control.cluster.hosts.attach import open_data_plane, read_secret
 from skipper.control.model.errors import ControlError, HostError, HostUnreachableError, InsecureHostError
 from skipper.control.model.settings import Settings
 from skipper.control.runtime import current_runtime as runtime

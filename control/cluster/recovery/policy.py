@@ -215,13 +215,9 @@ class RecoveryPolicy:
     def remembered(self, history: Sequence[Attempt], now_s: float) -> list[Attempt]:
         """The part of a history that can still matter."""
         ladders = [[self.process, self.host, self.otherwise], *self.kinds.values()]
-        windows = [
-            strategy.within_s
-            for ladder in ladders
-            for strategy in ladder
-            if isinstance(strategy, Restart | ReplaceHost)
-        ]
-        return [attempt for attempt in history if now_s - attempt.at_s < max(windows, default=0.0)]
+        bounded = (each for ladder in ladders for each in ladder if isinstance(each, Restart | ReplaceHost))
+        longest_s = max((each.within_s for each in bounded), default=0.0)
+        return [attempt for attempt in history if now_s - attempt.at_s < longest_s]
 
 
 _asking = threading.Lock()
@@ -235,11 +231,6 @@ def _in_this_process(pid: int, key: int, bounds: tuple[int, float, float, float,
     if job is None:
         raise ValueError("a job can be asked for hosts in its own process alone: spawn the owner there (this_proc)")
     return ReplaceHost(job, *bounds)
-
-
-def _since_new_hosts(history: Sequence[Attempt]) -> Sequence[Attempt]:
-    done = [at for at, attempt in enumerate(history) if attempt.action is Action.REPLACE_HOST and attempt.is_done]
-    return history[done[-1] + 1 :] if done else history
 
 
 def _recent(history: Sequence[Attempt], action: Action, within_s: float, now_s: float) -> int:

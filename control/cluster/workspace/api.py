@@ -141,7 +141,7 @@ def _one_of_each(receivers: ActorMesh[Any], timeout: float) -> dict[str, ActorMe
 def _bring(
     folder: Folder, target: str, manifest: FolderManifest, hosts: dict[str, ActorMesh[Any]], timeout: float
 ) -> tuple[int, dict[str, ActorMesh[Any]]]:
-    """Have every host get what it misses; how many bytes that was, and the hosts that have a folder of their own."""
+    """Send every host what it misses; returns how many bytes that was, and the hosts that have their own folder."""
     with _token(folder) as token:
         asked = {name: receiver.begin.call_one(target, token, manifest) for name, receiver in hosts.items()}
         missing = {name: future.get(timeout) for name, future in asked.items()}
@@ -156,7 +156,7 @@ def _bring(
 
 @contextmanager
 def _token(folder: Folder) -> Iterator[str]:
-    """What is in a file of the folder, for as long as the context lasts, and known to nobody else."""
+    """A secret that a file of the folder holds for as long as the context lasts."""
     token = secrets.token_hex(16)
     name = token_name(token)
     with os.fdopen(folder.create(name), "wb") as file:

@@ -1,4 +1,4 @@
-"""`FolderSync`: a folder on one host on its way from what it holds to what a manifest says."""
+"""`FolderSync`: makes a folder on one host hold what a manifest says."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class FolderSync:
         return tuple(entry.path for entry in changed)
 
     def close(self) -> None:
-        """Give back what is not needed any more, and the lock; it may be called again."""
+        """Remove the staged files and release the lock; idempotent."""
         if self._target.fd >= 0:
             self._target.remove(self._staging, ignore_errors=True)
         self._marker.close()

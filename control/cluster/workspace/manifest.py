@@ -8,7 +8,6 @@ import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import IO
 
 from skipper.control.cluster.workspace.chunks import HASH_NBYTES, LARGEST, FileChunk, cut, digest
@@ -183,9 +182,7 @@ class ChunkReader:
     def __enter__(self) -> ChunkReader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import importlib.util
 import os
 import socket
 import stat
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from hashlib import blake2b
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from skipper.control.api.actor import Actor, endpoint
 from skipper.control.cluster.workspace.folder_sync import FolderSync, open_sync
 from skipper.control.cluster.workspace.manifest import OURS, FolderManifest
-from skipper.control.cluster.workspace.reloading import reload_modules
 from skipper.control.model.errors import WorkspaceError
 from skipper.control.model.future import Future
 from skipper.control.runtime.join_file import this_network
 
 if TYPE_CHECKING:
     from skipper.control.api.views import ActorMesh
+
+_TAKE_TIMEOUT_S = 600.0
+"""For one batch to reach the last host below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,5 +147,37 @@ class WorkspaceReceiver(Actor):
             self._sync = None
 
 
-_TAKE_TIMEOUT_S = 600.0
-"""For one batch to reach the last host below."""
+def reload_modules(files: set[str]) -> list[str]:
+    """Import modules anew that came from some of these files, given as real paths, each after those that it imports.
+
+    Returns:
+        Their names, in that order.
+    """
+    importlib.invalidate_caches()
+    loaded = {
+        name: module
+        for name, module in sys.modules.copy().items()
+        if name != "__main__" and os.path.realpath(getattr(module, "__file__", None) or "/") in files
+    }
+    graph = {name: loaded.keys() & set(_imports(module)) - {name} for name, module in loaded.items()}
+    try:
+        names = list(TopologicalSorter(graph).static_order())
+    except CycleError:  # modules that import one another: there is no order in which all see the new ones
+        names = list(loaded)
+    for name in names:
+        importlib.reload(loaded[name])
+    return names
+
+
+def _imports(module: ModuleType) -> Iterator[str]:
+    """What its file imports now, by absolute names; of ``from a import b`` both ``a`` and ``a.b``."""
+    package = module.__name__ if hasattr(module, "__path__") else module.__name__.rpartition(".")[0]
+    with open(str(module.__file__), "rb") as file:
+        tree = ast.parse(file.read())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)

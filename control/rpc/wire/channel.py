@@ -21,17 +21,6 @@ from skipper.control.model.errors import (
 )
 from skipper.control.model.exception_text import in_seconds
 from skipper.control.rpc.wire import messages
-from skipper.control.rpc.wire.calls import (
-    ActorInfo,
-    CallFailure,
-    CallResult,
-    MethodCall,
-    MethodInfo,
-    OperationQuery,
-    OperationState,
-    Query,
-    Start,
-)
 from skipper.control.rpc.wire.session import VERSION, BadAnswerError, ClientSession
 from skipper.control.support.daemon_threads import DaemonThreads
 from skipper.control.wire import auth
@@ -55,10 +44,10 @@ _UNDELIVERED = ("failed to connect to all addresses", "dns resolution failed", m
 The first two are gRPC's words. With others a request counts as one that may have been delivered, to be safe."""
 
 _MOST_BESIDE = 16
-"""So many calls at a time that nobody waits for in a thread have one that does, and reads the answer by itself.
+"""So many asynchronous calls at a time get a thread each, which waits for the answer.
 
-For those beyond gRPC has one thread that reads all answers, which it begins anew whenever there were none on their way:
-good for many calls, and half as long again for one.
+For further calls gRPC has one thread that reads all answers; gRPC starts it again whenever no call was outstanding.
+That is good for many calls, but a single call takes half as long again.
 """
 _threads = DaemonThreads(_MOST_BESIDE, name="rpc-call")
 _beside = threading.Semaphore(_MOST_BESIDE)
@@ -71,13 +60,9 @@ class SessionEndedError(UnreachableError):
 
 
 class ActorChannel:
-    """A connection to an actor server, which comes and goes as needed; for any number of threads.
+    """A connection to an actor server, which is opened and closed as needed; for any number of threads.
 
-    Args:
-        target: host and port.
-        secret: what both sides know.
-        tls: to encrypt, and to know the server by its certificate; None speaks in the clear.
-        max_message_nbytes: of what is sent, or taken, in one message.
+    ``max_message_nbytes`` bounds the payload of one message in either direction. Without ``tls`` nothing is encrypted.
     """
 
     def __init__(self, target: str, secret: bytes, *, tls: Tls | None = None, max_message_nbytes: int) -> None:
@@ -170,7 +155,7 @@ class ActorChannel:
         self._watch = watch
         return session
 
-    def invoke(self, call: MethodCall, timeout: float | None) -> CallResult:
+    def invoke(self, call: messages.MethodCall, timeout: float | None) -> messages.CallResult:
         """Call a method and wait in this thread, at the longest for ``timeout`` seconds.
 
         Raises:
@@ -180,7 +165,12 @@ class ActorChannel:
         """
         return self._ask("Invoke", messages.encode_call(call), messages.decode_answer, timeout)
 
-    def begin(self, call: MethodCall, timeout: float | None, done: Callable[[CallResult | ControlError], None]) -> None:
+    def begin(
+        self,
+        call: messages.MethodCall,
+        timeout: float | None,
+        done: Callable[[messages.CallResult | ControlError], None],
+    ) -> None:
         """`invoke` without the wait: ``done`` is told the answer, or the error, on a thread that must not be held up.
 
         Raises:
@@ -220,23 +210,19 @@ class ActorChannel:
             raise self._closed() from error
         future.add_done_callback(lambda ended: conclude(lambda: ended.result(0)))
 
-    def list_actors(self, query: Query, timeout: float | None) -> tuple[ActorInfo, ...]:
+    def list_actors(self, query: messages.Query, timeout: float | None) -> tuple[messages.ActorInfo, ...]:
         """The server's actors; raises as `invoke` does."""
         return self._ask("ListActors", messages.encode_actors_query(query), messages.decode_actors, timeout)
 
-    def list_methods(self, query: Query, timeout: float | None) -> tuple[MethodInfo, ...] | CallFailure:
-        """An actor's methods, or why they cannot be had; raises as `invoke` does."""
-        return self._ask("ListMethods", messages.encode_methods_query(query), messages.decode_methods, timeout)
-
-    def start(self, start: Start, timeout: float | None) -> OperationState:
+    def start(self, start: messages.Start, timeout: float | None) -> messages.OperationState:
         """Start an operation; raises as `invoke` does."""
         return self._ask("StartOperation", messages.encode_start(start), messages.decode_operation, timeout)
 
-    def poll(self, query: OperationQuery, timeout: float | None) -> OperationState:
+    def poll(self, query: messages.OperationQuery, timeout: float | None) -> messages.OperationState:
         """Ask for an operation; raises as `invoke` does."""
         return self._ask("PollOperation", messages.encode_poll(query), messages.decode_operation, timeout)
 
-    def cancel(self, query: OperationQuery, timeout: float | None) -> OperationState:
+    def cancel(self, query: messages.OperationQuery, timeout: float | None) -> messages.OperationState:
         """Cancel an operation; raises as `invoke` does."""
         return self._ask("CancelOperation", messages.encode_cancel(query), messages.decode_operation, timeout)
 
@@ -314,12 +300,12 @@ class ActorChannel:
             self._session = None
 
     def _reconnect(self, session: ClientSession) -> None:
-        """Have the next request begin with a fresh connection.
+        """Use a fresh connection for the next request.
 
-        One that has failed tries again by itself, but only while some call waits for it, and calls do not: they fail
-        at once. The old one is not closed, since there may be calls on it; it goes with the last of them.
+        A failed connection reconnects only while a call waits for it, and our calls fail at once instead. The old one
+        is not closed, since there may be calls on it; it ends with the last of them.
         """
-        if self._session is not session:  # somebody else has seen to it, or is about to
+        if self._session is not session:  # another thread reconnects, or has done so
             return
         with self._opening:
             if self._session is session and not self._is_closed:

@@ -1,7 +1,7 @@
 """`ActorListener`: where an actor server's requests come in, with gRPC's health and reflection services beside.
 
-It stands on the streams of the link rather than on gRPC's own server, which has a thread wait for the body of every
-request, as long as whoever sent the headers pleases, and lets all of them count alike.
+It uses the streams of `control.wire` and not gRPC's own server: there a thread waits for the body of every request,
+for as long as the client likes, and every request counts the same.
 """
 
 from __future__ import annotations
@@ -22,17 +22,6 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from skipper.control.model.errors import CertificateError, ProtocolError
 from skipper.control.rpc.wire import messages
-from skipper.control.rpc.wire.calls import (
-    ActorInfo,
-    CallFailure,
-    CallResult,
-    MethodCall,
-    MethodInfo,
-    OperationQuery,
-    OperationState,
-    Query,
-    Start,
-)
 from skipper.control.rpc.wire.session import VERSION, Refused, ServerSessions
 from skipper.control.rpc.wire.unproven import PATIENCE_S, Unproven
 from skipper.control.wire.auth import NOT_ADMITTED
@@ -56,10 +45,10 @@ _FOREVER_S = 1e8
 _MAX_METADATA_NBYTES = 8 << 10
 
 _MAX_WATCHERS = 64
-"""Streams that want to be told when the server stops; one more costs the oldest its place."""
+"""Streams that wait to be told when the server stops; one more displaces the oldest."""
 
 _MOST_KNOWN_CERTIFICATES = 1024
-"""Certificates of which is kept what they say; it takes longer than a call to find out."""
+"""So many parsed certificates are kept: to parse one takes longer than a call."""
 
 _HEALTH: str = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
@@ -67,22 +56,22 @@ _HEALTH: str = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 class RequestHandler(Protocol):
     """What answers the requests; on threads of the listener's executor."""
 
-    def invoke(self, call: MethodCall, remaining_s: float | None) -> CallResult:
+    def invoke(self, call: messages.MethodCall, remaining_s: float | None) -> messages.CallResult:
         """Call a method."""
 
-    def list_methods(self, query: Query) -> tuple[MethodInfo, ...] | CallFailure:
+    def list_methods(self, query: messages.Query) -> tuple[messages.MethodInfo, ...] | messages.CallFailure:
         """The methods of an actor."""
 
-    def list_actors(self, query: Query) -> tuple[ActorInfo, ...]:
+    def list_actors(self, query: messages.Query) -> tuple[messages.ActorInfo, ...]:
         """The actors."""
 
-    def start_operation(self, start: Start) -> OperationState:
+    def start_operation(self, start: messages.Start) -> messages.OperationState:
         """Start an operation."""
 
-    def poll_operation(self, query: OperationQuery, remaining_s: float | None) -> OperationState:
+    def poll_operation(self, query: messages.OperationQuery, remaining_s: float | None) -> messages.OperationState:
         """Where an operation is."""
 
-    def cancel_operation(self, query: OperationQuery) -> OperationState:
+    def cancel_operation(self, query: messages.OperationQuery) -> messages.OperationState:
         """Cancel an operation."""
 
 
@@ -197,7 +186,9 @@ class ActorListener:
     # On the listener's thread
 
     def _came(self, stream: IncomingStream) -> None:
-        if not self._may_ask(stream):
+        if (refusal := self._refusal(stream)) is not None:
+            _IncomingRequest(stream, self._gone, lambda _: None)
+            stream.turn_away("permission_denied", refusal)
             return
         answer = self._answer_to(stream.method)
         if answer is not None:
@@ -211,14 +202,6 @@ class ActorListener:
         else:
             _IncomingRequest(stream, self._gone, lambda _: None)
             stream.turn_away("unimplemented", "there is no such method")
-
-    def _may_ask(self, stream: IncomingStream) -> bool:
-        refusal = self._refusal(stream)
-        if refusal is None:
-            return True
-        _IncomingRequest(stream, self._gone, lambda _: None)
-        stream.turn_away("permission_denied", refusal)
-        return False
 
     def _refusal(self, stream: IncomingStream) -> str | None:
         """Why who has opened a stream may not ask; None where it may."""
@@ -366,10 +349,7 @@ class ActorListener:
 class _IncomingRequest:
     """A request of one message, until that has come: the user of its stream.
 
-    Args:
-        stream: how it came.
-        on_gone: told once its message has come, or it has left without.
-        on_message: takes the message.
+    ``on_gone`` is called once the message has come, or the stream has ended without one.
     """
 
     def __init__(
@@ -496,7 +476,7 @@ def _peer_of(connection: str) -> str:
     return connection.rpartition(":")[0]
 
 
-def _checked(call: MethodCall, is_proven: bool) -> MethodCall:
+def _checked(call: messages.MethodCall, is_proven: bool) -> messages.MethodCall:
     """A call that may be looked at: nobody's pickle is opened without a proof."""
     if not call.is_json and not is_proven:
         raise Refused("a pickle is taken with a proof only")

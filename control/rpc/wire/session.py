@@ -104,7 +104,7 @@ class ClientSession:
 
 
 class AnswerSealer:
-    """The server's side of one request that has been proven: closes the answer to it."""
+    """The server's side of one request that has been proven: it adds the proof to the answer."""
 
     __slots__ = ("_key", "_number", "_rpc")
 

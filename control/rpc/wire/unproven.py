@@ -22,7 +22,7 @@ MAX_WAITING = 4096
 """So many requests wait for that; one more costs the connection with the most of them its latest."""
 
 SLOW_S = 0.1
-"""Who takes longer for a body than this loses the place to others that wait for one."""
+"""A request whose body takes longer than this loses its place to others that wait."""
 
 MAX_PROVEN = 4096
 """So many connections are remembered on which a proof has come, the latest."""
@@ -31,9 +31,9 @@ MAX_PROVEN = 4096
 class Unproven(Generic[R]):
     """Shares out the places at which bodies are taken; on one thread.
 
-    Requests on a connection on which a proof has come before take no place. Of the others the peer has the next turn
-    that has the fewest places, and of its connections the one that has; so whoever opens connections and requests
-    without end waits behind himself.
+    Requests on a connection on which a proof has come take no place. Of the others, the peer with the fewest places has
+    the next turn, and of its connections the one with the fewest. So a peer that opens connections and requests without
+    end only delays itself.
 
     Args:
         begin: has the body of a request be taken.
@@ -92,7 +92,7 @@ class Unproven(Generic[R]):
                 self._begin(request)
 
     def sweep(self, now: float) -> float | None:
-        """Turn away who took too long; seconds until it is somebody's turn again."""
+        """Turn away requests that took too long; seconds until the next look."""
         while self._until:
             request, (until, _) = next(iter(self._until.items()))
             if until > now:

@@ -10,7 +10,7 @@ import pytest
 from skipper.control import BackpressureError, WireError
 from skipper.control.model.errors import ConnectionLostError, HandleExpiredError, NameNotFoundError, RpcError
 from skipper.control.rpc import ActorServer, actor_server
-from skipper.control.rpc.wire.calls import Code, Query
+from skipper.control.rpc.wire.messages import Code, Query
 from tests.control.conftest import wait_until
 from tests.control.rpc.conftest import client_of
 from tests.control.rpc.parties import PATIENCE_S, Calculator, Gate

@@ -8,12 +8,22 @@ import pytest
 
 from skipper.control import DeadlineError
 from skipper.control.model.errors import NameNotFoundError, ResolverError
-from skipper.control.rpc import ActorServer, MetadataMapping, MetadataResolver, MetadataServer, RpcClient, RpcOptions
+from skipper.control.rpc import (
+    ActorServer,
+    MetadataMapping,
+    MetadataResolver,
+    MetadataServer,
+    RpcClient,
+    RpcOptions,
+)
+from skipper.control.rpc import metadata as metadata_module
+from skipper.control.rpc.metadata import FullError, Registry
 from tests.control.conftest import wait_until
 from tests.control.rpc.conftest import client_of
 from tests.control.rpc.parties import PATIENCE_S, Calculator, Host
 
 A, B = "actor://127.0.0.1:1/a", "actor://127.0.0.1:2/a"
+FIRST, SECOND = "actor://host:1/a", "actor://host:2/a"
 Hosts = Callable[..., Host]
 
 
@@ -168,3 +178,62 @@ def test_a_frozen_service_keeps_nobody_waiting_for_ever(host: Hosts) -> None:
 
     threading.Thread(target=ask, daemon=True).start()
     assert done.wait(PATIENCE_S)
+
+
+# The registry
+
+
+def test_a_registration_lasts_as_long_as_its_lease_is_renewed() -> None:
+    names = Registry()
+    names.register("lease", "/job/a", FIRST, 10, now=100)
+    assert names.resolve("/job/a", now=109.9) == [FIRST]
+    assert names.renew(["lease", "unheard of"], now=109.9) == ["unheard of"]
+    assert names.resolve("/job/a", now=119.8) == [FIRST]
+    assert names.resolve("/job/a", now=119.9) == []
+    assert names.renew(["lease"], now=120) == ["lease"]
+
+
+def test_a_name_has_several_servers_the_latest_first() -> None:
+    names = Registry()
+    names.register("one", "/job/a", FIRST, 10, now=0)
+    names.register("two", "/job/a", SECOND, 20, now=1)
+    names.register("three", "/job/b", SECOND, 20, now=1)
+    assert names.resolve("/job/a", now=2) == [SECOND, FIRST]
+    assert names.resolve("/job/a", now=10) == [SECOND]
+    assert names.names("/job/", now=10) == {"/job/a": [SECOND], "/job/b": [SECOND]}
+    assert names.names("/other/", now=10) == {}
+    names.withdraw("two")
+    names.withdraw("two")
+    assert names.resolve("/job/a", now=10) == []
+
+
+def test_the_same_lease_again_replaces_and_the_same_url_counts_once() -> None:
+    names = Registry()
+    for lease in ("one", "one", "two"):
+        names.register(lease, "/job/a", FIRST, 10, now=0)
+    assert names.resolve("/job/a", now=1) == [FIRST]
+    names.register("one", "/job/b", SECOND, 10, now=1)
+    names.withdraw("two")
+    assert (names.resolve("/job/a", now=1), names.resolve("/job/b", now=1)) == ([], [SECOND])
+
+
+def test_a_short_lease_ends_before_longer_ones_that_were_there_before() -> None:
+    names = Registry()
+    names.register("long", "/a", FIRST, 3600, now=0)
+    assert names.resolve("/a", now=1) == [FIRST]
+    names.register("short", "/b", SECOND, 1, now=1)
+    assert names.resolve("/b", now=2) == []
+    assert names.resolve("/a", now=2) == [FIRST]
+
+
+def test_leases_and_their_number_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = Registry()
+    for lease_s in (0, 0.01, -1, float("nan"), float("inf"), 1e9):
+        with pytest.raises(ValueError, match="a lease is for"):
+            names.register("lease", "/a", FIRST, lease_s, now=0)
+    monkeypatch.setattr(metadata_module, "MAX_REGISTRATIONS", 2)
+    for lease in ("one", "two", "two"):
+        names.register(lease, "/a", FIRST, 10, now=0)
+    with pytest.raises(FullError):
+        names.register("three", "/a", FIRST, 10, now=0)
+    names.register("three", "/a", FIRST, 10, now=10)

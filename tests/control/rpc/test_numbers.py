@@ -12,8 +12,8 @@ from skipper.control.model.shape import Extent
 from skipper.control.rpc import ActorServer, FixedResolver, MetadataMapping, MetadataResolver, RpcClient, RpcOptions
 from skipper.control.rpc.operations import Operations
 from skipper.control.rpc.urls import ServiceUrl
-from skipper.control.rpc.wire.calls import CallResult, OperationQuery, Start
-from skipper.control.rpc.wire.calls import MethodCall as Request
+from skipper.control.rpc.wire.messages import CallResult, OperationQuery, Start
+from skipper.control.rpc.wire.messages import MethodCall as Request
 from skipper.torchstore import serve_metrics
 from tests.control.rpc.parties import PATIENCE_S, Calculator
 from tests.numbers import NOT_NUMBERS, STRANGE, refused_well

@@ -10,7 +10,7 @@ from skipper.control.model.errors import NameNotFoundError, OperationCancelledEr
 from skipper.control.rpc import ActorServer, RpcOptions, operations
 from skipper.control.rpc.operations import KEPT_S, Operations
 from skipper.control.rpc.scope import Scope
-from skipper.control.rpc.wire.calls import CallResult, Code, MethodCall, OperationQuery, OperationState, Start
+from skipper.control.rpc.wire.messages import CallResult, Code, MethodCall, OperationQuery, OperationState, Start
 from tests.control.conftest import wait_until
 from tests.control.rpc.conftest import OPTIONS, client_of
 from tests.control.rpc.parties import PATIENCE_S, Calculator, Gate, Host, NotCallable, Patient

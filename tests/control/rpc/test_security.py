@@ -18,7 +18,7 @@ from skipper.control.rpc import ActorServer, FixedResolver, RpcClient, RpcOption
 from skipper.control.rpc.user_secret import shared_secret
 from skipper.control.rpc.wire import channel as actor_channel
 from skipper.control.rpc.wire import messages
-from skipper.control.rpc.wire.calls import MethodCall
+from skipper.control.rpc.wire.messages import MethodCall
 from skipper.control.rpc.wire.session import ClientSession
 from skipper.control.wire._generated import actor_service_pb2 as pb
 from tests.control.rpc.conftest import client_of, self_signed

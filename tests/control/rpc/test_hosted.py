@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from skipper.control.rpc.concurrency_limit import BusyError, ConcurrencyLimit, LateError
+from skipper.control.rpc.hosted import BusyError, ConcurrencyLimit, LateError
 from skipper.control.support.daemon_threads import DaemonThreads
 from tests.control.conftest import wait_until
 from tests.control.rpc.parties import PATIENCE_S
