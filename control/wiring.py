@@ -1,4 +1,10 @@
-"""Registers with the lower layers of `control` what the upper ones do for them; costly imports come later."""
+"""Registers with the lower layers of `control` what the upper ones do for them; costly imports come later.
+
+Several threads may be the first to need the tools at once. So every such import names the package first, `from package
+import module`: who writes `from package.module import name` holds the module while it waits for the package, another
+thread holds the package while it waits for the module, and Python ends that deadlock by showing one of the two a module
+half made.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +35,16 @@ def register(find_fault_hook: Callable[[], Callable[[MeshFailure], object]]) -> 
 
 
 def _park(frame: FrameType) -> None:
-    from skipper.control.observe.debugger import park
+    from skipper.control.observe import debugger
 
-    park(frame)
+    debugger.park(frame)
 
 
 def _trace_if_asked_to(process: Process) -> None:
     if tracing.is_asked_for():
-        from skipper.control.observe.tracing import install_if_possible
+        from skipper.control.observe import tracing as tracer
 
-        install_if_possible(process)
+        tracer.install_if_possible(process)
 
 
 def _serve_tools(process: Process) -> None:
@@ -49,9 +55,9 @@ def _serve_tools(process: Process) -> None:
         """Answer a question that every process of the job is asked, on a thread of its own: that may take long."""
 
         def work() -> None:
-            from skipper.control.observe.job_query import serve
+            from skipper.control.observe import job_query
 
-            serve(process, mail)
+            job_query.serve(process, mail)
 
         threading.Thread(target=work, name="control-survey", daemon=True).start()
 
@@ -67,12 +73,14 @@ def _serve_tools(process: Process) -> None:
 
     def serve(mail: Mail) -> None:
         """Let other tools into the job, for a user who will need them; answers with the name of the job."""
-        from skipper.control.observe.debugger import serve_this_job
+        from skipper.control.observe import debugger
 
         name: Promise[str] = Promise()
         requests.answer(mail, name)
         # It reads files and connects to sockets.
-        threading.Thread(target=name.settle_by, args=(serve_this_job,), name="control-serve", daemon=True).start()
+        threading.Thread(
+            target=name.settle_by, args=(debugger.serve_this_job,), name="control-serve", daemon=True
+        ).start()
 
     requests.serve_by_name("survey", survey)
     requests.serve_by_name("output", output)
@@ -83,6 +91,6 @@ def _serve_tools(process: Process) -> None:
 def _start_service(
     template: ServiceTemplate[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None
 ) -> Any:
-    from skipper.control.services.service import start_service  # most processes start no services
+    from skipper.control.services import service  # most processes start no services
 
-    return start_service(template, args, kwargs, name)
+    return service.start_service(template, args, kwargs, name)

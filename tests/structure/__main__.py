@@ -20,6 +20,7 @@ from tests.structure.report import (
     LAYERS_RUN,
     LAYERS_TYPES,
     PRIVATE,
+    RACES,
     House,
     lower,
     read_limits,
@@ -74,7 +75,7 @@ def _page(house: House, *, verbose: bool) -> Iterator[str]:
             yield f"  {name:<14}{len(modules):>8}{_nlines(modules):>8,}{beside}"
     front = house.layers.get(FRONT, [])
     yield f"  {'(front)':<14}{len(front):>8}{_nlines(front):>8,}"
-    for figure in (LAYERS_RUN, LAYERS_TYPES):
+    for figure in (LAYERS_RUN, LAYERS_TYPES, RACES):
         yield f"{figure}: {figures[figure, '']}"
         yield from (f"  {line}" for line in house.culprits(figure, ""))
     yield ""

@@ -1,4 +1,4 @@
-"""What `python -m tests.structure` counts: import circles, broken layers, class names, private names of others."""
+"""What `python -m tests.structure` counts: import circles and races, broken layers, class and private names."""
 
 from __future__ import annotations
 
@@ -95,6 +95,42 @@ def _targets(modules: Mapping[str, Module], kinds: Collection[str]) -> dict[str,
     return {
         name: sorted({each.target for each in module.imports if each.kind in kinds}) for name, module in modules.items()
     }
+
+
+def racing_imports(modules: Mapping[str, Module]) -> Iterator[Import]:
+    """The imports within functions that two threads can break, if both are the first to need a package.
+
+    ``from package.module import name`` holds the lock of the module while it waits for the package, whose front holds
+    its own while it waits for the module; Python ends that by showing one of the two a module half made. ``from package
+    import module`` waits for the package before it touches the module.
+    """
+    targets = {
+        name: {part for each in module.imports if each.kind == RUN for part in _with_packages(each.target)}
+        for name, module in modules.items()
+    }
+    for name, module in sorted(modules.items()):
+        loaded = _reachable(targets, _with_packages(name))
+        for each in module.imports:
+            package = each.target.rpartition(".")[0]
+            is_late = each.kind == CALL and not each.is_by_package and package not in loaded
+            if is_late and each.target in _reachable(targets, [package]):
+                yield each
+
+
+def _with_packages(module: str) -> list[str]:
+    """A module and the packages around it, which are imported before it."""
+    parts = module.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+
+
+def _reachable(targets: Mapping[str, Collection[str]], starts: Iterable[str]) -> set[str]:
+    found = set(starts)
+    waiting = list(found)
+    while waiting:
+        new = set(targets.get(waiting.pop(), ())) - found
+        found |= new
+        waiting.extend(new)
+    return found
 
 
 def layer(module: str, inside: str) -> str | None:

@@ -18,6 +18,7 @@ from tests.structure.measures import (
     circles,
     layers_of,
     private_accesses,
+    racing_imports,
     rooms,
     same_class_names,
     shortest_circle,
@@ -33,6 +34,7 @@ PRIVATE = "private names of others"
 LAYERS_RUN = "against the layers at run time"
 LAYERS_TYPES = "against the layers for types"
 CLASSES = "class names of several classes"
+RACES = "late imports that two threads can break"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ class House:
         self.layers = layers_of(self.modules, limits.inside)
         self.same_names = same_class_names(self.modules.values(), limits.explained, limits.programs)
         self.private = private_accesses(self.modules)
+        self.racing = list(racing_imports(self.modules))
 
     def figures(self) -> dict[tuple[str, str], int]:
         """Each figure by its name and its room."""
@@ -100,6 +103,7 @@ class House:
         found[LAYERS_RUN, ""] = len(self._against_layers(for_types=False))
         found[LAYERS_TYPES, ""] = len(self._against_layers(for_types=True))
         found[CLASSES, ""] = len(self.same_names)
+        found[RACES, ""] = len(self.racing)
         return found
 
     def findings(self) -> Iterator[Finding]:
@@ -131,6 +135,8 @@ class House:
             yield from (f"{self.place(each.module, each.line)}: {each.name}" for each in self._private(name))
         elif figure == CLASSES:
             yield from (f"{each}: {', '.join(map(self._short, found))}" for each, found in self.same_names.items())
+        elif figure == RACES:
+            yield from map(self.shown, self.racing)
         else:
             yield from map(self.shown, self._against_layers(for_types=figure == LAYERS_TYPES))
 
@@ -177,7 +183,7 @@ class House:
         return name or self.folder.name
 
 
-_WHOLE = {(LAYERS_RUN, ""), (LAYERS_TYPES, ""), (CLASSES, "")}
+_WHOLE = {(LAYERS_RUN, ""), (LAYERS_TYPES, ""), (CLASSES, ""), (RACES, "")}
 
 
 def read_limits(path: Path) -> Limits:

@@ -34,12 +34,14 @@ class Import:
         target: the module that is imported.
         kind: when it runs: `RUN`, `CALL` or `TYPES`.
         line: of the file.
+        is_by_package: it is ``from package import module``, which imports the package before it touches the module.
     """
 
     source: str
     target: str
     kind: str
     line: int
+    is_by_package: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,8 @@ class _Reader(ast.NodeVisitor):
         base = self._absolute(node)
         for alias in node.names:
             inner = f"{base}.{alias.name}"
-            self._add(inner if inner in self._names else base, node.lineno)
+            is_module = inner in self._names
+            self._add(inner if is_module else base, node.lineno, is_by_package=is_module)
             if base.partition(".")[0] != self._package:
                 self._foreign.add(alias.asname or alias.name)
             elif _is_private(alias.name) and inner not in self._names:
@@ -209,9 +212,9 @@ class _Reader(ast.NodeVisitor):
         parts = parts[: len(parts) - node.level + self._module.is_package]
         return ".".join([*parts, *([node.module] if node.module else [])])
 
-    def _add(self, target: str, line: int) -> None:
+    def _add(self, target: str, line: int, *, is_by_package: bool = False) -> None:
         if target in self._names and target != self._module.name:
-            self._module.imports.append(Import(self._module.name, target, self._kind, line))
+            self._module.imports.append(Import(self._module.name, target, self._kind, line, is_by_package))
 
     def _access(self, line: int, name: str, private: str) -> None:
         self._module.accesses.append(Access(self._module.name, line, name, private))

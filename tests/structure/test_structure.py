@@ -131,6 +131,26 @@ def test_a_folder_in_no_layer_is_found(check: Check) -> None:
     assert found.startswith("error: house.control.extras is in no layer")
 
 
+_EAGER = {"store/__init__.py": "from house.store import first\n", "store/first.py": "from house.store import client\n"}
+
+
+@pytest.mark.parametrize(
+    ("line", "is_found"),
+    [
+        ("def f():\n    from house.store.client import serve\n", True),
+        ("def f():\n    import house.store.client\n", True),
+        ("def f():\n    from house.store import client\n", False),
+        ("def f():\n    from house.store.copy import Block\n", False),  # the package's front does not import it
+        ("from house import store\ndef f():\n    from house.store.client import serve\n", False),
+        ("from house.store.client import serve\n", False),
+    ],
+)
+def test_a_late_import_that_two_threads_can_break_is_found(line: str, is_found: bool, check: Check) -> None:
+    found = check({**_EAGER, "store/client.py": "def serve(): ...\n", "control/services/service.py": line})
+    where = "  control.services.service -> store.client (call; control/services/service.py:2)"
+    assert found == (["error: late imports that two threads can break: 1, and the limit is 0", where] * is_found)
+
+
 def test_one_name_for_two_classes_is_found(check: Check) -> None:
     found = check({"store/client.py": "class Shape: ...\nclass _Own: ...\n", "store/plan.py": "class _Own: ...\n"})
     assert found == [

@@ -86,9 +86,9 @@ class Trust:
         Raises:
             ValueError: See `initialize_spmd`.
         """
-        from skipper.control.cluster.jobs.spmd_rendezvous import RendezvousAddress
+        from skipper.control.cluster.jobs import spmd_rendezvous
 
-        return RendezvousAddress.of(
+        return spmd_rendezvous.RendezvousAddress.of(
             address, self.secret_file, self.certs, insecure=self.insecure, data_plane=self.data_plane
         )
 
@@ -153,9 +153,9 @@ def open_job(launch: Launch, trust: Trust, store_name: str, deadline: float) -> 
         written, gate = {"path": str(served.path)}, None
     else:
         gate = trust.gate(trust.address or _address_of_rank_0(launch, note))
-        from skipper.control.cluster.jobs.spmd_rendezvous import SpmdRendezvousServer
+        from skipper.control.cluster.jobs import spmd_rendezvous
 
-        keeper = SpmdRendezvousServer(runtime.current(), gate, run)
+        keeper = spmd_rendezvous.SpmdRendezvousServer(runtime.current(), gate, run)
         closes = [keeper.close]
         gate = dataclasses.replace(gate, port=addresses.port_of(keeper.address))
         written = {"gate": keeper.address}
@@ -208,9 +208,9 @@ def _enter(launch: Launch, trust: Trust, found: dict[str, str], timeout: float, 
         return EnteredJob(None, run, control.join(found["path"], name=name, timeout=timeout))
     gate = trust.gate(addresses.SCHEME + found["gate"])
     if not is_member:
-        from skipper.control.cluster.jobs.spmd_rendezvous import join_rendezvous
+        from skipper.control.cluster.jobs import spmd_rendezvous
 
-        join_rendezvous(gate, run, name, timeout=timeout)
+        spmd_rendezvous.join_rendezvous(gate, run, name, timeout=timeout)
     return EnteredJob(gate, run, has_joined=not is_member)
 
 

@@ -76,9 +76,11 @@ def attach_one(process: Process, link: AgentLink, options: AttachOptions, timeou
     try:
         process.request(host, PING).get(max(deadline - time.monotonic(), 0))
         if process.state.redirection is not None and process.state.redirection.sink:
-            from skipper.control.observe.job_query import ask_below  # few jobs attach hosts when their logs are read
+            from skipper.control.observe import job_query  # few jobs attach hosts when their logs are read
 
-            ask_below(process, host, "logs", process.state.redirection, timeout=max(deadline - time.monotonic(), 0))
+            job_query.ask_below(
+                process, host, "logs", process.state.redirection, timeout=max(deadline - time.monotonic(), 0)
+            )
     except ControlError as error:
         raise HostUnreachableError(f"the job's process on {options!r} cannot be reached: {error}") from error
     return host

@@ -142,11 +142,13 @@ def main() -> None:
 
 def _come(config: dict[str, Any]) -> str:
     """Become a process of the job; its id there."""
-    from skipper.control.cluster.jobs.spmd_rendezvous import RendezvousAddress, join_rendezvous
+    from skipper.control.cluster.jobs import spmd_rendezvous
 
     secret = bytes.fromhex(config["secret"])
-    rendezvous = RendezvousAddress(config["host"], config["port"], secret, config["certs"], config["data_plane"])
-    return join_rendezvous(rendezvous, config["run"], config["name"], timeout=config["timeout"]).me.id
+    rendezvous = spmd_rendezvous.RendezvousAddress(
+        config["host"], config["port"], secret, config["certs"], config["data_plane"]
+    )
+    return spmd_rendezvous.join_rendezvous(rendezvous, config["run"], config["name"], timeout=config["timeout"]).me.id
 
 
 def _stay(lifeline: int, ranks: Sequence[int]) -> None:
