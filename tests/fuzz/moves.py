@@ -12,7 +12,7 @@ from skipper.dataplane import RDMABuffer, memfd, process
 from skipper.dataplane import handle as handles
 from skipper.dataplane.backends.handshake import TOKEN_BYTES
 from skipper.dataplane.backends.ucx import admission as ucx_admission
-from skipper.dataplane.backends.ucx.card import Segments, UcxCard, pack_parts, unpack_parts
+from skipper.dataplane.backends.ucx.card import Traits, UcxCard, pack_parts, unpack_parts
 from skipper.dataplane.backends.verbs import card as verbs_card
 from skipper.dataplane.backends.verbs.device import Atomics
 from skipper.dataplane.handle import SHM, UCX, VERBS, Card, Handle
@@ -54,7 +54,9 @@ def read_signed_handle(data: bytes) -> None:
     if not 0 <= offset <= offset + nbytes <= handle.total:
         raise Broken(f"the handle of {handle} speaks of bytes [{offset}, {offset + nbytes})")
     if UCX in handle.card.sections:
-        Segments.after(UcxCard.of(handle.card).worker).obstacle(Segments(1, 1))
+        theirs = Traits.after(UcxCard.of(handle.card).worker)
+        theirs.obstacle(Traits(1, 1, (1, 22, 0)))
+        theirs.mismatch(Traits(1, 1, (1, 22, 0)))
     if UCX in handle.sections:
         unpack_parts(handle.sections[UCX], 1)
     if VERBS in handle.card.sections and VERBS in handle.sections:
@@ -83,7 +85,7 @@ def signed_handle_seeds() -> Iterator[bytes]:
 def _handles() -> Iterator[Handle]:
     owner = OwnerId(1, 4711, 2, 3)
     contact = verbs_card.VerbsCard(bytes(TOKEN_BYTES), 0x1000, (7, 8), Atomics(1), "tcp:127.0.0.1:4711")
-    page_key, worker = b"k" * 30, b"w" * 40 + Segments(4, 4).pack()
+    page_key, worker = b"k" * 30, b"w" * 40 + Traits(4, 4, (1, 22, 0)).pack()
     admission = ucx_admission.Contact(bytes(TOKEN_BYTES), "tcp:127.0.0.1:4711")
     cards = {
         SHM: struct.pack("<I", 5),

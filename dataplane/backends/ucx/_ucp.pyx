@@ -36,7 +36,7 @@ cdef extern from "rows.h" nogil:
                             int64_t *key)
     int SKIPPER_STREAM_RUN
     int skipper_can_stream()
-    void skipper_stream_avx2(char *dst, const char *src, size_t nbytes)
+    void skipper_stream_run(char *dst, const char *src, size_t nbytes)
     void skipper_fence()
 
 cdef extern from "backends/ucx/ucp_guard.h":

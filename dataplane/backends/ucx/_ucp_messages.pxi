@@ -97,7 +97,7 @@ cdef struct desk_t:
 
 cdef void move(void *to, const void *source, size_t nbytes, int past_cache) noexcept nogil:
     if past_cache and nbytes >= SKIPPER_STREAM_RUN and skipper_can_stream():
-        skipper_stream_avx2(<char *>to, <const char *>source, nbytes)
+        skipper_stream_run(<char *>to, <const char *>source, nbytes)
         skipper_fence()
     else:
         memcpy(to, source, nbytes)

@@ -129,7 +129,7 @@ class UcxBackend(Backend):
             page_key = engine.register_page(page).key
             if region.kind is HOST and engine.expose(epoch, region, writable=registration.writable):
                 self._registrations.at_end(registration, functools.partial(engine.conceal, epoch))
-            address = engine.address + engine.segments.pack()
+            address = engine.address + engine.traits.pack()
             card = UcxCard(page.address, page.fd, page_key, engine.contact, address)
             known = self._exports[registration] = ((card.pack(), pack_parts(memory.key)), memory)
         return known[0]

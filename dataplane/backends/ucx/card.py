@@ -20,8 +20,11 @@ _PART = struct.Struct("<HI")  # length, CRC-32; then the bytes
 # As `ucp_rkey_pack` of UCX 1.11 to 1.22 writes it: the map of memory domains, the type of memory, then for each domain
 # a length of one byte and as many bytes; more may follow.
 _KEY = struct.Struct("<QB")
-_MARKED = struct.Struct("<4sII")
-_MARK = b"segs"
+_MARKED = struct.Struct("<4sII3H")
+_MARK = b"ucx "
+_MIXED_SINCE = (1, 22, 0)
+"""Within a host 1.18.1 and 1.22.0 have no transport in common, and an owner with 1.18.1 to which 1.22.0 connects ends
+by an assertion of UCX. The versions between have not been tried."""
 _SIZE = re.compile(r"(\d+)([kmg]?)b?", re.IGNORECASE)
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SENDS, _TAKES = "TCP_TX_SEG_SIZE", "TCP_RX_SEG_SIZE"
@@ -36,7 +39,7 @@ class UcxCard:
         page_fd: Its descriptor there.
         page_key: Its packed key.
         contact: Where to ask before connecting over TCP; None where UCX does not listen on TCP.
-        worker: Address of the owner's worker, with its `Segments`.
+        worker: Address of the owner's worker, with its `Traits`.
     """
 
     page_address: int
@@ -119,41 +122,56 @@ def require_key(key: bytes) -> None:
 
 
 _DAMAGED = "this buffer handle has a damaged section for UCX"
+_UNKNOWN = (0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Segments:
-    """The largest pieces that a process sends and takes over TCP.
-
-    UCX does not tell its peers, and ends a process that gets a larger piece than its own size. So handles carry both.
+class Traits:
+    """What peers need to know of the UCX of a process, and UCX does not tell them. So handles carry it.
 
     Attributes:
-        sends: Bytes of the largest piece that it sends; 0 where that is not known.
+        sends: Bytes of the largest piece that it sends over TCP; 0 where that is not known. UCX ends a process that
+            gets a larger piece than it takes.
         takes: Bytes of the largest that it can take; likewise.
+        version: Of its library; zeros where that is not known.
     """
 
     sends: int
     takes: int
+    version: tuple[int, int, int]
 
     @classmethod
-    def of(cls, chosen: Mapping[str, str]) -> Self:
-        """The sizes of this process, from the options that are set in code and those of the environment."""
-        return cls(*(_size(chosen.get(name) or os.environ.get(f"UCX_{name}", "")) for name in (_SENDS, _TAKES)))
+    def of(cls, chosen: Mapping[str, str], version: tuple[int, int, int]) -> Self:
+        """Those of this process, from the options that are set in code and those of the environment."""
+        sends, takes = (_size(chosen.get(name) or os.environ.get(f"UCX_{name}", "")) for name in (_SENDS, _TAKES))
+        return cls(sends, takes, version)
 
     @classmethod
     def after(cls, address: bytes) -> Self:
         """Read what `pack` has put behind a worker's address, if it has."""
         if len(address) >= _MARKED.size:
-            mark, sends, takes = _MARKED.unpack_from(address, len(address) - _MARKED.size)
+            mark, sends, takes, major, minor, patch = _MARKED.unpack_from(address, len(address) - _MARKED.size)
             if mark == _MARK:
-                return cls(sends, takes)
-        return cls(0, 0)
+                return cls(sends, takes, (major, minor, patch))
+        return cls(0, 0, _UNKNOWN)
 
     def pack(self) -> bytes:
         """As bytes behind the worker's address; UCX itself knows where the address ends."""
-        return _MARKED.pack(_MARK, self.sends, self.takes)
+        return _MARKED.pack(_MARK, self.sends, self.takes, *self.version)
 
-    def obstacle(self, peer: "Segments") -> str | None:
+    def mismatch(self, peer: "Traits") -> str | None:
+        """Why the two cannot talk within a host; None where they can, as far as is known."""
+        versions = (self.version, peer.version)
+        if self.version == peer.version or _UNKNOWN in versions or min(versions) >= _MIXED_SINCE:
+            return None
+        here, there = (".".join(map(str, version)) for version in versions)
+        return (
+            f"it has loaded UCX {there}, and this process {here}, which have no transport within a host in common. A "
+            "process in which MPI, or torch, has loaded a UCX uses that one. See that all processes find the same: by "
+            "LD_LIBRARY_PATH, or by dataplane.configure(ucx_library=...)"
+        )
+
+    def obstacle(self, peer: "Traits") -> str | None:
         """Why the two cannot talk over TCP; None where they can, as far as is known."""
         ways = (self.sends, peer.takes, "here", "there"), (peer.sends, self.takes, "there", "here")
         for sends, takes, one, other in ways:

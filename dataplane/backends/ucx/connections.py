@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from skipper.dataplane import memfd
 from skipper.dataplane.backends.handshake import WireUpKeys
 from skipper.dataplane.backends.ucx.admission import Admission, Contact
-from skipper.dataplane.backends.ucx.card import Segments, UcxCard
+from skipper.dataplane.backends.ucx.card import Traits, UcxCard
 from skipper.dataplane.backends.ucx.engine import ClientWorker, UcxEngine
 from skipper.dataplane.errors import OwnerDiedError, TransferError, TransferTimeoutError
 from skipper.dataplane.handle import Card
@@ -248,7 +248,7 @@ class OwnerConnections:
         engine: UCX in this process.
         owner: Who it is.
         watch: Tells whether the owner lives; None beyond this host.
-        worker_address: Of the owner's worker, with its segments.
+        worker_address: Of the owner's worker, with its traits.
         abandoned: The connections that were given up.
     """
 
@@ -259,9 +259,11 @@ class OwnerConnections:
         self.abandoned = AbandonedConnections()
         self.worker_address = section.worker
         self._contact = section.contact
-        self._obstacle = engine.segments.obstacle(Segments.after(section.worker))
+        theirs = Traits.after(section.worker)
+        self._obstacle = engine.traits.obstacle(theirs)
         # Within the host the kernel knows at once what UCX may take long to find out.
         self.watch = ProcessWatch(card.owner) if card.owner.host == host_id() else None
+        self._mismatch = None if self.watch is None else engine.traits.mismatch(theirs)
         self._lock = threading.Lock()
         self._connections: list[UcxConnection] = []
         self._widen(0)
@@ -304,6 +306,8 @@ class OwnerConnections:
             TransferError: No connection can be made.
             TransferTimeoutError: The deadline (CLOCK_MONOTONIC) passed before the owner had answered.
         """
+        if self._mismatch is not None:
+            raise TransferError(f"{self.owner} cannot be reached: {self._mismatch}")
         try:
             if number >= len(self._connections):
                 self._widen(number)

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import importlib.util
 import os
+import re
 import socket
 import threading
 import time
@@ -27,7 +28,7 @@ from skipper.dataplane.backends import own_sockets, socket_filter
 from skipper.dataplane.backends.handshake import WireUpKeys
 from skipper.dataplane.backends.own_sockets import SocketPlace
 from skipper.dataplane.backends.ucx.admission import AdmissionServer
-from skipper.dataplane.backends.ucx.card import Segments
+from skipper.dataplane.backends.ucx.card import Traits
 from skipper.dataplane.config import HOST_VARIABLE, Config
 from skipper.dataplane.epochs import Epoch
 from skipper.dataplane.errors import BackendUnavailableError, ConfigurationError, RegistrationError
@@ -192,15 +193,32 @@ class ClientWorker:
 
 
 def find_library(configured: str | None) -> str:
-    """Path or name of libucp to load: as configured, from the wheel, or whatever the loader finds."""
+    """Path or name of libucp to load: as configured, the one of this process, the wheel's, or what the loader finds."""
     if configured is not None:
         return configured
+    loaded = _loaded()
+    if loaded is not None:
+        return str(loaded)
     spec = importlib.util.find_spec("libucx")
     if spec is not None and spec.origin is not None:
         library = Path(spec.origin).parent / "lib" / "libucp.so.0"
         if library.exists():
             return str(library)
     return "libucp.so.0"
+
+
+def _loaded() -> Path | None:
+    """The libucp of the UCX that this process has loaded already, as MPI, and torch with it, may do.
+
+    A process has room for one: libraries of UCX know each other by soname, so that a second libucp would be joined to
+    the libucs of the first.
+    """
+    try:
+        found = re.search(r"/.*/(?=libuc[sp]\.so\.0)", Path("/proc/self/maps").read_text())
+    except OSError:
+        return None  # the loader decides
+    library = Path(found[0], "libucp.so.0") if found is not None else None
+    return library if library is not None and library.exists() else None
 
 
 def has_cuda_modules(library: str) -> bool:
@@ -218,8 +236,10 @@ def load(library: str) -> ModuleType:
         ctypes.CDLL(library)
         from skipper.dataplane.backends.ucx import _ucp
     except (OSError, ImportError) as error:
+        loaded = _loaded()
+        other = f" This process has loaded {loaded} already, and has room for one." if loaded is not None else ""
         raise BackendUnavailableError(
-            f"UCX cannot be loaded: {error}. Install libucx-cu12, or name a libucp.so.0 by "
+            f"UCX cannot be loaded: {error}.{other} Install libucx-cu12, or name a libucp.so.0 by "
             "dataplane.configure(ucx_library=...)"
         ) from error
     return _ucp
@@ -272,7 +292,7 @@ class UcxEngine:
         wire_up_keys: As given.
         address: Of the server worker, for peers.
         contact: Where they ask to be let in to its port of TCP; None where it has none.
-        segments: What this process sends and takes over TCP.
+        traits: What peers need to know of this process's UCX.
         memory_types: Bit mask of what it can move.
         width: Client workers that a large operation may use.
     """
@@ -299,7 +319,7 @@ class UcxEngine:
         taken = {*config.ucx, *ucp.taken(chosen)}
         chosen = {name: value for name, value in chosen.items() if name in taken}
         self._may_listen = chosen.get("TLS") != _WITHOUT_TCP
-        self.segments = Segments.of(chosen)
+        self.traits = Traits.of(chosen, ucp.library_version())
         try:
             if level is not None:
                 ucp.set_global_option(_LOG_LEVEL, level)

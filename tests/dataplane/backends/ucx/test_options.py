@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from skipper.dataplane import RDMABuffer, TransferError
-from skipper.dataplane.backends.ucx.card import Segments
+from skipper.dataplane.backends.ucx.card import Traits
 from tests.conformance.owner import RemoteOwner
 from tests.dataplane.scripts import run
 
+_VERSION = (1, 22, 0)
 START = "import os, sys, numpy as np; from skipper import dataplane\nbefore = dict(os.environ)\n"
 REFUSED = (
     START
@@ -100,17 +101,38 @@ def test_pieces_that_would_end_their_receiver_are_not_sent_and_both_options_are_
 def test_a_piece_must_not_be_larger_than_its_receiver_takes(
     here: tuple[int, int], there: tuple[int, int], fit: bool
 ) -> None:
-    assert (Segments(*here).obstacle(Segments(*there)) is None) == fit
+    assert (Traits(*here, _VERSION).obstacle(Traits(*there, _VERSION)) is None) == fit
 
 
 def test_sizes_are_read_as_ucx_reads_them_and_come_behind_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_TCP_RX_SEG_SIZE", "1M")
-    mine = Segments.of({"TCP_TX_SEG_SIZE": "256kb"})
-    assert mine == Segments(1 << 18, 1 << 20)
-    assert Segments.after(b"address" + mine.pack()) == mine
-    assert Segments.after(b"the address of one that says nothing") == Segments(0, 0)
+    mine = Traits.of({"TCP_TX_SEG_SIZE": "256kb"}, _VERSION)
+    assert mine == Traits(1 << 18, 1 << 20, _VERSION)
+    assert Traits.after(b"address" + mine.pack()) == mine
+    assert Traits.after(b"the address of one that says nothing") == Traits(0, 0, (0, 0, 0))
     monkeypatch.setenv("UCX_TCP_RX_SEG_SIZE", "auto")
-    assert Segments.of({"TCP_TX_SEG_SIZE": "12"}) == Segments(12, 0)
+    assert Traits.of({"TCP_TX_SEG_SIZE": "12"}, _VERSION) == Traits(12, 0, _VERSION)
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "fit"),
+    [
+        ((1, 22, 0), (1, 22, 0), True),
+        ((1, 18, 1), (1, 18, 1), True),
+        ((1, 22, 0), (1, 23, 1), True),
+        ((1, 22, 0), (0, 0, 0), True),
+        ((1, 18, 1), (1, 22, 0), False),
+        ((1, 22, 0), (1, 18, 1), False),
+    ],
+)
+def test_versions_that_fit_each_other_not_are_told_apart(
+    here: tuple[int, int, int], there: tuple[int, int, int], fit: bool
+) -> None:
+    why = Traits(1, 1, here).mismatch(Traits(1, 1, there))
+    assert (why is None) == fit
+    if why is not None:
+        assert "1.18.1" in why
+        assert "1.22.0" in why
 
 
 def test_processes_without_a_common_transport_are_told_what_to_name() -> None:
