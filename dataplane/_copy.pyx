@@ -53,7 +53,8 @@ cdef extern from "atomics.h" nogil:
 
 cdef extern from *:
     """
-    /* A word is read after the data it guards, and written before the memory changes hands: acquire and release. */
+    /* A word is read after the data that it guards, and written before their memory changes hands. Arm lets what comes
+     * after a store overtake it, a sequentially consistent one too: hence the fences. */
     static inline uint64_t skipper_load(uintptr_t at)
     {
         __atomic_thread_fence(__ATOMIC_ACQUIRE);
@@ -62,6 +63,7 @@ cdef extern from *:
     static inline void skipper_store(uintptr_t at, uint64_t value)
     {
         __atomic_store_n((uint64_t *)at, value, __ATOMIC_SEQ_CST);
+        __atomic_thread_fence(__ATOMIC_SEQ_CST);
     }
     """
     uint64_t skipper_load(uintptr_t at) nogil

@@ -91,7 +91,7 @@ static inline int skipper_cursor_next(skipper_cursor *at, int64_t limit, int64_t
 /* Copies past the cache. A plain store first reads the line that it overwrites; for blocks larger than the cache that
  * is a third of the traffic. The C library does the same, but on machines with much cache only from hundreds of
  * megabytes on, and not across the parts that a large copy is cut into. Ends without a fence: see skipper_fence. */
-__attribute__((target("avx2"))) static inline void skipper_stream_avx2(char *dst, const char *src, size_t nbytes)
+__attribute__((target("avx2"))) static inline void skipper_stream_run(char *dst, const char *src, size_t nbytes)
 {
     size_t head = (size_t)(-(uintptr_t)dst & 31);
 
@@ -126,7 +126,8 @@ static inline void skipper_fence(void)
     _mm_sfence();
 }
 #else
-static inline void skipper_stream_avx2(char *dst, const char *src, size_t nbytes)
+/* The C library's copies are the processor's fastest, and are ordered like any other stores. */
+static inline void skipper_stream_run(char *dst, const char *src, size_t nbytes)
 {
     memcpy(dst, src, nbytes);
 }
@@ -145,7 +146,7 @@ static inline void skipper_fence(void)
 static inline void skipper_stream(char *dst, const char *src, size_t nbytes)
 {
     if (nbytes >= SKIPPER_STREAM_RUN && skipper_can_stream()) {
-        skipper_stream_avx2(dst, src, nbytes);
+        skipper_stream_run(dst, src, nbytes);
         skipper_fence();
     } else {
         memcpy(dst, src, nbytes);
@@ -165,7 +166,7 @@ static inline void skipper_copy_runs(char *dst, const char *src, int64_t run, in
 {
     if (stream && run >= SKIPPER_STREAM_RUN) {
         for (; count > 0; --count, dst += dst_stride, src += src_stride) {
-            skipper_stream_avx2(dst, src, (size_t)run);
+            skipper_stream_run(dst, src, (size_t)run);
         }
         return;
     }

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import platform
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -110,7 +111,8 @@ def _pyverbs_facts(*, trial: bool = False) -> Facts:
 
 def _rdma_core() -> str | None:
     """The version of rdma-core, which ends the file name of libibverbs: libibverbs.so.1.14.44.0 is of 44.0."""
-    for folder in ("/usr/lib/x86_64-linux-gnu", "/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib"):
+    of_this_processor = f"{platform.machine()}-linux-gnu"
+    for folder in (f"/usr/lib/{of_this_processor}", f"/lib/{of_this_processor}", "/usr/lib64", "/usr/lib"):
         library = Path(folder) / "libibverbs.so.1"
         if library.exists():
             version = re.fullmatch(r"libibverbs\.so\.1\.\d+\.(.+)", library.resolve().name)

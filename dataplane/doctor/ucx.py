@@ -1,6 +1,7 @@
 """UCX: which library, its version, the transports and devices that it sees, and the ones that it would use."""
 
 import os
+import platform
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,8 @@ def _transports(names: Sequence[str], *, cma: bool, rdma: bool, gpus: int) -> Ch
         advice = "use a UCX that was built with CUDA, as libucx-cu12 is"
         return Check("backends", "ucx transports", Verdict.WARNING, f"{found}; nothing for CUDA memory", advice)
     if rdma and not any(name in _RDMA for name in names):
-        advice = "use the verbs backend, or a UCX with IB: --ucx-library /usr/lib/x86_64-linux-gnu/libucp.so.0"
+        system = f"/usr/lib/{platform.machine()}-linux-gnu/libucp.so.0"
+        advice = f"use the verbs backend, or a UCX with IB: --ucx-library {system}"
         return Check("backends", "ucx transports", Verdict.OK, f"{found}; nothing for the RDMA device", advice)
     return Check("backends", "ucx transports", Verdict.OK, found)
 
