@@ -83,12 +83,12 @@ def check_member(where: str, member: object) -> None:
 
 
 def _within(member: object) -> object | None:
-    """The function inside a static method, class method or property; None for any other member."""
+    """The function inside a static method, class method, property or partial; None for any other member."""
     if isinstance(member, staticmethod | classmethod):
         return member.__func__
     if isinstance(member, property):
         return member.fget
-    if isinstance(member, functools.cached_property | functools.partialmethod):
+    if isinstance(member, functools.cached_property | functools.partialmethod | functools.partial):
         return member.func
     return None
 

@@ -119,7 +119,13 @@ class Script:
             stderr=subprocess.PIPE,
             text=True,
             cwd=folder,
-            env={"PYTHONPATH": str(REPOSITORY), "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"},
+            env={
+                "PYTHONPATH": str(REPOSITORY),
+                "PATH": "/usr/bin:/bin",
+                "PYTHONDONTWRITEBYTECODE": "1",
+                # Python 3.12 and newer say so of every fork in a script that has threads; Skipper's have.
+                "PYTHONWARNINGS": "ignore:This process:DeprecationWarning",
+            },
         )
 
     def line(self) -> str:

@@ -55,6 +55,7 @@ def test_a_fork_is_silent_and_leaves_both_processes_sound(script: Callable[[str]
     running = script(
         """
 import os
+import warnings
 
 from skipper.control import Actor, endpoint, this_host
 
@@ -62,6 +63,7 @@ from skipper.control import Actor, endpoint, this_host
 class Worker(Actor):
     @endpoint
     def fork(self) -> int:
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and newer say so of every fork beside threads
         if (pid := os.fork()) == 0:
             os._exit(5)
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
