@@ -121,7 +121,7 @@ class Method(_message.Message):
     signature: str
     doc: str
     idempotent: bool
-    def __init__(self, name: _Optional[str] = ..., signature: _Optional[str] = ..., doc: _Optional[str] = ..., idempotent: _Optional[bool] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., signature: _Optional[str] = ..., doc: _Optional[str] = ..., idempotent: bool = ...) -> None: ...
 
 class ListMethodsResponse(_message.Message):
     __slots__ = ("methods", "error", "proof")
@@ -201,4 +201,4 @@ class Operation(_message.Message):
     response: ActorResponse
     error: Error
     proof: bytes
-    def __init__(self, id: _Optional[str] = ..., done: _Optional[bool] = ..., response: _Optional[_Union[ActorResponse, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., proof: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., done: bool = ..., response: _Optional[_Union[ActorResponse, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., proof: _Optional[bytes] = ...) -> None: ...
