@@ -19,8 +19,10 @@ ARGS   ?=
 FUZZ_SECONDS ?= 300
 # What runs under the sanitizers; the tests of leaks measure memory, of which a sanitizer takes its own.
 ASAN_TESTS ?= tests/conformance tests/fuzz/test_corpus.py tests/dataplane/test_layout.py tests/dataplane/test_atomic.py
+# Whose roots tests/roots makes.
+PYTHONS ?= 3.13 3.14
 
-.PHONY: help setup demo test test-packages test-verbs test-hosts fuzz test-asan check format bench bench-smoke bench-peers dist test-dist docs docs-serve proto clean
+.PHONY: help setup demo test test-packages test-verbs test-hosts fuzz test-asan test-pythons test-arm test-oldest check format bench bench-smoke bench-peers dist test-dist docs docs-serve proto clean
 
 help:
 	@echo "make demo     run the main job: an RL loop whose trainer syncs weights to its generators"
@@ -30,6 +32,9 @@ help:
 	@echo "make test-hosts  the tests of jobs on several machines: network namespaces, Slurm, Ray, torchrun (root; ARGS to choose)"
 	@echo "make fuzz     everything that takes bytes of others, for FUZZ_SECONDS (ARGS='frames handle' to choose)"
 	@echo "make test-asan  the compiled modules under AddressSanitizer and UBSan (ASAN_TESTS, ARGS to choose)"
+	@echo "make test-pythons  the core of the tests with other Pythons, in chroots (root; PYTHONS, ARGS to choose)"
+	@echo "make test-arm  those of the data plane on aarch64, emulated (root; ARGS to choose)"
+	@echo "make test-oldest  the core of the tests with the oldest packages that pyproject.toml claims"
 	@echo "make check    linters, types, planted mistakes of types, imports and layers, generated protobuf code"
 	@echo "make bench    the bandwidth sweep     (make bench-smoke: a short run for correctness)"
 	@echo "make bench-peers  Skipper beside Monarch, Ray, NIXL, ... for 25 minutes, into benchmarks/results"
@@ -87,6 +92,17 @@ fuzz: $(STAMP)
 # The tree is copied to build/asan and compiled there: the usual modules stay as they are.
 test-asan: $(STAMP)
 	$(BIN)/python -m tests.asan $(ASAN_TESTS) $(ARGS)
+
+# Chroots of Debian's, made the first time: see tests/roots.
+test-pythons:
+	$(PYTHON) -m tests.roots $(PYTHONS) -- $(XDIST) $(ARGS)
+
+test-arm:
+	$(PYTHON) -m tests.roots arm64 -- $(XDIST) $(ARGS)
+
+# Of the packages that pyproject.toml requires; the newest are in the root for the newest Python.
+test-oldest: $(STAMP)
+	$(BIN)/python -m tests.oldest $(XDIST) $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -7,12 +7,12 @@ process in which it happens with a report, and so the test. CPython's own leaks 
 """
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.tree import ROOT, copy_tree
+
 TREE = ROOT / "build" / "asan"
 _SANITIZERS = "-fsanitize=address,undefined"
 _BARE_CMA = Path(__file__).parent / "bare_cma.c"
@@ -29,7 +29,7 @@ _MEASURE_MEMORY = ("leave_nothing", "comes_and_goes")
 
 def main() -> int:
     """See above."""
-    _copy_tree()
+    copy_tree(TREE)
     environment = {**os.environ, "PYTHONPATH": f"{TREE / 'src'}:{TREE}"}
     flags = f"{_SANITIZERS} -fno-omit-frame-pointer -g1 -O1"
     build = {**environment, "CFLAGS": flags, "LDFLAGS": _SANITIZERS}
@@ -48,27 +48,6 @@ def _see_that_it_sees(environment: dict[str, str]) -> None:
     ran = subprocess.run(command, cwd=TREE, env=environment, capture_output=True, text=True, check=False)
     if ran.returncode == 0 or "heap-buffer-overflow" not in ran.stderr or "_copy" not in ran.stderr:
         sys.exit(f"the sanitizers do not see a fault that was planted:\n{ran.stderr or ran.stdout}")
-
-
-def _copy_tree() -> None:
-    """Copy what git knows or would take, where it has changed: setuptools compiles what is newer than its module."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
-    every = [name for name in listed.stdout.decode().split("\0") if name]
-    for name in every:  # the packages are relative links to the folders at the top
-        if (ROOT / name).is_symlink() and not (TREE / name).is_symlink():
-            (TREE / name).parent.mkdir(parents=True, exist_ok=True)
-            (TREE / name).symlink_to(os.readlink(ROOT / name))
-    names = [name for name in every if (ROOT / name).is_file() and not (ROOT / name).is_symlink()]
-    for name in names:
-        source, target = ROOT / name, TREE / name
-        if not target.exists() or target.read_bytes() != source.read_bytes():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, target)
-    kept = {TREE / name for name in names}
-    for old in TREE.rglob("*.py"):  # of a file that is gone; a test of it would still run
-        if old not in kept:
-            old.unlink()
 
 
 def _under_sanitizers() -> dict[str, str]:

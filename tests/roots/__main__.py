@@ -1,0 +1,63 @@
+"""Run the core of the suite with other Pythons and on other processors, in Debian roots.
+
+python -m tests.roots 3.13 3.14 [-- pytest's arguments]
+
+The roots are made once, which takes root, the network and some minutes; the tree is copied into them and built there.
+pip brings torch with CUDA, some gigabytes: for these Pythons PyPI has nothing else. The root for 3.14 has the newest
+release of every package; in the one for arm64, which is emulated, the data plane is tested.
+"""
+
+import argparse
+import sys
+
+from tests.roots.emulation import EmulationError
+from tests.roots.root import Root, RootError, check_machine
+from tests.tree import CORE
+
+# torch 2.9 is the last for arm64 that comes without CUDA.
+DATA_PLANE = ("tests/conformance", "tests/dataplane/test_atomic.py", "tests/dataplane/test_layout.py")
+ROOTS = {
+    root.name: root
+    for root in (
+        Root("3.13", "trixie", "amd64", CORE, "2.13.0"),
+        Root("3.14", "sid", "amd64", CORE, None),
+        Root("arm64", "trixie", "arm64", DATA_PLANE, "2.9.1"),
+    )
+}
+
+
+def main() -> int:
+    """See above."""
+    parser = argparse.ArgumentParser(prog="python -m tests.roots", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("roots", nargs="+", choices=ROOTS, metavar="root", help=f"of {', '.join(ROOTS)}")
+    own, arguments = _divided(sys.argv[1:])
+    chosen = [ROOTS[name] for name in parser.parse_args(own).roots]
+    statuses: dict[str, str] = {}
+    try:
+        check_machine()
+        for root in chosen:
+            statuses[root.name] = _tried(root, arguments)
+    except (RootError, EmulationError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for name, status in statuses.items():
+        print(f"{name}: {status}")
+    return int(any(status != "passed" for status in statuses.values()))
+
+
+def _tried(root: Root, arguments: list[str]) -> str:
+    with root.held():
+        root.prepare()
+        print(f"{root.name}: {root.suite}, {root.architecture}", flush=True)
+        status = root.test(arguments)
+    return "passed" if status == 0 else f"failed: pytest ended with {status}"
+
+
+def _divided(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """What stands before ``--``, and what stands after it."""
+    where = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:where], arguments[where + 1 :]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""Debian roots with another Python or for another processor: made once, then the tree is built and tested in them."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.roots import emulation
+from tests.tree import ROOT, copy_tree, pins_beside
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skipper" / "roots"
+DEFAULT_MIRROR = "http://deb.debian.org/debian"
+PACKAGES = ("ca-certificates", "gcc", "git", "iproute2", "libc6-dev", "make", "procps", "python3-dev", "python3-venv")
+_BUILD = """
+cd /skipper/tree
+test -x /skipper/venv/bin/python || python3 -m venv /skipper/venv
+/skipper/venv/bin/python -m pip install --quiet --disable-pip-version-check -c /skipper/constraints.txt -e '.[test]'
+"""
+_DESCRIBE = """
+import platform, numpy, torch, google.protobuf, grpc
+print(f"Python {platform.python_version()} on {platform.machine()}", end=", ")
+print(*(f"{each.__name__} {each.__version__}" for each in (torch, numpy, grpc, google.protobuf)), sep=", ")
+"""
+
+
+class RootError(Exception):
+    """A root cannot be made or used here; the message says why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A Debian root.
+
+    Attributes:
+        name: which the command line takes.
+        suite: of Debian.
+        architecture: as Debian calls it.
+        tests: what runs in it unless something else is asked for.
+        torch: the version that pip installs, with the other packages of `constraints.txt`; None for the newest release
+            of every package.
+    """
+
+    name: str
+    suite: str
+    architecture: str
+    tests: tuple[str, ...]
+    torch: str | None
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies."""
+        return CACHE / f"{self.suite}-{self.architecture}"
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other runs away from it meanwhile."""
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with open(CACHE / f"{self.folder.name}.lock", "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RootError(f"another run uses {self.folder}: wait for it") from None
+            yield
+
+    def prepare(self) -> None:
+        """Make it where it does not exist, and build the tree in it where that has changed.
+
+        Raises:
+            RootError: it cannot be made here.
+        """
+        if not (self.folder / "skipper" / "made").exists():
+            self._make()
+        copy_tree(self.folder / "skipper" / "tree")
+        built, made_of = self.folder / "skipper" / "built", _digest()
+        if not built.exists() or built.read_text() != made_of:
+            built.unlink(missing_ok=True)
+            pins = [] if self.torch is None else [f"torch=={self.torch}", *pins_beside({"torch"})]
+            (self.folder / "skipper" / "constraints.txt").write_text("\n".join(pins) + "\n", encoding="utf-8")
+            self._check(self.run(_BUILD), "the tree cannot be built")
+            built.write_text(made_of)
+
+    def run(self, script: str) -> int:
+        """Run a shell script in it, with processes of its own, which end with it; its exit status."""
+        root = shlex.quote(str(self.folder))
+        # The shell that stays is process 1 there, and collects what is orphaned.
+        enter = (
+            f"mount -t proc proc {root}/proc && mount --rbind /dev {root}/dev && mount --rbind /sys {root}/sys && "
+            f"env -i {' '.join(map(shlex.quote, _environment()))} chroot {root} sh -e -c {shlex.quote(script)}"
+        )
+        command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child"]
+        command += ["sh", "-c", f"{enter}; exit $?"]
+        with emulation.of(self.architecture):
+            return subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode
+
+    def test(self, arguments: Sequence[str]) -> int:
+        """Run pytest in it; its exit status."""
+        names_tests = any((ROOT / each.partition("::")[0]).exists() for each in arguments)
+        every = " ".join(map(shlex.quote, [*(() if names_tests else self.tests), *arguments]))
+        describe = f"/skipper/venv/bin/python -c {shlex.quote(_DESCRIBE)}"
+        pytest = f"/skipper/venv/bin/python -m pytest -p no:cacheprovider {every}"
+        return self.run(f"cd /skipper/tree\n{describe}\n{pytest}")
+
+    def _make(self) -> None:
+        if self.folder.exists():  # a run was cut off in the middle
+            shutil.rmtree(self.folder)
+        print(f"{self.name}: making {self.folder} from Debian's {self.suite}: some minutes", flush=True)
+        command = ["debootstrap", f"--arch={self.architecture}", "--variant=minbase", self.suite, str(self.folder)]
+        log = CACHE / f"{self.folder.name}.log"
+        with emulation.of(self.architecture), open(log, "w") as file:
+            done = subprocess.run([*command, _mirror()], stdout=file, stderr=file, check=False)
+        self._check(done.returncode, f"debootstrap ended with {done.returncode}: see {log}")
+        # A mirror that lags has lists that are out of date for apt.
+        options = "-qq -y --no-install-recommends -o Acquire::Check-Valid-Until=false -o Dpkg::Use-Pty=0"
+        install = f"apt-get {options} update\napt-get {options} install {' '.join(PACKAGES)} >/dev/null\napt-get clean"
+        self._check(
+            self.run(f"export DEBIAN_FRONTEND=noninteractive\n{install}"), "Debian's packages cannot be installed"
+        )
+        self._trust_our_certificates()
+        (self.folder / "skipper").mkdir()
+        (self.folder / "skipper" / "made").touch()
+
+    def _trust_our_certificates(self) -> None:
+        """Have programs there trust whom this machine trusts: its way to package indices may need that."""
+        ours = Path("/etc/ssl/certs/ca-certificates.crt")
+        if ours.exists():
+            shutil.copy(ours, self.folder / ours.relative_to("/"))
+
+    def _check(self, status: int, problem: str) -> None:
+        if status:
+            raise RootError(f"{self.name}: {problem}")
+
+
+def check_machine() -> None:
+    """See whether roots can be made and used here.
+
+    Raises:
+        RootError: they cannot.
+    """
+    if os.geteuid() != 0:
+        raise RootError("a root with another Python is entered by chroot, which is for root: run this by sudo")
+    for program, package in {"debootstrap": "debootstrap", "setpriv": "util-linux", "unshare": "util-linux"}.items():
+        if shutil.which(program) is None:
+            raise RootError(f"{program} is missing: apt-get install {package}, or make test-packages")
+
+
+def _mirror() -> str:
+    return os.environ.get("DEBIAN_MIRROR", DEFAULT_MIRROR)
+
+
+def _environment() -> list[str]:
+    """What pip is told here it is told there."""
+    ours = {name: value for name, value in os.environ.items() if name.startswith("PIP_") or name.endswith("_proxy")}
+    return [
+        f"{name}={value}"
+        for name, value in {
+            **ours,
+            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": "/root",
+            "LANG": "C.UTF-8",
+            "TERM": "dumb",
+        }.items()
+    ]
+
+
+def _digest() -> str:
+    """Of what the modules and the environment are made of."""
+    found = hashlib.sha256(sys.version.encode())
+    sources = [ROOT / name for name in ("pyproject.toml", "setup.py", "constraints.txt")]
+    for kind in ("pyx", "pxd", "pxi", "h"):
+        sources += sorted((ROOT / "dataplane").rglob(f"*.{kind}"))
+    for path in sources:
+        found.update(path.read_bytes())
+    return found.hexdigest()
