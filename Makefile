@@ -20,7 +20,7 @@ FUZZ_SECONDS ?= 300
 # What runs under the sanitizers; the tests of leaks measure memory, of which a sanitizer takes its own.
 ASAN_TESTS ?= tests/conformance tests/fuzz/test_corpus.py tests/dataplane/test_layout.py tests/dataplane/test_atomic.py
 
-.PHONY: help setup demo test test-packages test-verbs test-hosts fuzz test-asan check format bench bench-smoke bench-peers dist test-dist docs docs-serve proto clean
+.PHONY: help setup demo test test-packages test-verbs test-hosts fuzz test-asan check format bench bench-smoke bench-peers dist test-dist release docs docs-serve proto clean
 
 help:
 	@echo "make demo     run the main job: an RL loop whose trainer syncs weights to its generators"
@@ -35,6 +35,7 @@ help:
 	@echo "make bench-peers  Skipper beside Monarch, Ray, NIXL, ... for 25 minutes, into benchmarks/results"
 	@echo "make dist     the wheel and the source distribution, in dist"
 	@echo "make test-dist  both looked through, and the wheel at work in an empty environment"
+	@echo "make release  both, a wheel for each Python, built twice and compared (RELEASE_PYTHONS='python3.12 ...', SIGN=KEY)"
 	@echo "make docs     the documentation as a site, in build/site    (make docs-serve: while it is written)"
 	@echo "make proto    regenerate the protobuf code"
 	@echo "make setup    only the virtual environment; make clean removes what was built"
@@ -118,10 +119,16 @@ bench-peers: $(STAMP)
 # The wheel is built from the source distribution, so that one is tried as well.
 dist: $(STAMP)
 	rm -rf dist
-	$(BIN)/python -m build --quiet
+	$(BIN)/python -m tests.packaging.build --out dist
 
 test-dist: dist
 	SKIPPER_TEST_DIST=dist $(BIN)/python -m pytest tests/packaging $(ARGS)
+
+# For this Python and every other from 3.11 on that is found, or for those that are named. See SECURITY.md on SIGN.
+release: $(STAMP)
+	rm -rf dist
+	$(BIN)/python -m tests.packaging.release --out dist $(foreach python,$(RELEASE_PYTHONS),--python $(python)) \
+	  $(if $(SIGN),--sign $(SIGN))
 
 # Any warning is an error: a dead link or anchor, a page that is in no menu, a docstring that does not fit its function.
 docs: $(STAMP)

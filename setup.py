@@ -1,11 +1,11 @@
 """Builds the C extensions of `dataplane`; everything else about the package is in pyproject.toml.
 
 `dataplane._copy` and the lock of the verbs backend need a C compiler and Python's headers.
-`dataplane.backends.ucx._ucp` also needs the headers of UCX, and its libraries to link with. They come from a wheel of the
-build environment (`libucx-cu12` or `libucx-cu13`, whose headers are the same), or from the UCX installed under the folder
-that the environment variable `UCX_HOME` names (with `include/ucp/api/ucp.h` and `lib/libucp.so.0`). What is built works
-with either: it asks the loader for `libucp.so.0` by its name and carries no path. Which file that is, is decided at run
-time (`dataplane.configure(ucx_library=...)`).
+`dataplane.backends.ucx._ucp` also needs the headers of UCX, and its libraries to link with. They come from a wheel of
+the build environment (`libucx-cu12` or `libucx-cu13`, whose headers are the same), or from the UCX installed under the
+folder that the environment variable `UCX_HOME` names (with `include/ucp/api/ucp.h` and `lib/libucp.so.0`). What is
+built goes with each: it asks the loader for `libucp.so.0` by its name and carries no path. Which file that is, is
+decided at run time (`dataplane.configure(ucx_library=...)`).
 """
 
 import importlib.util
@@ -24,7 +24,7 @@ FLAGS = ["-O3", "-Wno-unused-function"]
 
 
 class BuildExtensions(build_ext):
-    """`build_ext` whose failure for want of a compiler is one sentence, and whose modules carry no path of this machine."""
+    """`build_ext` that says in one sentence that a compiler is missing, and leaves no path of this machine behind."""
 
     def run(self) -> None:
         """Compile, or say in one sentence what is missing and stop."""
@@ -107,4 +107,5 @@ def extensions() -> list[Extension]:
 setup(
     ext_modules=cythonize(extensions(), language_level=3, annotate=False),
     cmdclass={"build_ext": BuildExtensions},
+    options={"build_ext": {"parallel": True}},  # as many compilers as there are processors
 )
