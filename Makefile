@@ -8,6 +8,8 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 SOURCES := $(shell find dataplane -name '*.p[xy][xdi]' -o -name '*.h') setup.py pyproject.toml constraints.txt
 # Those of jobs on several machines are make test-hosts, those of the wheel make test-dist.
 TESTS  ?= tests --ignore=tests/hosts --ignore=tests/jobs --ignore=tests/packaging
+# UCX of which wheel: cu12, or cu13.
+UCX    ?= cu12
 # How many files of tests run at a time. A process of pytest that dies ends the run: pytest-xdist, which would replace it,
 # may then wait for ever at the end.
 WORKERS ?= 2
@@ -53,11 +55,11 @@ $(BIN)/python:
 
 # The demo alone needs no browser, no Ray and no type checker: it begins a minute earlier.
 $(DEMO_STAMP): $(SOURCES) | $(BIN)/python
-	$(PIP_INSTALL) -e '.[examples]'
+	$(PIP_INSTALL) -e '.[examples,$(UCX)]'
 	@touch $@
 
 $(STAMP): $(SOURCES) | $(BIN)/python
-	$(PIP_INSTALL) -e '.[dev]'
+	$(PIP_INSTALL) -e '.[dev,$(UCX)]'
 	@touch $@ $(DEMO_STAMP)
 
 demo: $(DEMO_STAMP)

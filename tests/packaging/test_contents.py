@@ -117,6 +117,14 @@ def test_the_licence_is_in_both(wheel: Path, sdist: Path) -> None:
     assert HeaderParser().parsestr(_wheel_file(wheel, "METADATA"))["License-Expression"] == "BSD-3-Clause"
 
 
+def test_ucx_is_asked_for_by_extras_alone(wheel: Path) -> None:
+    asked = HeaderParser().parsestr(_wheel_file(wheel, "METADATA")).get_all("Requires-Dist") or []
+    assert sorted(line for line in asked if line.startswith("libucx")) == [
+        'libucx-cu12>=1.22.0; extra == "cu12"',
+        'libucx-cu13>=1.22.0; extra == "cu13"',
+    ]
+
+
 def _names(wheel: Path) -> set[str]:
     """The files in it."""
     with zipfile.ZipFile(wheel) as archive:

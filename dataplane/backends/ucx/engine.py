@@ -28,6 +28,7 @@ from skipper.dataplane.backends.handshake import WireUpKeys
 from skipper.dataplane.backends.own_sockets import SocketPlace
 from skipper.dataplane.backends.ucx.admission import AdmissionServer
 from skipper.dataplane.backends.ucx.card import Segments
+from skipper.dataplane.backends.ucx.wheels import installed_wheels
 from skipper.dataplane.config import HOST_VARIABLE, Config
 from skipper.dataplane.epochs import Epoch
 from skipper.dataplane.errors import BackendUnavailableError, ConfigurationError, RegistrationError
@@ -219,7 +220,7 @@ def load(library: str) -> ModuleType:
         from skipper.dataplane.backends.ucx import _ucp
     except (OSError, ImportError) as error:
         raise BackendUnavailableError(
-            f"UCX cannot be loaded: {error}. Install libucx-cu12, or name a libucp.so.0 by "
+            f"UCX cannot be loaded: {error}. Install it ({installed_wheels().command}), or name a libucp.so.0 by "
             "dataplane.configure(ucx_library=...)"
         ) from error
     return _ucp
