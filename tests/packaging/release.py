@@ -55,6 +55,7 @@ def release(tree: Path, out: Path, *, pythons: Sequence[str], key: Path | None) 
     require_ready(tree)
     if out.exists() and any(out.iterdir()):
         raise ReleaseError(f"{out} is not empty")
+    print(f"building twice for {', '.join(pythons)}", flush=True)
     with tempfile.TemporaryDirectory(prefix="skipper-release-") as folder:
         # The second is named otherwise, and longer: a path that got into a file shows.
         once, again = Path(folder, "a"), Path(folder, "built-once-more-in-another-folder")
@@ -166,9 +167,9 @@ def main() -> int:
     parser.add_argument("--python", action="append", default=[], help="build a wheel for this one, not for all found")
     parser.add_argument("--sign", type=Path, metavar="KEY", help="a key of SSH; its public half, if an agent has it")
     given = parser.parse_args()
-    os.environ.pop("SOURCE_DATE_EPOCH", None)  # a release has the time of its commit
+    for name in ("SOURCE_DATE_EPOCH", "UCX_HOME"):  # a release has the time of its commit, and the pinned headers
+        os.environ.pop(name, None)
     pythons = given.python or found_pythons()
-    print(f"building twice for {', '.join(pythons)}", flush=True)
     try:
         files = release(ROOT, given.out, pythons=pythons, key=given.sign)
     except (ReleaseError, BuildError) as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.build import ROOT, build
+from tests.packaging.build import ROOT, BuildError, build
 from tests.packaging.conftest import INSTALLATION_TIMEOUT_S
 from tests.packaging.release import NAMESPACE, SUMS, ReleaseError, require_alike, require_ready, sign, write_sums
 
@@ -71,6 +71,14 @@ def test_builds_that_differ_are_named(tmp_path: Path) -> None:
     (tmp_path / "b" / "more").touch()
     with pytest.raises(ReleaseError, match=r"these files differ: other, more$"):
         require_alike(tmp_path / "a", tmp_path / "b")
+
+
+def test_a_python_that_is_not_there_is_named(sdist: Path, tmp_path: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (tree,) = tmp_path.iterdir()
+    with pytest.raises(BuildError, match=r"a wheel for python3\.99: there is no such program"):
+        build(tree, tmp_path / "out", pythons=["python3.99"], epoch=0)
 
 
 @pytest.mark.timeout(INSTALLATION_TIMEOUT_S)
