@@ -16,6 +16,7 @@ import zipfile
 from email.parser import HeaderParser
 from pathlib import Path
 
+from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 
 from tests.packaging.build import FROM_ELSEWHERE
@@ -90,7 +91,9 @@ def test_the_extensions_ask_for_ucx_by_its_name_and_look_nowhere_of_their_own(wh
     asked = set()
     for name, module in modules.items():
         with ELFFile(io.BytesIO(module)) as file:
-            tags = list(file.get_section_by_name(".dynamic").iter_tags())
+            dynamic = file.get_section_by_name(".dynamic")
+            assert isinstance(dynamic, DynamicSection)
+            tags = list(dynamic.iter_tags())
             assert not [tag for tag in tags if tag.entry.d_tag in ("DT_RPATH", "DT_RUNPATH")], name
             asked |= {tag.needed for tag in tags if tag.entry.d_tag == "DT_NEEDED"}
     assert {name for name in asked if not name.startswith(("libc.", "libpthread.", "ld-linux"))} == set(FROM_ELSEWHERE)
