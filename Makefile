@@ -8,6 +8,8 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 SOURCES := $(shell find dataplane -name '*.p[xy][xdi]' -o -name '*.h') setup.py pyproject.toml constraints.txt
 # Those of jobs on several machines are make test-hosts, those of the wheel make test-dist.
 TESTS  ?= tests --ignore=tests/hosts --ignore=tests/jobs --ignore=tests/packaging
+# UCX of which wheel: cu12, or cu13.
+UCX    ?= cu12
 # How many files of tests run at a time. A process of pytest that dies ends the run: pytest-xdist, which would replace it,
 # may then wait for ever at the end.
 WORKERS ?= 2
@@ -22,7 +24,7 @@ ASAN_TESTS ?= tests/conformance tests/fuzz/test_corpus.py tests/dataplane/test_l
 # Whose roots tests/roots makes.
 PYTHONS ?= 3.13 3.14
 
-.PHONY: help setup demo test test-packages test-verbs test-hosts fuzz test-asan test-pythons test-arm test-oldest check format bench bench-smoke bench-peers dist test-dist docs docs-serve proto clean
+.PHONY: help setup demo test test-packages test-verbs test-hosts fuzz test-asan test-pythons test-arm test-oldest check format bench bench-smoke bench-peers dist test-dist release docs docs-serve proto clean
 
 help:
 	@echo "make demo     run the main job: an RL loop whose trainer syncs weights to its generators"
@@ -40,6 +42,7 @@ help:
 	@echo "make bench-peers  Skipper beside Monarch, Ray, NIXL, ... for 25 minutes, into benchmarks/results"
 	@echo "make dist     the wheel and the source distribution, in dist"
 	@echo "make test-dist  both looked through, and the wheel at work in an empty environment"
+	@echo "make release  both, a wheel for each Python, built twice and compared (RELEASE_PYTHONS='python3.12 ...', SIGN=KEY)"
 	@echo "make docs     the documentation as a site, in build/site    (make docs-serve: while it is written)"
 	@echo "make proto    regenerate the protobuf code"
 	@echo "make setup    only the virtual environment; make clean removes what was built"
@@ -57,11 +60,11 @@ $(BIN)/python:
 
 # The demo alone needs no browser, no Ray and no type checker: it begins a minute earlier.
 $(DEMO_STAMP): $(SOURCES) | $(BIN)/python
-	$(PIP_INSTALL) -e '.[examples]'
+	$(PIP_INSTALL) -e '.[examples,$(UCX)]'
 	@touch $@
 
 $(STAMP): $(SOURCES) | $(BIN)/python
-	$(PIP_INSTALL) -e '.[dev]'
+	$(PIP_INSTALL) -e '.[dev,$(UCX)]'
 	@touch $@ $(DEMO_STAMP)
 
 demo: $(DEMO_STAMP)
@@ -134,10 +137,16 @@ bench-peers: $(STAMP)
 # The wheel is built from the source distribution, so that one is tried as well.
 dist: $(STAMP)
 	rm -rf dist
-	$(BIN)/python -m build --quiet
+	$(BIN)/python -m tests.packaging.build --out dist
 
 test-dist: dist
 	SKIPPER_TEST_DIST=dist $(BIN)/python -m pytest tests/packaging $(ARGS)
+
+# For this Python and every other from 3.11 on that is found, or for those that are named. See SECURITY.md on SIGN.
+release: $(STAMP)
+	rm -rf dist
+	$(BIN)/python -m tests.packaging.release --out dist $(foreach python,$(RELEASE_PYTHONS),--python $(python)) \
+	  $(if $(SIGN),--sign $(SIGN))
 
 # Any warning is an error: a dead link or anchor, a page that is in no menu, a docstring that does not fit its function.
 docs: $(STAMP)

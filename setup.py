@@ -1,10 +1,11 @@
 """Builds the C extensions of `dataplane`; everything else about the package is in pyproject.toml.
 
 `dataplane._copy` and the lock of the verbs backend need a C compiler and Python's headers.
-`dataplane.backends.ucx._ucp` also needs the headers and libraries of UCX. They come from the wheel `libucx-cu12` of the
-build environment, or from the UCX installed under the folder that the environment variable `UCX_HOME` names (with
-`include/ucp/api/ucp.h` and `lib/libucp.so.0`). It asks the loader for `libucp.so.0` by its name and carries no path:
-which file that is, is decided at run time (`dataplane.configure(ucx_library=...)`).
+`dataplane.backends.ucx._ucp` also needs the headers of UCX, and its libraries to link with. They come from a wheel of
+the build environment (`libucx-cu12` or `libucx-cu13`, whose headers are the same), or from the UCX installed under the
+folder that the environment variable `UCX_HOME` names (with `include/ucp/api/ucp.h` and `lib/libucp.so.0`). What is
+built goes with each: it asks the loader for `libucp.so.0` by its name and carries no path. Which file that is, is
+decided at run time (`dataplane.configure(ucx_library=...)`).
 """
 
 import importlib.util
@@ -23,7 +24,7 @@ FLAGS = ["-O3", "-Wno-unused-function"]
 
 
 class BuildExtensions(build_ext):
-    """`build_ext` whose failure for want of a compiler is one sentence."""
+    """`build_ext` that says in one sentence that a compiler is missing, and leaves no path of this machine behind."""
 
     def run(self) -> None:
         """Compile, or say in one sentence what is missing and stop."""
@@ -35,6 +36,12 @@ class BuildExtensions(build_ext):
                 f"(Debian: apt-get install gcc libc6-dev python3-dev). The compiler said: {error}"
             )
 
+    def build_extensions(self) -> None:
+        """Link without the folder of Python's own library, which a Python that is built for one hands on to modules."""
+        command = self.compiler.linker_so
+        self.compiler.set_executables(linker_so=[word for word in command if not word.startswith("-Wl,-rpath,")])
+        super().build_extensions()
+
 
 def find_ucx() -> Path:
     """The folder that holds UCX's `include` and `lib`."""
@@ -45,8 +52,8 @@ def find_ucx() -> Path:
         spec = importlib.util.find_spec("libucx")
         if spec is None or spec.origin is None:
             sys.exit(
-                "error: Skipper's dataplane needs UCX to compile: install the build requirement libucx-cu12, "
-                "or name a UCX installation by UCX_HOME"
+                "error: Skipper's dataplane needs the headers of UCX to compile: install libucx-cu12 or libucx-cu13 "
+                "(for this either will do), or name a UCX installation by UCX_HOME"
             )
         home = Path(spec.origin).parent
     for needed in ("include/ucp/api/ucp.h", "lib/libucp.so.0", "lib/libucs.so.0"):
@@ -100,4 +107,5 @@ def extensions() -> list[Extension]:
 setup(
     ext_modules=cythonize(extensions(), language_level=3, annotate=False),
     cmdclass={"build_ext": BuildExtensions},
+    options={"build_ext": {"parallel": True}},  # as many compilers as there are processors
 )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,7 +14,12 @@ __all__ = ["Environment", "gather_environment"]
 
 Environment = dict[str, str | int | None]
 
-_DISTRIBUTIONS = {"skipper": "skipper-mesh", "torch": "torch", "numpy": "numpy", "ucx": "libucx-cu12"}
+_DISTRIBUTIONS = {
+    "skipper": ("skipper-mesh",),
+    "torch": ("torch",),
+    "numpy": ("numpy",),
+    "ucx": ("libucx-cu13", "libucx-cu12"),  # whichever is there
+}
 _GIT_TIMEOUT_S = 5.0
 
 
@@ -31,7 +38,7 @@ def gather_environment() -> Environment:
         "machine": platform.machine(),
         "kernel": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        **{name: _version(distribution) for name, distribution in _DISTRIBUTIONS.items()},
+        **{name: _version(distributions) for name, distributions in _DISTRIBUTIONS.items()},
         "commit": _commit(),
     }
 
@@ -45,14 +52,15 @@ def _cpu_model() -> str | None:
     return next((value.strip() for key, _, value in fields if key.strip() in ("model name", "Model")), None)
 
 
-def _version(distribution: str) -> str | None:
+def _version(distributions: Sequence[str]) -> str | None:
+    """That of the first of them that is installed."""
     # This import takes a tenth of the start of a process, and the actors of a benchmark do not need it.
     from importlib.metadata import PackageNotFoundError, version
 
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
+    for name in distributions:
+        with contextlib.suppress(PackageNotFoundError):
+            return version(name)
+    return None
 
 
 def _commit() -> str | None:

@@ -1,5 +1,7 @@
 """The only file of this package that knows torch. Only functions that get or make tensors import torch."""
 
+import importlib.util
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skipper.dataplane._copy import Block
@@ -41,6 +43,24 @@ def empty(
     if numel == 0:
         return torch.empty(shape, dtype=dtype, device="cpu")
     return torch.frombuffer(allocate(numel * dtype.itemsize), dtype=dtype, count=numel).view(shape)
+
+
+def built_for_cuda() -> str | None:
+    """The CUDA that the installed torch was built for, as "13.0"; None without torch, or where that is for no CUDA.
+
+    Reads the file in which torch says so: to import all of it takes seconds.
+    """
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        return None
+    path = Path(torch.origin).with_name("version.py")
+    spec = importlib.util.spec_from_file_location("torch.version", path)
+    if not path.exists() or spec is None or spec.loader is None:
+        return None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    cuda: str | None = getattr(module, "cuda", None)
+    return cuda
 
 
 def contiguous(tensor: "torch.Tensor", role: str) -> Region:

@@ -27,7 +27,7 @@ def main() -> int:
     if not programs.exists():
         venv.create(programs.parent, with_pip=True)
     pip = [str(programs / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "-c", str(constraints), "-e", f"{tree}[test]"], check=True)
+    subprocess.run([*pip, "-c", str(constraints), "-e", f"{tree}[test,cu12]"], check=True)
     subprocess.run([str(programs / "python"), "-c", _VERSIONS, *bounds], check=True)
     arguments = sys.argv[1:]
     names_tests = any((ROOT / each.partition("::")[0]).exists() for each in arguments)

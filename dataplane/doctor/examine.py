@@ -15,13 +15,14 @@ import numpy as np
 
 from skipper import dataplane
 from skipper.dataplane.backends.base import BackendStatus
+from skipper.dataplane.backends.ucx.wheels import WHEELS
 from skipper.dataplane.doctor import limits
 from skipper.dataplane.doctor.checks import Check, Examination, Verdict
 from skipper.dataplane.doctor.devices import gpu, rdma
 from skipper.dataplane.doctor.sysfs import Interface, interfaces, rdma_ports
 from skipper.dataplane.doctor.ucx import ucx
 
-_DISTRIBUTIONS = ("skipper-mesh", "libucx-cu12", "numpy", "torch")
+_DISTRIBUTIONS = ("skipper-mesh", *WHEELS.values(), "numpy", "torch")
 _NBYTES = 1 << 20
 _BYTE = 0x5A
 _TIMEOUT_S = 20.0

@@ -8,6 +8,7 @@ from typing import Any
 
 from skipper.dataplane.backends.base import BackendStatus
 from skipper.dataplane.backends.ucx.engine import find_library, load
+from skipper.dataplane.backends.ucx.wheels import UcxWheels, installed_wheels
 from skipper.dataplane.doctor.checks import Check, Verdict
 from skipper.dataplane.doctor.probes import ProbeError, ask
 from skipper.dataplane.doctor.sysfs import Interface, RdmaPort
@@ -39,15 +40,18 @@ def ucx(
         networks: Its network interfaces.
         gpus: How many GPUs the driver sees.
     """
+    wheels = installed_wheels()
     facts: Facts = {"usable": status.usable, "reason": status.reason, "library": find_library(library)}
+    facts |= {"wheels": wheels.installed, "torch_cuda": wheels.cuda}
     if not status.usable:
-        advice = "pip install libucx-cu12, or name a libucp.so.0: skipper doctor --ucx-library PATH"
-        return [Check("backends", "ucx", Verdict.PROBLEM, status.reason, advice)], facts
+        return [_unusable(status.reason, library, wheels)], facts
     binding = load(find_library(library))
     own = [
         Check("backends", "ucx", Verdict.OK, status.reason.removesuffix(", not started")),
         of_version(binding.library_version(), guarded=binding.guard()),
     ]
+    if library is None and wheels.installed:
+        own.append(of_wheels(wheels))
     try:
         resources: Resources = ask("transports", _libuct(find_library(library)))
     except ProbeError as error:
@@ -58,6 +62,32 @@ def ucx(
     facts |= {"transports": names, "resources": resources, "net_devices": used}
     checks = [*own, _transports(names, cma=cma, rdma=any(port.state == "ACTIVE" for port in ports), gpus=gpus)]
     return [*checks, _devices(used, resources, networks)], facts
+
+
+def _unusable(reason: str, library: str | None, wheels: UcxWheels) -> Check:
+    if library is None and not wheels.installed:
+        found = "not installed: memory that dataplane.empty did not make, and other hosts, cannot be reached by it"
+        advice = f"{wheels.command}   (or name a libucp.so.0: --ucx-library PATH)"
+        return Check("backends", "ucx", Verdict.WARNING, found, advice)
+    advice = wheels.command if library is None else "name a libucp.so.0 that is there, or none"
+    return Check("backends", "ucx", Verdict.PROBLEM, reason, advice)
+
+
+def of_wheels(wheels: UcxWheels) -> Check:
+    """Whether the wheel that brings UCX is the only one, and the one for torch's CUDA; at least one is installed."""
+    found = " and ".join(f"{name} {version}" for name, version in wheels.installed.items())
+    if len(wheels.installed) > 1:
+        found += ": they hold the same files, the later has overwritten the other, and to remove one removes both"
+        return Check("backends", "ucx wheel", Verdict.WARNING, found, wheels.command)
+    if wheels.cuda is None:
+        return Check("backends", "ucx wheel", Verdict.OK, f"{found}; torch is here without CUDA, where each will do")
+    if not wheels.for_torch:
+        found += f": there is none for the CUDA {wheels.cuda} of torch, and nobody has tried them together"
+        return Check("backends", "ucx wheel", Verdict.WARNING, found)
+    if wheels.fitting not in wheels.installed:
+        found += f" beside a torch for CUDA {wheels.cuda}: each brings its own CUDA, and nobody has tried them together"
+        return Check("backends", "ucx wheel", Verdict.WARNING, found, wheels.command)
+    return Check("backends", "ucx wheel", Verdict.OK, f"{found}, for the CUDA {wheels.cuda} of torch")
 
 
 def of_version(version: tuple[int, int, int], *, guarded: bool | None) -> Check:
@@ -71,12 +101,12 @@ def of_version(version: tuple[int, int, int], *, guarded: bool | None) -> Check:
     if version[:2] not in _TRIED:
         tried = " and ".join(".".join(map(str, each)) for each in _TRIED)
         found = f"{name} was not tried with Skipper ({tried} were); the guard against a fault of 1.22 is not active"
-        return Check("backends", "ucx version", Verdict.WARNING, found, "pip install libucx-cu12==1.22.0")
+        return Check("backends", "ucx version", Verdict.WARNING, found, installed_wheels().command)
     if guarded is None:
         return Check("backends", "ucx version", Verdict.OK, f"{name}, tried with Skipper")
     if not guarded:
         found = f"the guard is not active in this {name}: a reader that is killed while it connects may crash an owner"
-        return Check("backends", "ucx version", Verdict.WARNING, found, "pip install libucx-cu12==1.22.0")
+        return Check("backends", "ucx version", Verdict.WARNING, found, installed_wheels().command)
     found = f"{name}, tried with Skipper; its known fault is guarded against"
     return Check("backends", "ucx version", Verdict.OK, found)
 
@@ -95,10 +125,10 @@ def _libuct(libucp: str) -> str:
 def _transports(names: Sequence[str], *, cma: bool, rdma: bool, gpus: int) -> Check:
     found = ", ".join(names)
     if cma and "cma" not in names:
-        advice = "use a UCX that was built with --enable-cma, as libucx-cu12 is"
+        advice = "use a UCX that was built with --enable-cma, as those of the wheels are"
         return Check("backends", "ucx transports", Verdict.WARNING, f"{found}; no cma: slow within a host", advice)
     if gpus and not any(name.startswith("cuda") for name in names):
-        advice = "use a UCX that was built with CUDA, as libucx-cu12 is"
+        advice = "use a UCX that was built with CUDA, as those of the wheels are"
         return Check("backends", "ucx transports", Verdict.WARNING, f"{found}; nothing for CUDA memory", advice)
     if rdma and not any(name in _RDMA for name in names):
         system = f"/usr/lib/{platform.machine()}-linux-gnu/libucp.so.0"

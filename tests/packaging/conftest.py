@@ -1,8 +1,10 @@
-"""What `make dist` has built, and an environment with the wheel in it and nothing besides."""
+"""What `make dist` has built, and environments with the wheel in them and nothing besides."""
 
+import contextlib
 import os
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import venv
 from collections.abc import Iterator
@@ -44,6 +46,23 @@ class Environment:
         assert done.returncode == 0, f"{program} {arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
+    def install(self, *what: str) -> None:
+        """Install into it, in the versions of constraints.txt, with the pip of this process."""
+        pip = [sys.executable, "-m", "pip", "--python", str(self.programs / "python"), "--disable-pip-version-check"]
+        subprocess.run(
+            [*pip, "install", "--quiet", "--constraint", str(ROOT / "constraints.txt"), *what],
+            cwd=self.folder,
+            env=_plain(),
+            check=True,
+            timeout=INSTALLATION_TIMEOUT_S,
+        )
+
+    @property
+    def packages(self) -> Path:
+        """Its site-packages."""
+        home = str(self.programs.parent)
+        return Path(sysconfig.get_path("purelib", "venv", {"base": home, "platbase": home}))
+
     def write(self, name: str, text: str) -> Path:
         """A file in the folder."""
         path = self.folder / name
@@ -78,23 +97,42 @@ def sdist(distributions: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def environment(wheel: Path) -> Iterator[Environment]:
-    """The wheel, and what it asks for, in the versions of constraints.txt."""
+def plain(wheel: Path) -> Iterator[Environment]:
+    """The wheel, and what it asks for without any extra, in the versions of constraints.txt."""
+    with _new_environment() as made:
+        made.install(str(wheel))
+        yield made
+
+
+@pytest.fixture(scope="session")
+def environment(plain: Environment, wheel: Path) -> Iterator[Environment]:
+    """The wheel with UCX: its extra cu13, since the tests of a checkout have cu12."""
+    with layer(plain) as made:
+        made.install("--no-deps", "--ignore-installed", str(wheel))  # the command skipper
+        made.install("skipper-mesh[cu13]")
+        yield made
+
+
+@contextlib.contextmanager
+def layer(below: Environment, *, pip: bool = False) -> Iterator[Environment]:
+    """An environment that has what another has, and more of its own in front of that.
+
+    Args:
+        below: The other one, which stays as it is.
+        pip: It has a pip of its own, so that it can be changed as its user would.
+    """
+    with _new_environment(pip=pip) as made:
+        (made.packages / "below.pth").write_text(f"{below.packages}\n")
+        yield made
+
+
+@contextlib.contextmanager
+def _new_environment(*, pip: bool = False) -> Iterator[Environment]:
     with tempfile.TemporaryDirectory(prefix="skipper-") as folder:
         work, home = Path(folder, "work"), Path(folder, "environment")
         work.mkdir()
-        venv.create(home, symlinks=True)
-        programs = home / "bin"
-        pip = [sys.executable, "-m", "pip", "--python", str(programs / "python"), "--disable-pip-version-check"]
-        constraints = ["--constraint", str(ROOT / "constraints.txt")]
-        subprocess.run(
-            [*pip, "install", "--quiet", *constraints, str(wheel)],
-            cwd=work,
-            env=_plain(),
-            check=True,
-            timeout=INSTALLATION_TIMEOUT_S,
-        )
-        yield Environment(programs, work)
+        venv.create(home, symlinks=True, with_pip=pip)
+        yield Environment(home / "bin", work)
 
 
 def _plain() -> dict[str, str]:

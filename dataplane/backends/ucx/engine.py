@@ -29,6 +29,7 @@ from skipper.dataplane.backends.handshake import WireUpKeys
 from skipper.dataplane.backends.own_sockets import SocketPlace
 from skipper.dataplane.backends.ucx.admission import AdmissionServer
 from skipper.dataplane.backends.ucx.card import Traits
+from skipper.dataplane.backends.ucx.wheels import installed_wheels
 from skipper.dataplane.config import HOST_VARIABLE, Config
 from skipper.dataplane.epochs import Epoch
 from skipper.dataplane.errors import BackendUnavailableError, ConfigurationError, RegistrationError
@@ -239,7 +240,7 @@ def load(library: str) -> ModuleType:
         loaded = _loaded()
         other = f" This process has loaded {loaded} already, and has room for one." if loaded is not None else ""
         raise BackendUnavailableError(
-            f"UCX cannot be loaded: {error}.{other} Install libucx-cu12, or name a libucp.so.0 by "
+            f"UCX cannot be loaded: {error}.{other} Install it ({installed_wheels().command}), or name a libucp.so.0 by "
             "dataplane.configure(ucx_library=...)"
         ) from error
     return _ucp

@@ -12,7 +12,6 @@ cdef extern from "pthread.h" nogil:
     ctypedef unsigned long pthread_t
     int pthread_mutex_init(pthread_mutex_t *mutex, void *attributes)
     int pthread_mutex_lock(pthread_mutex_t *mutex)
-    int pthread_mutex_trylock(pthread_mutex_t *mutex)
     int pthread_mutex_unlock(pthread_mutex_t *mutex)
     int pthread_mutex_destroy(pthread_mutex_t *mutex)
     pthread_t pthread_self()
@@ -23,7 +22,11 @@ cdef class Mutex:
     """Held by one thread, any number of times. Waits without the GIL."""
 
     cdef pthread_mutex_t mutex
-    cdef pthread_t holder  # changed under the GIL; 0: nobody
+    # All of these change under the GIL. Who has waited holds the mutex a moment before it has the GIL to say so: the
+    # mutex is free when nobody holds it and nobody waits. (pthread_mutex_trylock would tell, and would tie the wheel to
+    # glibc 2.34, where it got a new version.)
+    cdef pthread_t holder  # 0: nobody
+    cdef int waiting
     cdef int depth
 
     def __cinit__(self):
@@ -34,11 +37,15 @@ cdef class Mutex:
         if self.holder == pthread_self():
             self.depth += 1
             return True
-        if pthread_mutex_trylock(&self.mutex) != 0:
-            if not blocking:
-                return False
+        if self.holder == 0 and self.waiting == 0:
+            pthread_mutex_lock(&self.mutex)
+        elif blocking:
+            self.waiting += 1
             with nogil:
                 pthread_mutex_lock(&self.mutex)
+            self.waiting -= 1
+        else:
+            return False
         self.holder = pthread_self()
         self.depth = 1
         return True

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from skipper.dataplane.backends.base import BackendStatus
+from skipper.dataplane.backends.ucx.wheels import UcxWheels
 from skipper.dataplane.backends.verbs.port import Gid
 from skipper.dataplane.doctor import devices, limits, probes
 from skipper.dataplane.doctor.checks import Check, Examination, Verdict
@@ -18,7 +19,7 @@ from skipper.dataplane.doctor.command import main
 from skipper.dataplane.doctor.examine import TrialError, trial
 from skipper.dataplane.doctor.probes import ProbeError, ask
 from skipper.dataplane.doctor.sysfs import Interface, RdmaPort
-from skipper.dataplane.doctor.ucx import of_version, ucx
+from skipper.dataplane.doctor.ucx import of_version, of_wheels, ucx
 
 ROOT = Path(__file__).resolve().parents[3]
 ROCE = RdmaPort("mlx5_0", 1, "ACTIVE", "Ethernet", 100.0, False, (Gid(1, "10.0.0.7", "RoCE v2", "eth0"),))
@@ -54,7 +55,76 @@ def test_a_library_that_is_not_there_is_a_problem_with_an_advice(capsys: pytest.
     done = doctor("--ucx-library", "/no/such/libucp.so.0")
     assert done.returncode == 1
     assert "PROBLEM" in done.stdout
-    assert "pip install libucx-cu12" in done.stdout
+    assert "name a libucp.so.0 that is there" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("installed", "cuda", "fitting"),
+    [
+        ([], None, "libucx-cu12"),
+        ([], "12.8", "libucx-cu12"),
+        ([], "13.0", "libucx-cu13"),
+        (["libucx-cu13"], None, "libucx-cu13"),
+        (["libucx-cu13"], "11.8", "libucx-cu13"),
+        (["libucx-cu13"], "12.8", "libucx-cu12"),
+        (["libucx-cu12", "libucx-cu13"], "13.0", "libucx-cu13"),
+    ],
+)
+def test_the_wheel_of_ucx_that_fits_is_that_of_torchs_cuda_or_the_one_that_is_there(
+    installed: list[str], cuda: str | None, fitting: str
+) -> None:
+    wheels = UcxWheels(dict.fromkeys(installed, "1.22.0"), cuda)
+    assert wheels.fitting == fitting
+    first, _, then = wheels.command.rpartition(" && ")
+    assert then == f"{sys.executable} -m pip install '{fitting}==1.22.*'"
+    assert first == (f"{sys.executable} -m pip uninstall -y {' '.join(installed)}" if installed else "")
+
+
+@pytest.mark.parametrize(
+    ("installed", "cuda", "verdict", "says"),
+    [
+        (["libucx-cu12"], None, Verdict.OK, "without CUDA, where each will do"),
+        (["libucx-cu13"], "13.0", Verdict.OK, "for the CUDA 13.0 of torch"),
+        (["libucx-cu12"], "13.0", Verdict.WARNING, "beside a torch for CUDA 13.0"),
+        (["libucx-cu12"], "11.8", Verdict.WARNING, "there is none for the CUDA 11.8 of torch"),
+        (["libucx-cu12", "libucx-cu13"], None, Verdict.WARNING, "the later has overwritten the other"),
+    ],
+)
+def test_a_wheel_of_ucx_that_is_not_alone_or_not_for_torchs_cuda_is_a_warning(
+    installed: list[str], cuda: str | None, verdict: Verdict, says: str
+) -> None:
+    wheels = UcxWheels(dict.fromkeys(installed, "1.22.0"), cuda)
+    check = of_wheels(wheels)
+    assert check.verdict is verdict
+    assert says in check.found
+    fits_none = cuda == "11.8"
+    assert check.advice == ("" if verdict is Verdict.OK or fits_none else wheels.command)
+
+
+def test_no_ucx_is_a_warning_and_one_that_does_not_load_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    status = BackendStatus("ucx", False, "UCX cannot be loaded: no such file")
+
+    def judged(wheels: UcxWheels, library: str | None) -> Check:
+        monkeypatch.setattr("skipper.dataplane.doctor.ucx.installed_wheels", lambda: wheels)
+        (check,), _ = ucx(status, library, cma=True, ports=[], networks=[], gpus=0)
+        return check
+
+    without, broken = UcxWheels({}, "13.0"), UcxWheels({"libucx-cu13": "1.22.0"}, "13.0")
+    assert judged(without, None).verdict is Verdict.WARNING
+    assert judged(without, None).advice.startswith(without.command)
+    assert judged(broken, None).verdict is Verdict.PROBLEM
+    assert judged(broken, None).advice == broken.command
+    assert judged(without, "/no/such/libucp.so.0").verdict is Verdict.PROBLEM
+
+
+def test_what_torch_is_built_for_is_known_without_importing_it() -> None:
+    program = (
+        "import sys; from skipper.dataplane.tensors import built_for_cuda as f; print(f(), 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    import torch
+
+    assert done.stdout.split() == [str(torch.version.cuda), "False"], done.stderr
 
 
 def test_bad_arguments_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """The mutex of the verbs backend, and how often its daemon thread looks: what both promise without any device."""
 
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -47,6 +48,32 @@ def test_who_finds_the_mutex_taken_may_refuse_to_wait() -> None:
         thread.start()
         thread.join(PATIENCE_S)
     assert answers == [False]
+
+
+def test_who_refuses_to_wait_does_not_wait_for_one_that_is_about_to_hold_the_mutex_either() -> None:
+    mutex, taken = Mutex(), [0, 0]
+
+    def take(which: int, *, blocking: bool) -> None:
+        for _ in range(2000):
+            if mutex.acquire(blocking):
+                taken[which] += 1
+                mutex.release()
+
+    threads = [threading.Thread(target=take, args=(0,), kwargs={"blocking": True}) for _ in range(3)]
+    threads.append(threading.Thread(target=take, args=(1,), kwargs={"blocking": False}))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # threads change wherever they can
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+    finally:
+        sys.setswitchinterval(interval)
+    assert taken[0] == 3 * 2000
+    assert taken[1] <= 2000
+    assert mutex.acquire(blocking=False)
+    mutex.release()
 
 
 def test_only_the_holder_gives_the_mutex_back() -> None:
