@@ -11,13 +11,11 @@ from skipper.control import Actor, ProcMesh, endpoint, this_host
 from skipper.tensor_engine import Stream, compile, fetch_shard, inspect, remote
 from skipper.tensor_engine.script import random
 from skipper.tensor_engine.script.session import session_of
+from tests.gpu.gates import needs_nccl
 
 from .conftest import PATIENCE_S
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
+pytestmark = needs_nccl()
 
 
 @pytest.fixture(scope="module")
