@@ -20,7 +20,7 @@ FUZZ_SECONDS ?= 300
 # What runs under the sanitizers; the tests of leaks measure memory, of which a sanitizer takes its own.
 ASAN_TESTS ?= tests/conformance tests/fuzz/test_corpus.py tests/dataplane/test_layout.py tests/dataplane/test_atomic.py
 
-.PHONY: help setup demo test test-packages test-verbs test-hosts fuzz test-asan check format bench bench-smoke bench-peers dist test-dist docs docs-serve proto clean
+.PHONY: newer-python help setup demo test test-packages test-verbs test-hosts test-gpu bench-gpu gpu-wheels fuzz test-asan check format bench bench-smoke bench-peers dist test-dist docs docs-serve proto clean
 
 help:
 	@echo "make demo     run the main job: an RL loop whose trainer syncs weights to its generators"
@@ -28,6 +28,8 @@ help:
 	@echo "make test-packages  install what some tests run for real from Debian (root): Slurm, Chromium, ..."
 	@echo "make test-verbs  the tests that need an RDMA device, on Soft-RoCE in guest kernels (VERBS_TESTS, ARGS to choose)"
 	@echo "make test-hosts  the tests of jobs on several machines: network namespaces, Slurm, Ray, torchrun (root; ARGS to choose)"
+	@echo "make test-gpu  the tests on a GPU, without a network     (make gpu-wheels: what it installs, where there is one)"
+	@echo "make bench-gpu  GPU memory beside its ceilings, on the same machine"
 	@echo "make fuzz     everything that takes bytes of others, for FUZZ_SECONDS (ARGS='frames handle' to choose)"
 	@echo "make test-asan  the compiled modules under AddressSanitizer and UBSan (ASAN_TESTS, ARGS to choose)"
 	@echo "make check    linters, types, planted mistakes of types, imports and layers, generated protobuf code"
@@ -83,6 +85,31 @@ test-hosts: $(STAMP)
 # Guided by coverage where atheris has a wheel for this Python, else random. See CONTRIBUTING.md.
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz $(ARGS) --seconds $(FUZZ_SECONDS)
+
+# For a machine that has a GPU and no network: make gpu-wheels where there is one, carry the checkout and the folder of
+# wheels there, and PYTHON=python3.12 make test-gpu. GPU_HAS names what such a machine has already: with it the wheels
+# stay below GPU_WHEELS_MIB, which is what may be carried.
+GPU_WHEELS     ?= .cache/gpu-wheels
+GPU_PYTHON     ?= 3.12
+GPU_CUDA       ?= 13
+GPU_HAS        ?= cython psutil pygments safetensors uvloop
+GPU_WHEELS_MIB ?= 56
+GPU_OUT        ?= build/gpu/results
+
+gpu-wheels test-gpu bench-gpu: newer-python
+newer-python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Skipper needs Python 3.11 or newer: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; }
+
+gpu-wheels:
+	$(PYTHON) -m tests.gpu wheels --wheels $(GPU_WHEELS) --python $(GPU_PYTHON) --cuda $(GPU_CUDA) --has '$(GPU_HAS)' \
+	  --limit-mib $(GPU_WHEELS_MIB)
+
+test-gpu:
+	$(PYTHON) -m tests.gpu test --wheels $(GPU_WHEELS) --cuda $(GPU_CUDA) --out $(GPU_OUT) $(ARGS)
+
+bench-gpu:
+	$(PYTHON) -m tests.gpu bench --wheels $(GPU_WHEELS) --cuda $(GPU_CUDA) --out $(GPU_OUT) $(ARGS)
 
 # The tree is copied to build/asan and compiled there: the usual modules stay as they are.
 test-asan: $(STAMP)
