@@ -11,6 +11,9 @@ from pathlib import Path
 
 from tests.gpu.wheels import ROOT
 
+RECORD_VARIABLE = "SKIPPER_GPU_RECORD"
+"""Names the file that `record` writes."""
+
 _GRACE_S = 3.0
 
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-VARIABLE = "SKIPPER_GPU_RECORD"
+from tests.gpu.parts import RECORD_VARIABLE
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # With pytest-xdist the process that collects the reports writes them.
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_Recorder(Path(os.environ[VARIABLE])))
+        config.pluginmanager.register(_Recorder(Path(os.environ[RECORD_VARIABLE])))
 
 
 class _Recorder:

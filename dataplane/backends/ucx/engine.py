@@ -70,6 +70,7 @@ _DEFAULTS = {
 # Before 1.14 an endpoint with keepalive that is closed before it is connected aborts the process, by an assertion that
 # openucx/ucx#8175 took out. Closing is how a deadline is kept; deadlines also find out what keepalive would.
 _KEEPALIVE_SINCE = (1, 14, 0)
+_LIBRARY = "libucp.so.0"
 _SHARED_MEMORY = frozenset({"all", "shm", "sm", "mm", "posix", "cma", "xpmem", "knem"})
 _LOG_LEVEL = "LOG_LEVEL"
 _DESCRIPTORS = 48  # of two workers with a connection each over TCP, and of UCX's own thread
@@ -192,15 +193,30 @@ class ClientWorker:
 
 
 def find_library(configured: str | None) -> str:
-    """Path or name of libucp to load: as configured, from the wheel, or whatever the loader finds."""
+    """Path or name of libucp to load: as configured, the one that is loaded, the wheel's, or what the loader finds.
+
+    A torch that was built with MPI may have brought a UCX of the system with it. Then that one has to do: the libraries
+    of a second one would find those of the first by their names, and not fit them.
+    """
     if configured is not None:
         return configured
+    loaded = _loaded_library()
     spec = importlib.util.find_spec("libucx")
     if spec is not None and spec.origin is not None:
-        library = Path(spec.origin).parent / "lib" / "libucp.so.0"
-        if library.exists():
+        library = Path(spec.origin).parent / "lib" / _LIBRARY
+        if library.exists() and (loaded is None or library.samefile(loaded)):
             return str(library)
-    return "libucp.so.0"
+    return loaded or _LIBRARY
+
+
+def _loaded_library() -> str | None:
+    """Path of the libucp that this process has loaded, whoever has done that."""
+    try:
+        ctypes.CDLL(_LIBRARY, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+    except OSError:
+        return None
+    paths = (line.split(maxsplit=5)[-1].strip() for line in Path("/proc/self/maps").read_text().splitlines())
+    return next((path for path in paths if Path(path).name.startswith(_LIBRARY)), None)
 
 
 def has_cuda_modules(library: str) -> bool:

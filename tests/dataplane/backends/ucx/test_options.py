@@ -1,10 +1,14 @@
 """What `configure(ucx=...)` takes, and what happens to what it does not."""
 
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from skipper.dataplane import RDMABuffer, TransferError
 from skipper.dataplane.backends.ucx.card import Segments
+from skipper.dataplane.backends.ucx.engine import find_library
 from tests.conformance.owner import RemoteOwner
 from tests.dataplane.scripts import run
 
@@ -126,3 +130,19 @@ def test_processes_without_a_common_transport_are_told_what_to_name() -> None:
     finally:
         owner.close()
     assert "no transport of UCX in common" in out
+
+
+def test_a_ucx_that_this_process_has_loaded_before_is_used_and_not_the_wheels_beside_it(tmp_path: Path) -> None:
+    """As a torch that was built with MPI brings that of the system along."""
+    wheels = Path(find_library(None))
+    for name in ("libucs", "libucs_signal", "libuct", "libucp"):
+        shutil.copy(wheels.parent / f"{name}.so.0", tmp_path)
+    out = run(
+        "import ctypes\n"
+        + f"for name in ('libucs', 'libuct', 'libucp'): ctypes.CDLL(f'{tmp_path}/{{name}}.so.0')\n"
+        + START
+        + "dataplane.RDMABuffer(np.zeros(9)).serialize()\n"
+        + "print(next(status.reason for status in dataplane.backends() if status.name == 'ucx'))\n"
+    )
+    assert str(tmp_path) in out
+    assert "running" in out
