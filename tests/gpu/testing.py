@@ -39,7 +39,9 @@ def run(runner: Runner, out: Path, options: Sequence[str], *, core: bool) -> int
         record = out / "record.jsonl"
         record.unlink(missing_ok=True)
         pytest = ["-m", "pytest", "-p", "tests.gpu.record", "-p", "no:cacheprovider", "--color=no", "-q"]
-        ended = runner.run(Part(part.name, [*pytest, *part.arguments, *options], part.limit_s), {RECORD_VARIABLE: str(record)})
+        ended = runner.run(
+            Part(part.name, [*pytest, *part.arguments, *options], part.limit_s), {RECORD_VARIABLE: str(record)}
+        )
         lines = record.read_text("utf-8").splitlines() if record.exists() else []
         page.add_tests(part, ended, [json.loads(line) for line in lines])
         record.unlink(missing_ok=True)
