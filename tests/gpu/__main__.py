@@ -32,7 +32,7 @@ def main() -> int:
     runner = Runner(python, out / f"{given.command}.log", given.total_s)
     if given.command == "bench":
         return benching.run(runner, out, quick=given.quick)
-    return testing.run(runner, out, given.pytest, core=not given.no_core)
+    return testing.run(runner, out, given.pytest, core_s=given.core_s)
 
 
 def _parse() -> argparse.Namespace:
@@ -53,7 +53,7 @@ def _parse() -> argparse.Namespace:
         if name == "bench":
             command.add_argument("--quick", action="store_true", help="small sizes, few turns: trust no figure")
         else:
-            command.add_argument("--no-core", action="store_true", help="only the tests that need a GPU")
+            command.add_argument("--core-s", type=float, default=200, help="for the tests that need no GPU; 0: none")
             command.add_argument("pytest", nargs="*", help="options of pytest, behind --")
     return parser.parse_args()
 

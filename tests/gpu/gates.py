@@ -15,7 +15,7 @@ import pytest
 
 T = TypeVar("T", bound=Callable[..., object])
 
-_DRIVER = "libcuda.so.1"
+DRIVER = "libcuda.so.1"
 
 
 def missing(count: int = 1) -> str | None:
@@ -55,9 +55,15 @@ def on_gpus(count: int = 1) -> Callable[[T], T]:
 def driver_version() -> str:
     """The newest CUDA that the driver knows, such as "13.0"."""
     version = ctypes.c_int()
-    ctypes.CDLL(_DRIVER).cuDriverGetVersion(ctypes.byref(version))
+    ctypes.CDLL(DRIVER).cuDriverGetVersion(ctypes.byref(version))
     major, minor = divmod(version.value, 1000)
     return f"for CUDA {major}.{minor // 10}"
+
+
+def forget() -> None:
+    """Ask anew what is missing."""
+    for answer in (_without_driver, _without_cuda_in_torch, _without_gpus):
+        answer.cache_clear()
 
 
 def _marks(why: str | None) -> list[pytest.MarkDecorator]:
@@ -67,7 +73,7 @@ def _marks(why: str | None) -> list[pytest.MarkDecorator]:
 @functools.cache
 def _without_driver() -> str | None:
     try:
-        ctypes.CDLL(_DRIVER)
+        ctypes.CDLL(DRIVER)
     except OSError as error:
         return f"the driver's library cannot be loaded ({error})"
     return None

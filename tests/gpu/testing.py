@@ -15,25 +15,24 @@ from tests.gpu.parts import RECORD_VARIABLE, Ended, Part, Runner
 from tests.gpu.wheels import ROOT
 
 _FACTS_S = 60
-_CORE_S = 240
 _FILE_S = 150
-_CORE = ("tests/conformance", "tests/dataplane", "tests/tensor_engine/shared", "tests/torchstore/algebra")
+_CORE = ("tests/conformance", "tests/dataplane")
 """What shows within minutes that this Python and these versions work at all: the compiled part and what rests on it."""
 
 
-def run(runner: Runner, out: Path, options: Sequence[str], *, core: bool) -> int:
+def run(runner: Runner, out: Path, options: Sequence[str], *, core_s: float) -> int:
     """Run all parts; returns the exit status: 0 where nothing failed and nothing was cut.
 
     Args:
         runner: Of the environment.
         out: A folder for the results.
         options: Of pytest, for every part.
-        core: Whether to run the tests that need no GPU.
+        core_s: For the tests that need no GPU; 0: they are left out.
     """
     page = _Page(out)
     page.add_facts(runner.run(Part("facts", ["-m", "tests.gpu.facts", str(out / "facts.json")], _FACTS_S)))
     workers = ["--numprocesses", str(min(8, os.cpu_count() or 1)), "--dist=loadfile", "--max-worker-restart=0"]
-    parts = [Part("core", ["-m", "not cuda and not verbs", *workers, *_CORE], _CORE_S)] if core else []
+    parts = [Part("core", ["-m", "not cuda and not verbs", *workers, *_CORE], core_s)] if core_s else []
     parts += [Part(file, ["-m", "cuda", file], _FILE_S) for file in files()]
     for part in parts:
         record = out / "record.jsonl"
