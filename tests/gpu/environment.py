@@ -70,8 +70,8 @@ def _look_into_base(folder: Path) -> None:
     """
     library = next(folder.glob("lib/python*/site-packages"))
     base = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
-    line = f"import site; [site.addsitedir(each) for each in {base!r}]\n"
-    (library / "zz_base_of_skipper.pth").write_text(line, encoding="utf-8")
+    lines = [f"import site; site.addsitedir({each!r})\n" for each in base]
+    (library / "zz_base_of_skipper.pth").write_text("".join(lines), encoding="utf-8")
 
 
 def _run(command: list[str], failure: str) -> str:

@@ -19,6 +19,9 @@ _FILE_S = 150
 _CORE = ("tests/conformance", "tests/dataplane")
 """What shows within minutes that this Python and these versions work at all: the compiled part and what rests on it."""
 
+_PLUGINS = ("pytest_asyncio.plugin", "pytest_timeout", "xdist.plugin", "_hypothesis_pytestplugin", "tests.gpu.record")
+"""All that are loaded: others that the machine has may warn, and warnings are errors here."""
+
 
 def run(runner: Runner, out: Path, options: Sequence[str], *, core_s: float) -> int:
     """Run all parts; returns the exit status: 0 where nothing failed and nothing was cut.
@@ -37,9 +40,10 @@ def run(runner: Runner, out: Path, options: Sequence[str], *, core_s: float) -> 
     for part in parts:
         record = out / "record.jsonl"
         record.unlink(missing_ok=True)
-        pytest = ["-m", "pytest", "-p", "tests.gpu.record", "-p", "no:cacheprovider", "--color=no", "-q"]
+        pytest = ["-m", "pytest", *(f"-p{name}" for name in _PLUGINS), "-p", "no:cacheprovider", "--color=no", "-q"]
         ended = runner.run(
-            Part(part.name, [*pytest, *part.arguments, *options], part.limit_s), {RECORD_VARIABLE: str(record)}
+            Part(part.name, [*pytest, *part.arguments, *options], part.limit_s),
+            {RECORD_VARIABLE: str(record), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         )
         lines = record.read_text("utf-8").splitlines() if record.exists() else []
         page.add_tests(part, ended, [json.loads(line) for line in lines])
