@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.gpu.parts import Part, Runner
+from tests.gpu.wheels import ROOT
 
 _PARTS = (
     Part("facts", ["-m", "tests.gpu.facts"], 60),
@@ -59,15 +60,22 @@ def _write(out: Path, facts: dict[str, Any], parts: list[dict[str, Any]], *, qui
     name = re.sub("[^a-z0-9]+", "-", gpus[0].partition(",")[0].lower()).strip("-")
     stem = out / f"{datetime.now(UTC):%Y-%m-%d}_{name}"
     text = ["# Memory of GPUs", "", *(["Quick: small sizes and few turns; trust no figure.", ""] if quick else [])]
-    text += [f"- {key}: {'; '.join(value) if isinstance(value, list) else value}" for key, value in facts.items()]
+    text += [f"- {key}: {_plain(value)}" for key, value in facts.items()]
     for part in parts:
         text += ["", f"## {part['name']}", "", *_table(part.get("results", []))]
         if part["why"]:
-            text += ["", f"It did not end well after {part['seconds']} s (status {part['status']}): {part['why']}"]
-        text += [f"- {sentence}" for sentence in part.get("errors", [])]
-    stem.with_suffix(".md").write_text("\n".join(text) + "\n", encoding="utf-8")
-    whole = {"facts": facts, "quick": quick, "parts": parts}
-    stem.with_suffix(".json").write_text(json.dumps(whole, indent=1), encoding="utf-8")
+            why = "; ".join(part.get("errors", [])) or part["why"]
+            text += ["", f"It did not end well after {part['seconds']} s (status {part['status']}): {why}"]
+    whole = json.dumps({"facts": facts, "quick": quick, "parts": parts}, indent=1)
+    for suffix, content in ((".md", "\n".join(text) + "\n"), (".json", whole)):
+        # Where the checkout lay on the machine is nobody's business.
+        stem.with_suffix(suffix).write_text(content.replace(f"{ROOT}/", ""), encoding="utf-8")
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {each}" for key, each in value.items() if each is not None)
+    return "; ".join(value) or "none" if isinstance(value, list) else str(value)
 
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:
