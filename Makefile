@@ -24,7 +24,7 @@ ASAN_TESTS ?= tests/conformance tests/fuzz/test_corpus.py tests/dataplane/test_l
 # Whose roots tests/roots makes.
 PYTHONS ?= 3.13 3.14
 
-.PHONY: help setup demo test test-packages test-verbs test-hosts fuzz test-asan test-pythons test-arm test-oldest check format bench bench-smoke bench-peers dist test-dist release docs docs-serve proto clean
+.PHONY: help newer-python setup demo test test-packages test-verbs test-hosts test-gpu bench-gpu gpu-wheels fuzz test-asan test-pythons test-arm test-oldest check format bench bench-smoke bench-peers dist test-dist release docs docs-serve proto clean
 
 help:
 	@echo "make demo     run the main job: an RL loop whose trainer syncs weights to its generators"
@@ -32,6 +32,8 @@ help:
 	@echo "make test-packages  install what some tests run for real from Debian (root): Slurm, Chromium, ..."
 	@echo "make test-verbs  the tests that need an RDMA device, on Soft-RoCE in guest kernels (VERBS_TESTS, ARGS to choose)"
 	@echo "make test-hosts  the tests of jobs on several machines: network namespaces, Slurm, Ray, torchrun (root; ARGS to choose)"
+	@echo "make test-gpu  the tests on a GPU, without a network     (make gpu-wheels: what it installs, where there is one)"
+	@echo "make bench-gpu  GPU memory beside its ceilings, on the same machine"
 	@echo "make fuzz     everything that takes bytes of others, for FUZZ_SECONDS (ARGS='frames handle' to choose)"
 	@echo "make test-asan  the compiled modules under AddressSanitizer and UBSan (ASAN_TESTS, ARGS to choose)"
 	@echo "make test-pythons  the core of the tests with other Pythons, in chroots (root; PYTHONS, ARGS to choose)"
@@ -91,6 +93,31 @@ test-hosts: $(STAMP)
 # Guided by coverage where atheris has a wheel for this Python, else random. See CONTRIBUTING.md.
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz $(ARGS) --seconds $(FUZZ_SECONDS)
+
+# For a machine that has a GPU and no network: make gpu-wheels where there is one, carry the checkout and the folder of
+# wheels there, and PYTHON=python3.12 make test-gpu. GPU_HAS names what such a machine has already: with it the wheels
+# stay below GPU_WHEELS_MIB, which is what may be carried.
+GPU_WHEELS     ?= .cache/gpu-wheels
+GPU_PYTHON     ?= 3.12
+GPU_CUDA       ?= 13
+GPU_HAS        ?= cython psutil pygments safetensors uvloop
+GPU_WHEELS_MIB ?= 56
+GPU_OUT        ?= build/gpu/results
+
+gpu-wheels test-gpu bench-gpu: newer-python
+newer-python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Skipper needs Python 3.11 or newer: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; }
+
+gpu-wheels:
+	$(PYTHON) -m tests.gpu wheels --wheels $(GPU_WHEELS) --python $(GPU_PYTHON) --cuda $(GPU_CUDA) --has '$(GPU_HAS)' \
+	  --limit-mib $(GPU_WHEELS_MIB)
+
+test-gpu:
+	$(PYTHON) -m tests.gpu test --wheels $(GPU_WHEELS) --cuda $(GPU_CUDA) --out $(GPU_OUT) $(ARGS)
+
+bench-gpu:
+	$(PYTHON) -m tests.gpu bench --wheels $(GPU_WHEELS) --cuda $(GPU_CUDA) --out $(GPU_OUT) $(ARGS)
 
 # The tree is copied to build/asan and compiled there: the usual modules stay as they are.
 test-asan: $(STAMP)

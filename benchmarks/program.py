@@ -15,7 +15,7 @@ from skipper.benchmarks.report import Report, Result
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["EXIT_CODES", "INTERRUPTED", "Parser", "number", "report_parser", "run", "whole"]
+__all__ = ["EXIT_CODES", "INTERRUPTED", "Parser", "number", "report_parser", "require_device", "run", "whole"]
 
 EXIT_CODES = "exit codes: 0 all is well; 1 the run could not be finished; 2 wrong arguments; 130 interrupted"
 INTERRUPTED = 130
@@ -88,6 +88,21 @@ def report_parser(
     parser.add_argument("-J", "--json", metavar="PATH", help="write the report; - prints it alone on standard output")
     parser.add_argument("--csv", metavar="PATH", help="write the rows")
     return parser
+
+
+def require_device(device: str) -> None:
+    """See that torch has it.
+
+    Raises:
+        UsageError: It is a GPU, and torch cannot use one.
+    """
+    if device == "cpu":
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        why = "was built without CUDA" if torch.version.cuda is None else "sees none"
+        raise UsageError(f"this needs a GPU, and torch {torch.__version__} {why}")
 
 
 def run(

@@ -11,13 +11,14 @@ from typing import Any
 
 from skipper.dataplane import process
 from skipper.dataplane.backends.base import Peer, Remote, Transfer
-from skipper.dataplane.buffer import RDMABuffer
+from skipper.dataplane.buffer import RDMABuffer, gpus_of
 from skipper.dataplane.errors import DataplaneError
 from skipper.dataplane.layout import RemoteLayout, Row, as_rows, compile_box, extent, overlaps_itself, row_runs
 from skipper.dataplane.memory import require_writable, strided
 from skipper.dataplane.operation import DONE, Operation, require_timeout
 from skipper.dataplane.process import BackendSelector
 from skipper.dataplane.regions import MemoryKind, StridedRegion
+from skipper.dataplane.stream_order import begin_in_order
 from skipper.dataplane.uncollected import uncollected
 
 _FEW = 64  # so few transfers are compiled before the garbage collector would run
@@ -66,6 +67,7 @@ class RDMAAction:
         self._compiled: tuple[object, list[Transfer]] | None = None  # and the selector that it was compiled with
         self._segments = 0
         self._nbytes = (0, 0)
+        self._gpus: frozenset[int] = frozenset()
         # What blocks were last taken from: (the caller's object, its memory, checked), as "dst" and as "src".
         self._wholes: dict[str, tuple[object, StridedRegion]] = {}
 
@@ -120,6 +122,9 @@ class RDMAAction:
     def submit(self, timeout: float = 60.0) -> Operation:
         """Run all transfers. Short ones, if they are with one owner, are usually over when this returns.
 
+        Those of GPU memory begin behind what the current streams of this thread were given before, as those of
+        `RDMABuffer` do.
+
         Args:
             timeout: Seconds until the operation ends with `TransferTimeoutError`.
 
@@ -139,7 +144,10 @@ class RDMAAction:
             return here.meter.follow(Operation.failed(error), 0, 0)
         if not transfers:
             return DONE
-        operation = transfers[0].submit(seconds) if len(transfers) == 1 else _submit_together(transfers, seconds)
+        if self._gpus:
+            operation = begin_in_order(self._gpus, seconds, lambda left: _submit(transfers, left))
+        else:
+            operation = _submit(transfers, seconds)
         return here.meter.follow(operation, *self._nbytes)
 
     @property
@@ -203,6 +211,7 @@ class RDMAAction:
 
     def _compile(self) -> list[Transfer]:
         groups: dict[tuple[int, bool, MemoryKind, int], _PeerBatch] = {}
+        gpus: set[int] = set()
         for part in self._parts:
             peer, remote, offset = part.buffer.route()
             where = (id(peer), part.to_remote, part.local.kind, part.local.device)
@@ -215,6 +224,7 @@ class RDMAAction:
                 group.remotes.append(remote)
             if not group.locals or group.locals[-1] is not part.local:
                 group.locals.append(part.local)
+            gpus |= gpus_of(part.local, peer, remote)
             address = remote.address + offset + part.layout.offset
             group.rows += compile_box(
                 part.address,
@@ -229,6 +239,7 @@ class RDMAAction:
         self._segments = 0
         written = sum(part.nbytes for part in self._parts if part.to_remote)
         self._nbytes = self.nbytes - written, written
+        self._gpus = frozenset(gpus)
         for group in groups.values():
             rows = as_rows(group.rows)
             self._segments += int(row_runs(rows).sum())
@@ -236,8 +247,10 @@ class RDMAAction:
         return transfers
 
 
-def _submit_together(transfers: Sequence[Transfer], timeout: float) -> Operation:
-    """Begin transfers with several peers, or in both directions, as one operation."""
+def _submit(transfers: Sequence[Transfer], timeout: float) -> Operation:
+    """Begin transfers with one peer or with several, or in both directions, as one operation."""
+    if len(transfers) == 1:
+        return transfers[0].submit(timeout)
     deadline = time.monotonic() + timeout
     operation = Operation(len(transfers))
     for transfer in transfers:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from skipper.dataplane import handle as handles
-from skipper.dataplane import process
+from skipper.dataplane import process, tensors
 from skipper.dataplane.backends.base import Peer, Remote
 from skipper.dataplane.errors import DataplaneError
 from skipper.dataplane.handle import Handle
@@ -18,7 +18,9 @@ from skipper.dataplane.operation import (
     require_timeout,
     require_word,
 )
+from skipper.dataplane.regions import HOST, Region
 from skipper.dataplane.registration import Registration
+from skipper.dataplane.stream_order import begin_in_order, require_done
 
 
 class RDMABuffer:
@@ -32,9 +34,15 @@ class RDMABuffer:
     itself is freed because nobody in the owner holds it any more (a tensor's storage, an array); then their operations
     end with `BufferDroppedError`. Nothing tells when the memory behind a plain bytearray or memoryview is freed, so
     such a buffer, once its handle has left, keeps its memory until `drop()`.
+
+    Memory of a GPU is in the order of the *current streams* of the thread that asks: a transfer begins when they have
+    done what they were given before, for the GPUs of this process whose memory it touches; kernels that are queued
+    after its `get()` or `await` see the bytes. A handle leaves (`serialize`, pickle) when what the current stream was
+    given before is done, both then and when the buffer was made. What the owner's kernels do to the memory later is
+    between the owner and its peers, as for memory of the host.
     """
 
-    __slots__ = ("_exported", "_handle", "_nbytes", "_offset", "_owner", "_registration", "_route")
+    __slots__ = ("_exported", "_handle", "_nbytes", "_offset", "_owner", "_produced", "_registration", "_route")
 
     def __init__(self, data: Any, *, writable: bool = True) -> None:
         """Register memory of this process.
@@ -47,7 +55,9 @@ class RDMABuffer:
         Raises:
             RegistrationError: The system has no memory or file descriptor left.
             TypeError: `data` is no memory that can be registered.
-            ValueError: It has no bytes, is not contiguous, or is read-only and `writable` is true.
+            TransferError: The GPU reports an error, perhaps of a kernel that ran before.
+            ValueError: It has no bytes, is not contiguous, its storage was freed, or it is read-only and `writable` is
+                true.
         """
         region = contiguous(data, "data")
         if writable:
@@ -58,6 +68,7 @@ class RDMABuffer:
         self._handle: Handle | None = None
         self._offset = 0
         self._nbytes = region.nbytes
+        self._produced = [] if region.kind is HOST else tensors.marks([region.device])
         self._exported: tuple[object, Handle] | None = None
         self._route: tuple[object, Peer, Remote] | None = None
 
@@ -71,6 +82,7 @@ class RDMABuffer:
         buffer._handle = handle
         buffer._offset = offset
         buffer._nbytes = nbytes
+        buffer._produced = []
         buffer._exported = None
         buffer._route = None
         return buffer
@@ -116,6 +128,7 @@ class RDMABuffer:
         """
         require_range(offset, nbytes, self._nbytes)
         part = self._view(self._owner, self._registration, self._handle, self._offset + int(offset), int(nbytes))
+        part._produced = self._produced
         part._route = self._route
         return part
 
@@ -243,7 +256,8 @@ class RDMABuffer:
             BackendUnavailableError: No backend that is allowed and usable can export that memory.
             BufferDroppedError: It was dropped.
             ConfigurationError: There is no secret to prove it by.
-            RegistrationError: The backend failed to register the memory.
+            RegistrationError: The backend failed to register the memory; or a GPU has not done within a minute what
+                its stream was given before, or reports an error.
         """
         return handles.join(*self._halves())
 
@@ -296,7 +310,13 @@ class RDMABuffer:
             peer, remote, offset = self.route()
         except DataplaneError as error:
             return process.current().meter.follow(Operation.failed(error), 0, 0)
-        if stream:
+        if region.kind is not HOST or remote.handle.kind is not HOST:
+            operation = begin_in_order(
+                gpus_of(region, peer, remote),
+                seconds,
+                lambda left: peer.copy(region, remote, offset, to_remote=to_remote, timeout=left),
+            )
+        elif stream:
             operation = peer.stream(region, remote, offset, timeout=seconds)
         else:
             operation = peer.copy(region, remote, offset, to_remote=to_remote, timeout=seconds)
@@ -351,6 +371,18 @@ class RDMABuffer:
         return self._exported[1]
 
     def _halves(self) -> tuple[bytes, bytes]:
+        region = None if self._registration is None else self._registration.region
+        if region is not None and region.kind is not HOST:
+            require_done([*self._produced, *tensors.marks([region.device])])
+            self._produced = []
         handle = self._exported_handle()
         card = handle.card.encoded
         return card, process.current().keys.seal(card, handle.body(self._offset, self._nbytes))
+
+
+def gpus_of(local: Region, peer: Peer, remote: Remote) -> set[int]:
+    """The GPUs of this process that a copy between a region and a registration touches."""
+    gpus = {local.device} if local.kind is not HOST else set()
+    if remote.handle.kind is not HOST and peer.backend == "local":
+        gpus.add(remote.handle.device)
+    return gpus

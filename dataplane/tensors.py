@@ -1,10 +1,15 @@
-"""The only file of this package that knows torch. Only functions that get or make tensors import torch."""
+"""The only file of this package that knows torch. Only functions that get or make tensors import torch.
+
+All that is particular to memory of a GPU is here: where a tensor lies, how its bytes are copied within this process,
+and how far the streams of the calling thread have come.
+"""
 
 import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skipper.dataplane._copy import Block
+from skipper.dataplane.errors import TransferError
 from skipper.dataplane.layout import Rows, runs_of
 from skipper.dataplane.regions import MemoryKind, Region, Storage, StridedRegion
 
@@ -12,12 +17,13 @@ Location = tuple[MemoryKind, int]
 """Kind of memory and index of the device."""
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import torch
 
     Tensor = torch.Tensor
     DType = torch.dtype
+    Mark = torch.cuda.Event
 
 _KINDS = {"cpu": MemoryKind.HOST, "cuda": MemoryKind.CUDA}
 
@@ -68,7 +74,7 @@ def contiguous(tensor: "torch.Tensor", role: str) -> Region:
     kind, device = _placement(tensor, role)
     if not tensor.is_contiguous():
         raise ValueError(f"{role} must be contiguous; shape {tuple(tensor.shape)} has strides {tensor.stride()}")
-    return Region(tensor.data_ptr(), tensor.nbytes, False, kind, device, tensor)
+    return Region(_address(tensor, role), tensor.nbytes, False, kind, device, tensor)
 
 
 def strided(tensor: "torch.Tensor", role: str) -> StridedRegion:
@@ -77,7 +83,7 @@ def strided(tensor: "torch.Tensor", role: str) -> StridedRegion:
     itemsize = tensor.itemsize
     strides = tuple(s * itemsize for s in tensor.stride())
     return StridedRegion(
-        tensor.data_ptr(), tensor.nbytes, False, kind, device, tensor, itemsize, tuple(tensor.shape), strides
+        _address(tensor, role), tensor.nbytes, False, kind, device, tensor, itemsize, tuple(tensor.shape), strides
     )
 
 
@@ -90,23 +96,64 @@ def storage_of(tensor: "torch.Tensor") -> Storage:
 def copy_rows(rows: Rows, to_remote: bool, local: Location, remotes: "Sequence[Location]") -> None:
     """Copy rows of which at least one side is device memory of this process; returns when the bytes are there.
 
+    Waiting for the device does not hold the GIL.
+
     Args:
         rows: See rows.h; both sides are addresses of this process.
         to_remote: The direction.
         local: Where all local sides lie.
         remotes: Where the remote sides lie, by key.
+
+    Raises:
+        TransferError: The device reports an error, perhaps of a kernel that ran before.
     """
     import torch
 
     places = {local, *remotes}
-    for row in rows.tolist():
-        key, run, counts, local_strides, remote_strides = runs_of(row)
-        here = _runs(local, row[0], run, counts, local_strides)
-        there = _runs(remotes[key], row[1], run, counts, remote_strides)
-        (there if to_remote else here).copy_(here if to_remote else there, non_blocking=True)
-    for kind, device in places:
-        if kind is MemoryKind.CUDA:
-            torch.cuda.current_stream(device).synchronize()
+    try:
+        for row in rows.tolist():
+            key, run, counts, local_strides, remote_strides = runs_of(row)
+            here = _runs(local, row[0], run, counts, local_strides)
+            there = _runs(remotes[key], row[1], run, counts, remote_strides)
+            (there if to_remote else here).copy_(here if to_remote else there, non_blocking=True)
+        for kind, device in places:
+            if kind is MemoryKind.CUDA:
+                torch.cuda.current_stream(device).synchronize()
+    except RuntimeError as error:
+        raise TransferError(f"copying memory of a GPU failed: {error}") from error
+
+
+def marks(devices: "Iterable[int]") -> "list[Mark]":
+    """Where the current streams of the calling thread are on these GPUs: a mark behind all that they were given so far.
+
+    Streams that have nothing left to do get none.
+
+    Raises:
+        TransferError: A device reports an error, perhaps of a kernel that ran before.
+    """
+    import torch
+
+    set_: list[Mark] = []
+    try:
+        for device in devices:
+            stream = torch.cuda.current_stream(device)
+            if not stream.query():
+                set_.append(stream.record_event())
+    except RuntimeError as error:
+        raise TransferError(f"GPU {device} reports an error: {error}") from error
+    return set_
+
+
+def reached(mark: "Mark") -> bool:
+    """Whether the device has done all that lies before a mark. Does not wait.
+
+    Raises:
+        TransferError: The device reports an error.
+    """
+    try:
+        return bool(mark.query())  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        raise TransferError(f"a GPU reports an error of what it was given before the transfer: {error}") from error
 
 
 class _DeviceMemory:
@@ -129,6 +176,15 @@ def _runs(place: Location, address: int, run: int, counts: list[int], strides: l
     else:
         base = torch.as_tensor(_DeviceMemory(address, reach), device=torch.device("cuda", device))
     return base.as_strided((*counts, run), (*strides, 1))
+
+
+def _address(tensor: "torch.Tensor", role: str) -> int:
+    """Where its first element lies, after refusing a tensor whose storage has been freed under it, as FSDP does."""
+    address = tensor.data_ptr()
+    # A freed storage begins at address 0. What lies above a TiB is no offset from there, and costs no further question.
+    if address < 1 << 40 and address == tensor.storage_offset() * tensor.itemsize and tensor.nbytes:
+        raise ValueError(f"{role} has no memory: the storage of this tensor of {tensor.nbytes} bytes was freed")
+    return address
 
 
 def _placement(tensor: "torch.Tensor", role: str) -> tuple[MemoryKind, int]:

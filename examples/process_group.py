@@ -32,13 +32,20 @@ def _store(host: str, port: int, size: int, timeout_s: float, **options: bool) -
 
 
 class GroupMember(Actor):
-    """Base of the actors that compute together; one of them is one rank of the group."""
+    """Base of the actors that compute together; one of them is one rank of the group.
 
-    def __init__(self) -> None:
+    Args:
+        device: "cpu", where gloo carries the collectives; or "cuda", where NCCL does, and each rank has its own GPU.
+    """
+
+    def __init__(self, device: str = "cpu") -> None:
         torch.set_num_threads(1)
         point = context().actor_instance.rank
         self.rank: int = point.rank
         self.size: int = point.size
+        if device == "cuda":
+            torch.cuda.set_device(self.rank % torch.cuda.device_count())
+        self.device = torch.device(device)
         self._rendezvous: Any = None
         self._is_open = asyncio.Event()
         self._missing = self.size - 1
@@ -65,7 +72,8 @@ class GroupMember(Actor):
             os.environ[INTERFACE] = device
         store = self._rendezvous or _store(host, port, self.size, timeout_s)
         timeout = timedelta(seconds=timeout_s)
-        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=timeout)
+        backend = "gloo" if self.device.type == "cpu" else "nccl"
+        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=timeout)
 
     @concurrent_endpoint
     async def rendezvous(self) -> int:
@@ -90,7 +98,7 @@ class GroupMember(Actor):
 
     def device_mesh(self, *shape: int) -> DeviceMesh:
         """A device mesh over the group, one axis with all ranks where no ``shape`` is given."""
-        return init_device_mesh("cpu", shape or (self.size,))
+        return init_device_mesh(self.device.type, shape or (self.size,))
 
 
 async def connect(members: Any, *, timeout_s: float) -> None:

@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
+
 # So that `python examples/rl_weight_sync.py` works as well as `python -m examples.rl_weight_sync`.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -73,6 +75,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="R",
         help=f"fail when the last mean reward is lower (default: {GOAL}, or none when --steps is given)",
     )
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="cuda: each rank of a group has a GPU of its own; one "
+        "GPU takes --trainers 1 --generators 1, which may share it (default: cpu)",
+    )
     parser.add_argument("--verify", action="store_true", help="compare all received weights bit for bit")
     parser.add_argument("--json", metavar="PATH", help="write the figures there; - prints them alone on stdout")
     parser.add_argument(
@@ -92,6 +101,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     most = Settings(options.seed).prompts
     if not 1 <= options.trainers <= most:
         parser.error(f"--trainers must be between 1 and {most}: each of them needs a prompt to learn from")
+    here = options.hosts is None and options.job is None
+    if options.device == "cuda" and here and (why := without_gpus(max(options.trainers, options.generators))):
+        parser.error(f"--device cuda: {why}")
     if options.replicas < 1:
         parser.error("--replicas must be at least 1")
     if not 0 <= options.kill_at <= options.steps:
@@ -107,6 +119,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     except UsageError as error:
         parser.error(str(error))
     return options
+
+
+def without_gpus(ranks: int) -> str | None:
+    """Why ``ranks`` ranks cannot have a GPU each on this machine; None where they can."""
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if there >= ranks:
+        return None
+    wanted = "one GPU" if ranks == 1 else f"{ranks} GPUs, one for each rank of the larger group"
+    return f"it takes {wanted}, and torch {torch.__version__} sees {there or 'none'} here"
 
 
 async def run(options: argparse.Namespace, hosts: HostMesh, settings: Settings, line: StepLine) -> History:
@@ -130,7 +151,7 @@ async def run(options: argparse.Namespace, hosts: HostMesh, settings: Settings, 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the example; 0 when it did what it says."""
     options = parse(argv)
-    settings = Settings(seed=options.seed)
+    settings = Settings(seed=options.seed, device=options.device)
     people = console(json_on_stdout=options.json == STDOUT)
     faults = FirstFault()
     try:

@@ -43,6 +43,6 @@ def mismatched_names(received: Mapping[str, Tensor], whole: Mapping[str, Tensor]
         if isinstance(value, DTensor):
             cut = distribute_tensor(expected, value.device_mesh, value.placements, src_data_rank=None)
             expected = cut.to_local()
-        if not same_bits(local_part(value), expected):
+        if not same_bits(local_part(value).cpu(), expected.cpu()):
             wrong.append(name)
     return wrong

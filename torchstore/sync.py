@@ -82,6 +82,7 @@ from skipper.torchstore.support.metrics import MetricsServer, metrics_text, serv
 from skipper.torchstore.support.records import SyncRecord
 from skipper.torchstore.tensors.naming import Part, Stack
 from skipper.torchstore.tensors.quantize import BlockFP8
+from skipper.torchstore.tensors.stream_order import settle
 
 
 def _blocking(function: Callable[P, Coroutine[object, object, R]], *, begins_job: bool = False) -> Callable[P, R]:
@@ -91,6 +92,7 @@ def _blocking(function: Callable[P, Coroutine[object, object, R]], *, begins_job
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if is_on_actors_loop():
             raise BlockingCallError(function.__name__)
+        settle((args, kwargs))
         return _run(lambda: function(*args, **kwargs), name=function.__name__, begins_job=begins_job)
 
     call.__module__ = __name__

@@ -46,19 +46,23 @@ class Holder(Actor):
         cut: How they lie over the ranks; "whole" gives every rank all of them, as plain tensors.
         port: Of the job's TCPStore on loopback, where the ranks of ``name`` meet.
         name: Of this group of ranks.
-        shared: Whether the memory is made so that other processes can map it.
+        shared: Whether memory of the host is made so that other processes can map it.
+        device: "cpu", or "cuda": the ranks take the GPUs in turn, and may share them.
     """
 
-    def __init__(self, model: Model, cut: Cut, port: int, name: str, shared: bool) -> None:
+    def __init__(self, model: Model, cut: Cut, port: int, name: str, shared: bool, device: str) -> None:
         torch.set_num_threads(1)
         point = current_rank()
+        if device == "cuda":
+            torch.cuda.set_device(point.rank % torch.cuda.device_count())
         self._place = (point.rank, point.size)
-        self._mesh = _device_mesh(point.rank, point.size, port, name) if cut != "whole" else None
+        self._mesh = _device_mesh(point.rank, point.size, port, name, device) if cut != "whole" else None
         layouts = (tensor_parallel if cut == "tensor_parallel" else fsdp)(model.shapes(), point.size)
         self.weights: dict[str, torch.Tensor] = {}
         for name_, cut_ in layouts.items():
             shape = cut_.global_shape if self._mesh is None else cut_.local_shape((point.rank,))
-            local = dataplane.empty(shape, DTYPE) if shared else torch.empty(shape, dtype=DTYPE)
+            mapped = shared and device == "cpu"
+            local = dataplane.empty(shape, DTYPE) if mapped else torch.empty(shape, dtype=DTYPE, device=device)
             local.zero_()
             self.weights[name_] = local if self._mesh is None else _dtensor(local, cut_, self._mesh)
 
@@ -142,11 +146,12 @@ class Client(Actor):
         return taken_us
 
 
-def _device_mesh(rank: int, size: int, port: int, name: str) -> DeviceMesh:
+def _device_mesh(rank: int, size: int, port: int, name: str, device: str) -> DeviceMesh:
     if not dist.is_initialized():  # an earlier part of the run may have done so
         store = dist.PrefixStore(name, dist.TCPStore("127.0.0.1", port, timeout=_GROUP_TIMEOUT))  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_GROUP_TIMEOUT)
-    return init_device_mesh("cpu", (size,))
+    # No collective runs over it, so gloo will do for GPUs, too: NCCL refuses ranks that share one.
+    return init_device_mesh(device, (size,))
 
 
 def _dtensor(local: torch.Tensor, cut: layout.Layout, mesh: DeviceMesh) -> DTensor:

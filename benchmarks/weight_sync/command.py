@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from skipper.benchmarks import output, program
+from skipper.benchmarks.errors import UsageError
 from skipper.benchmarks.program import EXIT_CODES, report_parser
 from skipper.benchmarks.report import Result
 from skipper.benchmarks.weight_sync.job import SyncWorkload, run
@@ -34,10 +35,16 @@ def main(argv: Sequence[str], *, prog: str = "skipper weight-sync") -> int:
         epilog=EXIT_CODES + "; 3 wrong data",
         quick="a small model and few turns: for correctness, not speed",
     )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the weights lie, at both ends")
     given = parser.read(argv, "json", "csv")
     if isinstance(given, int):
         return given
-    workload = _QUICK if given.quick else _FULL
+    workload = replace(_QUICK if given.quick else _FULL, device=given.device)
+    try:
+        program.require_device(given.device)
+    except UsageError as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        return error.exit_code
     try:
         return program.run(
             argv,

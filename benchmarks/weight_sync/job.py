@@ -56,6 +56,7 @@ class SyncWorkload:
         wake_ups: Measured wake-ups.
         plan_tensors: Tensors of the job whose plan is made.
         plan_ranks: That job's trainers and generators.
+        device: Where the weights lie, at both ends: "cpu" or "cuda".
     """
 
     model: Model
@@ -67,6 +68,7 @@ class SyncWorkload:
     wake_ups: int
     plan_tensors: int
     plan_ranks: tuple[int, int]
+    device: str = "cpu"
 
     @property
     def smaller_model(self) -> Model:
@@ -96,10 +98,12 @@ async def run(workload: SyncWorkload) -> AsyncIterator[Result]:
 async def _syncs(processes: _Processes, workload: SyncWorkload, mode: Mode) -> list[Result]:
     """A whole model from trainers to generators, each side with its own sharding."""
     sizes = (workload.trainers, workload.generators)
-    async with _job(processes, workload.model, *sizes, "tensor_parallel", mode) as (ours, theirs):
-        syncs = await measure_syncs(ours, theirs, key=mode, mode=mode, iterations=workload.iterations)
+    async with _job(processes, workload, workload.model, *sizes, "tensor_parallel", mode) as (ours, theirs):
+        iterations, device = workload.iterations, workload.device
+        syncs = await measure_syncs(ours, theirs, key=mode, mode=mode, iterations=iterations, device=device)
     where = {"nbytes": syncs.nbytes, "tensors": len(workload.model.shapes())}
-    memcpy = Result.from_samples("memcpy", "s", syncs.memcpy_s).as_reference()
+    copy = "memcpy" if workload.device == "cpu" else "copy on the device"
+    memcpy = Result.from_samples(copy, "s", syncs.memcpy_s).as_reference()
     rows = [Result.from_samples(f"sync_{mode}", "s", syncs.seconds, reference=memcpy, parameters=where)]
     if mode == "direct":
         records = [pull.record for pull in syncs.pulls]
@@ -116,7 +120,10 @@ async def _readers(processes: _Processes, workload: SyncWorkload) -> Result:
     """Many readers of one version beside one reader: seconds for each byte that they read together."""
     per_gb: dict[int, Syncs] = {}
     for readers in (1, workload.readers):
-        async with _job(processes, workload.smaller_model, 1, readers, "whole", "direct") as (trainers, generators):
+        async with _job(processes, workload, workload.smaller_model, 1, readers, "whole", "direct") as (
+            trainers,
+            generators,
+        ):
             per_gb[readers] = await measure_syncs(
                 trainers, generators, key="whole", mode="direct", iterations=2 * workload.iterations, memcpy=False
             )
@@ -133,7 +140,7 @@ async def _readers(processes: _Processes, workload: SyncWorkload) -> Result:
 
 
 async def _wake_ups(processes: _Processes, workload: SyncWorkload) -> Result:
-    async with _job(processes, _TINY, 1, 1, "whole", "direct") as (trainers, generators):
+    async with _job(processes, workload, _TINY, 1, 1, "whole", "direct") as (trainers, generators):
         taken_ms = await measure_wake_ups(trainers, generators, key="tiny", iterations=workload.wake_ups)
     row = Result.from_samples("newer_than_wake_ms", "ms", taken_ms)
     return Result.single("newer_than_wake_p99_ms", "ms", row.p99, parameters={"wake_ups": row.n, "p50_ms": row.p50})
@@ -177,13 +184,15 @@ async def _processes(workload: SyncWorkload) -> AsyncIterator[_Processes]:
 
 @asynccontextmanager
 async def _job(
-    processes: _Processes, model: Model, trainers: int, generators: int, cut: Cut, mode: Mode
+    processes: _Processes, workload: SyncWorkload, model: Model, trainers: int, generators: int, cut: Cut, mode: Mode
 ) -> AsyncIterator[_Job]:
     """Trainers and generators; in direct mode readers can map the trainers' memory."""
-    port = processes.port
+    port, device = processes.port, workload.device
+    ours_ = (model, "fsdp", port, "trainers", mode == "direct", device)
+    theirs_ = (model, cut, port, "generators", False, device)
     async with (
-        _spawned(processes.trainers, trainers, Trainer, model, "fsdp", port, "trainers", mode == "direct") as ours,
-        _spawned(processes.generators, generators, Generator, model, cut, port, "generators", False) as theirs,
+        _spawned(processes.trainers, trainers, Trainer, *ours_) as ours,
+        _spawned(processes.generators, generators, Generator, *theirs_) as theirs,
     ):
         yield ours, theirs
 

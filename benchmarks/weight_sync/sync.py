@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
 from skipper import dataplane
 from skipper import torchstore as ts
@@ -46,8 +48,9 @@ async def measure_syncs(
     mode: Mode,
     iterations: int,
     memcpy: bool = True,
+    device: str = "cpu",
 ) -> Syncs:
-    """Sync ``iterations`` times, after warming up, with a memcpy between two syncs.
+    """Sync ``iterations`` times, after warming up, with a copy of as many bytes on the ``device`` between two syncs.
 
     The readers ask for the next version before it is there, as idle generators do. In direct mode the trainer's fence,
     which precedes its optimizer's step, lies between two syncs.
@@ -57,12 +60,12 @@ async def measure_syncs(
     """
     nbytes = sum(await generators.nbytes.call())
     syncs = Syncs(nbytes)
-    source, target = (np.full(nbytes if memcpy else 0, value, np.uint8) for value in (1, 0))  # warm
+    copy = _copier(nbytes, device) if memcpy else None
     for turn in range(_WARM_UP + iterations):
         if mode == "direct" and turn:
             await trainers.fence.call(key)
         await trainers.fill.call(_FIRST + turn % 250)
-        copy_s = timed(lambda: dataplane.memcpy(target, source)) / 1e9 if memcpy else None
+        copy_s = None if copy is None else timed(copy) / 1e9
         begun, pulls = await _sync(trainers, generators, key, mode, newer_than=turn)
         if turn >= _WARM_UP:
             syncs.seconds.append(max(pull.end_s for pull in pulls) - begun)
@@ -95,6 +98,20 @@ async def _sync(
     waiting = generators.pull.call(key, newer_than)
     begun = await trainers.publish.call(key, mode)
     return min(begun), list(await waiting)
+
+
+def _copier(nbytes: int, device: str) -> Callable[[], object]:
+    """A call that copies so many bytes between memory that is warm, and returns when they are there."""
+    if device == "cpu":
+        source, target = (np.full(nbytes, value, np.uint8) for value in (1, 0))
+        return lambda: dataplane.memcpy(target, source)
+    near, far = (torch.full((nbytes,), value, dtype=torch.uint8, device=device) for value in (1, 0))
+
+    def copy() -> None:
+        far.copy_(near)
+        torch.cuda.synchronize()
+
+    return copy
 
 
 async def _check(generators: ActorMesh[Generator], expected: int) -> None:

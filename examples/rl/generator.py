@@ -41,7 +41,7 @@ class Generator(GroupMember):
     """Holds a slice of the heads and of the MLP, in another layout than any trainer's."""
 
     def __init__(self, settings: Settings) -> None:
-        super().__init__()
+        super().__init__(settings.device)
         self.settings = settings
         self.version = -1
         self._mortal = this_proc().spawn("mortal", Mortal)
@@ -50,7 +50,7 @@ class Generator(GroupMember):
     async def set_up(self, members: Any) -> None:
         """Become a replica, first or successor: meet the other ranks, make the policy, fetch the newest weights."""
         await self.meet(members, self.settings.timeout_s)
-        policy = Transformer(self.settings.model).requires_grad_(False)
+        policy = Transformer(self.settings.model).to(self.device).requires_grad_(False)
         parallelize_module(policy, self.device_mesh(), tensor_parallel_plan(self.settings.model.layers))
         self.policy = policy
         self.weights = policy.state_dict()
@@ -71,17 +71,21 @@ class Generator(GroupMember):
     async def generate(self, batch: int) -> Rollout | None:
         """Answer the prompts of ``batch`` with the weights that are there; ``None`` but on the first rank."""
         settings = self.settings
-        chance = torch.Generator().manual_seed(settings.seed * 1_000_003 + batch)
+        seed = settings.seed * 1_000_003 + batch
+        chance = torch.Generator().manual_seed(seed)
+        prompts = make_prompts(settings.prompts, settings.digits, chance).to(self.device)
+        if self.device.type == "cuda":  # which draws by generators of its own
+            chance = torch.Generator(self.device).manual_seed(seed)
         rollout = sample(
             self.policy,
-            make_prompts(settings.prompts, settings.digits, chance),
+            prompts,
             version=self.version,
             group=settings.group,
             layers=settings.model.layers,
             generator=chance,
             agree=lambda tokens: dist.broadcast(tokens, src=0),
         )
-        return rollout if self.rank == 0 else None
+        return rollout.to("cpu") if self.rank == 0 else None
 
     @endpoint
     async def check(self, version: int, whole: dict[str, Tensor]) -> list[str] | None:

@@ -13,7 +13,7 @@ WEIGHTS = "policy"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything the actors need to know; the same for all of them."""
+    """Everything the actors need to know; the same for all of them. ``device`` is "cpu" or "cuda"."""
 
     seed: int
     digits: int = 8
@@ -21,6 +21,7 @@ class Settings:
     group: int = 8
     learning_rate: float = 1.5e-3
     timeout_s: float = 60.0
+    device: str = "cpu"
 
     @property
     def model(self) -> ModelConfig:

@@ -44,6 +44,16 @@ class Rollout:
         """The same with the rewards that it has earned."""
         return dataclasses.replace(self, rewards=torch.tensor(rewards))
 
+    def to(self, device: str | torch.device) -> Rollout:
+        """The same with its tensors there."""
+        return dataclasses.replace(
+            self,
+            prompts=self.prompts.to(device),
+            answers=self.answers.to(device),
+            log_probabilities=self.log_probabilities.to(device),
+            rewards=self.rewards.to(device),
+        )
+
     def part(self, index: int, parts: int) -> Rollout:
         """The ``index``-th of ``parts`` nearly equal pieces; a prompt's answers stay together."""
         groups = len(self.prompts) // self.group

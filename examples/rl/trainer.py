@@ -32,7 +32,7 @@ class Trainer(GroupMember):
     """Holds 1/size of every parameter (Shard(0)) and of the optimizer's state."""
 
     def __init__(self, settings: Settings) -> None:
-        super().__init__()
+        super().__init__(settings.device)
         self.settings = settings
         self.version = 0
 
@@ -40,7 +40,7 @@ class Trainer(GroupMember):
     async def build(self) -> int:
         """Make the policy, after `join`; returns its number of parameters."""
         torch.manual_seed(self.settings.seed)
-        self.policy = Transformer(self.settings.model)
+        self.policy = Transformer(self.settings.model).to(self.device)
         parameters = sum(parameter.numel() for parameter in self.policy.parameters())
         mesh = self.device_mesh()
         for block in self.policy.blocks:
@@ -63,7 +63,7 @@ class Trainer(GroupMember):
     async def train(self, rollout: Rollout) -> Learned:
         """Make the next version from what an older one has sampled."""
         begin = perf_counter()
-        mine = rollout.part(self.rank, self.size)
+        mine = rollout.part(self.rank, self.size).to(self.device)
         # FSDP averages the gradients over ranks; scaled so, that is the mean over all tokens.
         value = loss(self.policy, mine) * (self.size / rollout.answers.numel())
         torch.autograd.backward(value)
@@ -79,7 +79,7 @@ class Trainer(GroupMember):
     async def gather(self) -> dict[str, Tensor] | None:
         """The whole weights, gathered by torch's own collectives; on the first rank, else ``None``."""
         whole = {
-            name: value.full_tensor() if isinstance(value, DTensor) else value
+            name: (value.full_tensor() if isinstance(value, DTensor) else value).cpu()
             for name, value in self.policy.state_dict().items()
         }
         return whole if self.rank == 0 else None

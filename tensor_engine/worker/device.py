@@ -17,6 +17,11 @@ def choose(rank: int) -> None:
         torch.cuda.set_device(rank % torch.cuda.device_count())
 
 
+def identity() -> str:
+    """Which GPU this worker uses: equal for workers that share it, on whichever host."""
+    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+
+
 def use_own_cuda_stream() -> None:
     """Give this thread, which runs a stream of the script, a CUDA stream of its own, if there is a GPU."""
     if torch.cuda.is_available():

@@ -19,7 +19,9 @@ from skipper.tensor_engine.errors import (
     UnreachableMembersError,
 )
 from skipper.tensor_engine.shared.rendezvous import JobStore, RendezvousClient
+from skipper.tensor_engine.worker.device import identity
 from skipper.tensor_engine.worker.gloo_group import make_gloo
+from skipper.tensor_engine.worker.host_staged import HostStaged, share_a_gpu
 
 DEFAULT_TIMEOUT_S = 1800.0  # one operation of another worker may take so long; a worker that is gone is found at once
 
@@ -120,7 +122,8 @@ class Groups:
     Args:
         number: of this worker.
         stream: streams run beside each other, so each has groups of its own.
-        device: of the tensors: gloo moves those of ``"cpu"``, NCCL those of ``"cuda"``.
+        device: of the tensors: gloo moves those of ``"cpu"``, NCCL those of ``"cuda"``; where members share a GPU, gloo
+            moves these, too, by way of the host.
         timeout_s: for making a group and for each operation of it.
     """
 
@@ -195,6 +198,8 @@ class Groups:
     ) -> Any:
         if self.device.type != "cuda":
             return make_gloo(rendezvous, name, rank, members)
+        if share_a_gpu(store, rank, len(members), identity()):
+            return HostStaged(make_gloo(rendezvous, f"{name}/by way of the host", rank, members))
         nccl: Any = dist.ProcessGroupNCCL.Options()
         nccl._timeout = datetime.timedelta(seconds=self.timeout_s)
         return dist.ProcessGroupNCCL(store, rank, len(members), nccl)

@@ -12,6 +12,7 @@ from skipper.tensor_engine.errors import CommunicationError
 from skipper.tensor_engine.shared.remote_functions import ProcessGroupSpec
 from skipper.tensor_engine.worker.communication import worker_number
 from skipper.tensor_engine.worker.groups import Groups
+from skipper.tensor_engine.worker.host_staged import HostStaged
 from skipper.tensor_engine.worker.interpreter import Interpreter
 
 
@@ -68,6 +69,8 @@ class WorkerGroups:
             name = f"user/{spec.number}/{self._stream}/{device}"
             groups = Groups(self._number, stream=name, device=device)
             store, backend = groups.new_backend(members)
+            if isinstance(backend, HostStaged):
+                continue  # torch takes backends of its own only: operations on GPU tensors are refused by name
             if group is None:
                 group, first_store = dist.ProcessGroup(store, rank, len(members)), store
             kind = dist.ProcessGroup.BackendType.GLOO if device == "cpu" else dist.ProcessGroup.BackendType.NCCL

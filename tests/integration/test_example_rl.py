@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.integration.example_process import ExampleProcess, run, running, wait_until
 
@@ -136,3 +137,11 @@ def test_a_kill_at_any_moment_leaves_nobody_and_no_file(victim: str, tmp_path: P
         assert code == (-signal.SIGKILL if victim == "script" else 1), f"killed {victim} after {after} s"
         example.assert_nobody_left()
     assert files_in_shm() <= before
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_starts() -> None:
+    seen = torch.cuda.device_count()
+    ranks = str(seen + 1)
+    example = run(*RL, "--device", "cuda", "--trainers", ranks, "--generators", "1")
+    assert example.process.returncode == 2
+    assert f"sees {seen or 'none'} here" in example.stderr

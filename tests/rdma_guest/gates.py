@@ -33,5 +33,3 @@ needs_guest = pytest.mark.skipif(
     not built() or Path("/run/guest/command").exists(),
     reason="needs the guest kernel (tests/rdma_guest/guest build makes it, in some minutes), and not to run in it",
 )
-
-needs_cuda = pytest.mark.skipif(not Path("/dev/nvidia0").exists(), reason="needs a CUDA GPU beside the RDMA device")

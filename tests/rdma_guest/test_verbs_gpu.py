@@ -6,11 +6,12 @@ from skipper import dataplane
 from skipper.dataplane import RDMABuffer, process
 from skipper.dataplane.regions import MemoryKind
 from tests.conformance.owner import RemoteOwner
+from tests.gpu.gates import needs_gpus
 from tests.handles import parsed
-from tests.rdma_guest.gates import needs_cuda, needs_device
+from tests.rdma_guest.gates import needs_device
 from tests.sameness import assert_same
 
-pytestmark = [pytest.mark.verbs, needs_device(), needs_cuda]
+pytestmark = [pytest.mark.verbs, needs_device(), *needs_gpus()]
 
 NBYTES = (4 << 20) + 12
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, Unpack
 
@@ -36,6 +36,7 @@ from skipper.torchstore.protocol.origin import Origin, read_publisher
 from skipper.torchstore.support.metrics import log_of
 from skipper.torchstore.support.records import SyncRecord
 from skipper.torchstore.tensors.local_tensors import check_writable
+from skipper.torchstore.tensors.stream_order import gpus_of, in_stream_order
 
 T = TypeVar("T")
 
@@ -72,7 +73,7 @@ class LocalClient:
             raise TypeError(f"only a tensor is put in parts (publisher=...), not {type(value).__name__}")
         summed, origin = self._summed(checksum), read_publisher(publisher)
         work = self.publisher.put_values({key: value}, timeout, checksum=summed, version=version, publisher=origin)
-        await self._observed("put", work)
+        await self._observed("put", work, value, timeout)
 
     async def put_batch(
         self,
@@ -89,7 +90,7 @@ class LocalClient:
         if version is not None:
             check_version(version)
         work = self.publisher.put_values(entries, timeout, checksum=self._summed(checksum), version=version)
-        await self._observed("put", work)
+        await self._observed("put", work, entries, timeout)
 
     async def get(
         self,
@@ -101,7 +102,8 @@ class LocalClient:
     ) -> Any:
         """See `torchstore.get`."""
         request = _request(key, inplace_tensor, tensor_slice_spec)
-        values = await self._observed("get", self._fetcher.get_values({key: request}, timeout))
+        work = self._fetcher.get_values({key: request}, timeout)
+        values = await self._observed("get", work, inplace_tensor, timeout)
         return values[key]
 
     async def get_batch(
@@ -116,7 +118,7 @@ class LocalClient:
             key: _request(key, None, want) if isinstance(want, TensorSlice) else _request(key, want, None)
             for key, want in wanted.items()
         }
-        return await self._observed("get", self._fetcher.get_values(requests, timeout))
+        return await self._observed("get", self._fetcher.get_values(requests, timeout), wanted, timeout)
 
     async def put_state_dict(
         self, state_dict: Mapping[Any, Any] | None, key: str, **options: Unpack[PutOptions]
@@ -129,7 +131,7 @@ class LocalClient:
         put.check()
         put = self._last_puts.resolve(put)
         put = replace(put, copies=self._copies(put), checksum=self._summed(put.checksum))
-        number = await self._observed("put", self.publisher.put_state_dict(put))
+        number = await self._observed("put", self.publisher.put_state_dict(put), put.state_dict, put.timeout)
         self._last_puts.keep(put)
         return number
 
@@ -142,7 +144,7 @@ class LocalClient:
     async def get_version(self, get: StateDictGet) -> dict[Any, Any]:
         """Do what `torchstore.get_state_dict` has been asked for."""
         get.check()
-        return await self._observed("get", self._fetcher.get_state_dict(get))
+        return await self._observed("get", self._fetcher.get_state_dict(get), get.into, get.timeout)
 
     async def pin(
         self,
@@ -247,10 +249,14 @@ class LocalClient:
         self._fetcher.close()
         self._last_puts.forget_all()
 
-    async def _observed(self, op: str, work: Awaitable[tuple[T, SyncRecord | None]]) -> T:
-        """The result of an operation, whose record is kept; one that fails is counted."""
+    async def _observed(
+        self, op: str, work: Coroutine[Any, Any, tuple[T, SyncRecord | None]], values: object, timeout: float
+    ) -> T:
+        """The result of an operation on tensors among ``values``, whose record is kept; one that fails is counted."""
         try:
-            result, record = await (work if tracing.tracer is None else self._traced(op, work))
+            work = work if tracing.tracer is None else self._traced(op, work)
+            gpus = gpus_of(values)
+            result, record = await (in_stream_order(work, gpus, timeout) if gpus else work)
         except StaleClientError:  # another client does it again
             raise
         except Exception as error:

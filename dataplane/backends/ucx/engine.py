@@ -72,6 +72,7 @@ _DEFAULTS = {
 # Before 1.14 an endpoint with keepalive that is closed before it is connected aborts the process, by an assertion that
 # openucx/ucx#8175 took out. Closing is how a deadline is kept; deadlines also find out what keepalive would.
 _KEEPALIVE_SINCE = (1, 14, 0)
+_LIBRARY = "libucp.so.0"
 _SHARED_MEMORY = frozenset({"all", "shm", "sm", "mm", "posix", "cma", "xpmem", "knem"})
 _LOG_LEVEL = "LOG_LEVEL"
 _DESCRIPTORS = 48  # of two workers with a connection each over TCP, and of UCX's own thread
@@ -202,10 +203,10 @@ def find_library(configured: str | None) -> str:
         return str(loaded)
     spec = importlib.util.find_spec("libucx")
     if spec is not None and spec.origin is not None:
-        library = Path(spec.origin).parent / "lib" / "libucp.so.0"
+        library = Path(spec.origin).parent / "lib" / _LIBRARY
         if library.exists():
             return str(library)
-    return "libucp.so.0"
+    return _LIBRARY
 
 
 def _loaded() -> Path | None:
@@ -218,7 +219,7 @@ def _loaded() -> Path | None:
         found = re.search(r"/.*/(?=libuc[sp]\.so\.0)", Path("/proc/self/maps").read_text())
     except OSError:
         return None  # the loader decides
-    library = Path(found[0], "libucp.so.0") if found is not None else None
+    library = Path(found[0], _LIBRARY) if found is not None else None
     return library if library is not None and library.exists() else None
 
 

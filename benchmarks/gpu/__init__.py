@@ -1,0 +1,9 @@
+"""Memory of GPUs, between two processes of a host, beside what the hardware and UCX themselves do.
+
+`command` (arguments, table, report) → `transfers` (our reads and writes, in turns with CUDA's own copies) and
+`perftest` (UCX's own benchmark). `owner` runs in the other process.
+"""
+
+from skipper.benchmarks.gpu.command import main
+
+__all__ = ["main"]
