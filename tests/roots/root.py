@@ -23,7 +23,8 @@ PACKAGES = ("ca-certificates", "gcc", "git", "iproute2", "libc6-dev", "make", "p
 _BUILD = """
 cd /skipper/tree
 test -x /skipper/venv/bin/python || python3 -m venv /skipper/venv
-/skipper/venv/bin/python -m pip install --quiet --disable-pip-version-check -c /skipper/constraints.txt -e '.[test,cu12]'
+pip="/skipper/venv/bin/python -m pip --disable-pip-version-check"
+$pip install --quiet -c /skipper/constraints.txt -e '.[test,cu12]'
 """
 _DESCRIBE = """
 import platform, numpy, torch, google.protobuf, grpc

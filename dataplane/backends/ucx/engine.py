@@ -241,8 +241,8 @@ def load(library: str) -> ModuleType:
         loaded = _loaded()
         other = f" This process has loaded {loaded} already, and has room for one." if loaded is not None else ""
         raise BackendUnavailableError(
-            f"UCX cannot be loaded: {error}.{other} Install it ({installed_wheels().command}), or name a libucp.so.0 by "
-            "dataplane.configure(ucx_library=...)"
+            f"UCX cannot be loaded: {error}.{other} Install it ({installed_wheels().command}), or name a libucp.so.0 "
+            "by dataplane.configure(ucx_library=...)"
         ) from error
     return _ucp
 
