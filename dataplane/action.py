@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from skipper.dataplane import process
@@ -145,7 +146,7 @@ class RDMAAction:
         if not transfers:
             return DONE
         if self._gpus:
-            operation = begin_in_order(self._gpus, seconds, lambda left: _submit(transfers, left))
+            operation = begin_in_order(self._gpus, seconds, partial(_submit, transfers))
         else:
             operation = _submit(transfers, seconds)
         return here.meter.follow(operation, *self._nbytes)

@@ -311,11 +311,7 @@ class RDMABuffer:
         except DataplaneError as error:
             return process.current().meter.follow(Operation.failed(error), 0, 0)
         if region.kind is not HOST or remote.handle.kind is not HOST:
-            operation = begin_in_order(
-                gpus_of(region, peer, remote),
-                seconds,
-                lambda left: peer.copy(region, remote, offset, to_remote=to_remote, timeout=left),
-            )
+            operation = _copy_in_order(peer, region, remote, offset, to_remote, seconds)
         elif stream:
             operation = peer.stream(region, remote, offset, timeout=seconds)
         else:
@@ -378,6 +374,17 @@ class RDMABuffer:
         handle = self._exported_handle()
         card = handle.card.encoded
         return card, process.current().keys.seal(card, handle.body(self._offset, self._nbytes))
+
+
+def _copy_in_order(
+    peer: Peer, region: Region, remote: Remote, offset: int, to_remote: bool, timeout: float
+) -> Operation:
+    # Apart from `RDMABuffer._copy`, whose variables would be cells of this closure: 8 % of a short read.
+    return begin_in_order(
+        gpus_of(region, peer, remote),
+        timeout,
+        lambda left: peer.copy(region, remote, offset, to_remote=to_remote, timeout=left),
+    )
 
 
 def gpus_of(local: Region, peer: Peer, remote: Remote) -> set[int]:
