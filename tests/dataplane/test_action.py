@@ -182,7 +182,9 @@ def many(buffers: list[RDMABuffer], into: np.ndarray[Any, Any]) -> RDMAAction:
 def same_steps_for_few_and_for_many(few: RDMAAction, lots: RDMAAction) -> None:
     for action in (few, lots):
         action.submit().get()  # copy threads are started once
-    assert python_steps(few.submit) == python_steps(lots.submit) > 0
+    # The collector may run finalizers of others in this thread: the fewest of some runs have none.
+    steps = [min(python_steps(action.submit) for _ in range(3)) for action in (few, lots)]
+    assert steps[0] == steps[1] > 0
 
 
 @pytest.mark.parametrize("nbytes", [640_000, 40_960_000], ids=["inline", "threads"])

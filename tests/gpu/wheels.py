@@ -7,7 +7,7 @@ small.
 import subprocess
 import sys
 import tomllib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 
 from tests.gpu.errors import GpuRunError
@@ -23,12 +23,18 @@ _PLATFORMS = ("_2_28", "_2_24", "_2_17", "2014", "_2_12", "2010", "1")
 
 
 def requirements(cuda: str) -> list[str]:
-    """What the tests are run with, by the bounds of pyproject.toml: no torch, no numpy, and UCX for that CUDA."""
+    """What the tests are run with, by the bounds of pyproject.toml: no torch, no numpy, and UCX for that CUDA.
+
+    Raises:
+        GpuRunError: There is no UCX for it.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    dev = {_name(line): line.partition(";")[0].strip() for line in project["optional-dependencies"]["dev"]}
-    wanted = [line.replace("libucx-cu12", f"libucx-cu{cuda}") for line in project["dependencies"]]
-    wanted = [line for line in wanted if _name(line) not in _THEIRS]
-    return wanted + [dev.get(name, name) for name in (*_TOOLS, *_TESTS)]
+    extras = project["optional-dependencies"]
+    if f"cu{cuda}" not in extras:
+        raise GpuRunError(f"there is no UCX for CUDA {cuda}: pyproject.toml has no extra cu{cuda}")
+    bounds = {_name(line): line.partition(";")[0].strip() for line in (*extras["dev"], *extras["test"])}
+    wanted = [line for line in project["dependencies"] if _name(line) not in _THEIRS]
+    return [*wanted, *extras[f"cu{cuda}"], *(bounds.get(name, name) for name in (*_TOOLS, *_TESTS))]
 
 
 def download(folder: Path, *, python: str, cuda: str, has: Collection[str], limit_mib: float) -> list[Path]:
@@ -50,7 +56,7 @@ def download(folder: Path, *, python: str, cuda: str, has: Collection[str], limi
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--only-binary=:all:"]
     command += ["--implementation=cp", f"--python-version={python}", "--dest", str(folder)]
     command += [f"--platform=manylinux{glibc}_x86_64" for glibc in _PLATFORMS]
-    command += ["--constraint", str(ROOT / "constraints.txt"), "pip", *_at_our_version(requirements(cuda))]
+    command += ["--constraint", str(ROOT / "constraints.txt"), "pip", *requirements(cuda)]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise GpuRunError(f"pip does not find all wheels for CPython {python}:\n{done.stderr.strip()}")
@@ -68,13 +74,6 @@ def download(folder: Path, *, python: str, cuda: str, has: Collection[str], limi
             "the machine has already, or allow more by GPU_WHEELS_MIB"
         )
     return wheels
-
-
-def _at_our_version(wanted: Sequence[str]) -> list[str]:
-    """UCX in the version that constraints.txt names for CUDA 12: there is one release of both."""
-    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text("utf-8").split() if "==" in line)
-    ucx = pins["libucx-cu12"]
-    return [f"{_name(line)}=={ucx}" if _name(line).startswith("libucx-") else line for line in wanted]
 
 
 def _name(requirement: str) -> str:

@@ -21,7 +21,9 @@ from tests.control.services.parties import Batcher, Client, Door, KillsWhoOpensI
 def test_what_a_dead_replica_had_not_begun_is_handed_on_whatever_it_is(service: Service[Worker], gate: Gate) -> None:
     futures = [service.wait_for.route(gate.path) for _ in range(4 * REPLICAS)]
     victim = min(gate.wait(REPLICAS))
-    assert all(each.outstanding > 1 for each in service.metrics().get(PATIENCE_S))
+    wait_until(
+        lambda: all(each.outstanding > 1 for each in service.metrics().get(PATIENCE_S)), "each replica has more to do"
+    )
     os.kill(victim, signal.SIGKILL)
     wait_until(lambda: any(future.done() for future in futures), "one is refused")
     gate.open()
