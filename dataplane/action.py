@@ -223,9 +223,9 @@ class RDMAAction:
             key = group.keys.setdefault(registration, len(group.remotes))
             if key == len(group.remotes):
                 group.remotes.append(remote)
+                gpus |= gpus_of(part.local, peer, remote)
             if not group.locals or group.locals[-1] is not part.local:
                 group.locals.append(part.local)
-            gpus |= gpus_of(part.local, peer, remote)
             address = remote.address + offset + part.layout.offset
             group.rows += compile_box(
                 part.address,

@@ -9,7 +9,7 @@ import sys
 import tomllib
 import venv
 
-from tests.tree import CORE, ROOT, copy_tree, pins_beside
+from tests.tree import CORE, ROOT, chosen, copy_tree, pins_beside
 
 FOLDER = ROOT / "build" / "oldest"
 _BOUND = re.compile(r"(?P<name>[\w-]+)>=(?P<version>[\d.]+)")
@@ -29,10 +29,8 @@ def main() -> int:
     pip = [str(programs / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "-c", str(constraints), "-e", f"{tree}[test,cu12]"], check=True)
     subprocess.run([str(programs / "python"), "-c", _VERSIONS, *bounds], check=True)
-    arguments = sys.argv[1:]
-    names_tests = any((ROOT / each.partition("::")[0]).exists() for each in arguments)
-    command = [str(programs / "python"), "-m", "pytest", "-p", "no:cacheprovider"]
-    return subprocess.run([*command, *(() if names_tests else CORE), *arguments], cwd=tree, check=False).returncode
+    command = [str(programs / "python"), "-m", "pytest", "-p", "no:cacheprovider", *chosen(sys.argv[1:], CORE)]
+    return subprocess.run(command, cwd=tree, check=False).returncode
 
 
 def oldest(project: str) -> dict[str, str]:

@@ -3,7 +3,7 @@
 import os
 import shutil
 import subprocess
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,6 +40,12 @@ def copy_tree(target: Path) -> None:
     for old in target.rglob("*.py"):  # of a file that is gone; a test of it would still run
         if old not in kept:
             old.unlink()
+
+
+def chosen(arguments: Sequence[str], instead: Sequence[str]) -> list[str]:
+    """Arguments for pytest: those that were given, behind the tests that run where these name none."""
+    names_tests = any((ROOT / each.partition("::")[0]).exists() for each in arguments)
+    return [*(() if names_tests else instead), *arguments]
 
 
 def pins_beside(names: Container[str]) -> list[str]:

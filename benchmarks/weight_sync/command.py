@@ -9,7 +9,6 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from skipper.benchmarks import output, program
-from skipper.benchmarks.errors import UsageError
 from skipper.benchmarks.program import EXIT_CODES, report_parser
 from skipper.benchmarks.report import Result
 from skipper.benchmarks.weight_sync.job import SyncWorkload, run
@@ -41,11 +40,6 @@ def main(argv: Sequence[str], *, prog: str = "skipper weight-sync") -> int:
         return given
     workload = replace(_QUICK if given.quick else _FULL, device=given.device)
     try:
-        program.require_device(given.device)
-    except UsageError as error:
-        print(f"{prog}: {error}", file=sys.stderr)
-        return error.exit_code
-    try:
         return program.run(
             argv,
             lambda rows: asyncio.run(_collect(workload, rows)),
@@ -61,6 +55,7 @@ def main(argv: Sequence[str], *, prog: str = "skipper weight-sync") -> int:
 
 
 async def _collect(workload: SyncWorkload, rows: list[Result]) -> None:
+    program.require_device(workload.device)
     async for row in run(workload):
         rows.append(row)
         if sys.stderr.isatty():

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.gpu import benching, environment, testing, wheels
 from tests.gpu.errors import GpuRunError
 from tests.gpu.parts import Runner
-from tests.gpu.wheels import ROOT
+from tests.tree import ROOT
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.gpu.parts import Part, Runner
-from tests.gpu.wheels import ROOT
+from tests.tree import ROOT
 
 _PARTS = (
     Part("facts", ["-m", "tests.gpu.facts"], 60),

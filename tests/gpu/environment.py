@@ -16,7 +16,8 @@ import venv
 from pathlib import Path
 
 from tests.gpu.errors import GpuRunError
-from tests.gpu.wheels import ROOT, requirements
+from tests.gpu.wheels import requirements
+from tests.tree import ROOT
 
 
 def make(folder: Path, wheels: Path, *, cuda: str) -> tuple[Path, list[str]]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.gpu.wheels import ROOT
+from tests.tree import ROOT
 
 RECORD_VARIABLE = "SKIPPER_GPU_RECORD"
 """Names the file that `record` writes."""

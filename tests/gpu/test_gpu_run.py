@@ -14,7 +14,7 @@ import torch
 from tests.gpu import gates, testing, wheels
 from tests.gpu.errors import GpuRunError
 from tests.gpu.parts import RECORD_VARIABLE, Part, Runner
-from tests.gpu.wheels import ROOT
+from tests.tree import ROOT
 
 FAMILY = """
 import signal, subprocess, sys, time

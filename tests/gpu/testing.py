@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.gpu.parts import RECORD_VARIABLE, Ended, Part, Runner
-from tests.gpu.wheels import ROOT
+from tests.tree import ROOT
 
 _FACTS_S = 60
 _FILE_S = 150

@@ -11,8 +11,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from tests.gpu.errors import GpuRunError
+from tests.tree import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 LIMIT_MIB = 56.0
 _THEIRS = {"torch", "numpy"}
 """Never installed: they have to fit the driver, and one another."""

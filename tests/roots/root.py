@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.roots import emulation
-from tests.tree import ROOT, copy_tree, pins_beside
+from tests.tree import ROOT, chosen, copy_tree, pins_beside
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skipper" / "roots"
 DEFAULT_MIRROR = "http://deb.debian.org/debian"
@@ -104,8 +104,7 @@ class Root:
 
     def test(self, arguments: Sequence[str]) -> int:
         """Run pytest in it; its exit status."""
-        names_tests = any((ROOT / each.partition("::")[0]).exists() for each in arguments)
-        every = " ".join(map(shlex.quote, [*(() if names_tests else self.tests), *arguments]))
+        every = " ".join(map(shlex.quote, chosen(arguments, self.tests)))
         describe = f"/skipper/venv/bin/python -c {shlex.quote(_DESCRIBE)}"
         pytest = f"/skipper/venv/bin/python -m pytest -p no:cacheprovider {every}"
         return self.run(f"cd /skipper/tree\n{describe}\n{pytest}")

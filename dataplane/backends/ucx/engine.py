@@ -216,9 +216,11 @@ def _loaded() -> Path | None:
     the libucs of the first.
     """
     try:
+        # The loader is asked first: to read what is mapped takes a millisecond.
+        ctypes.CDLL("libucs.so.0", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
         found = re.search(r"/.*/(?=libuc[sp]\.so\.0)", Path("/proc/self/maps").read_text())
     except OSError:
-        return None  # the loader decides
+        return None  # there is none, or nobody can tell
     library = Path(found[0], _LIBRARY) if found is not None else None
     return library if library is not None and library.exists() else None
 
