@@ -8,6 +8,7 @@ release of every package; in the one for arm64, which is emulated, the data plan
 """
 
 import argparse
+import signal
 import sys
 
 from tests.roots.emulation import EmulationError
@@ -33,6 +34,8 @@ def main() -> int:
     own, arguments = _divided(sys.argv[1:])
     chosen = [ROOTS[name] for name in parser.parse_args(own).roots]
     statuses: dict[str, str] = {}
+    # What was mounted and registered with the kernel is taken back then too.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     try:
         check_machine()
         for root in chosen:
