@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-for-demo
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-SOURCES := $(shell find dataplane -name '*.p[xy][xdi]' -o -name '*.h') setup.py pyproject.toml constraints.txt
+SOURCES := $(shell find control dataplane -name '*.p[xy][xdi]' -o -name '*.h') setup.py pyproject.toml constraints.txt
 # Those of jobs on several machines are make test-hosts, those of the wheel make test-dist.
 TESTS  ?= tests --ignore=tests/hosts --ignore=tests/jobs --ignore=tests/packaging
 # UCX of which wheel: cu12, or cu13.
@@ -184,5 +184,5 @@ docs-serve: $(STAMP)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	find dataplane \( -name '*.so' -o -name '_ucp.c' -o -name '_copy.c' -o -name 'lock.c' \) -delete
+	find control dataplane \( -name '*.so' -o -name '_poller.c' -o -name '_ucp.c' -o -name '_copy.c' -o -name 'lock.c' \) -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

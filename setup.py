@@ -19,6 +19,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CCompilerError, CompileError, ExecError, LinkError, PlatformError
 
+CONTROL = "src/skipper/control"
 DATAPLANE = "src/skipper/dataplane"
 FLAGS = ["-O3", "-Wno-unused-function"]
 
@@ -73,6 +74,7 @@ def extensions() -> list[Extension]:
             depends=[f"{DATAPLANE}/rows.h", f"{DATAPLANE}/atomics.h"],
             extra_compile_args=FLAGS,
         ),
+        Extension("skipper.control.wire._poller", [f"{CONTROL}/wire/_poller.pyx"], extra_compile_args=FLAGS),
         Extension(
             "skipper.dataplane.backends.verbs.lock",
             [f"{DATAPLANE}/backends/verbs/lock.pyx"],

@@ -20,10 +20,79 @@ T = TypeVar("T")
 _log = logging.getLogger("skipper.control")
 
 
+class Reader(Protocol):
+    """Reads what others send, in the threads that wait for it (see `Gate`)."""
+
+    def wait(self, gate: Gate, timeout_s: float, takes_all: bool) -> None:
+        """Wait until the gate is opened or the time is over; this thread may read meanwhile.
+
+        Args:
+            gate: at which only this thread waits.
+            timeout_s: seconds, -1 for no limit.
+            takes_all: whether whatever comes may be delivered here, since nothing interrupts this thread.
+        """
+
+    def nudge(self) -> None:
+        """Have the thread that reads look whether its gate is open."""
+
+
+class Gate:
+    """Where one thread waits until others let it on; each opening lets it on once.
+
+    Attributes:
+        is_open: whether the next wait returns at once.
+        lock: what the thread waits for while it does not read.
+        reader: that it reads for at this moment; None for none.
+    """
+
+    __slots__ = ("is_open", "lock", "reader")
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.lock = threading.Lock()
+        self.lock.acquire()
+        self.reader: Reader | None = None
+
+    def open(self) -> None:
+        """Let the thread on; from any thread."""
+        self.is_open = True  # before the look at who reads, which looks the other way round
+        if (reader := self.reader) is not None:
+            reader.nudge()
+        with contextlib.suppress(RuntimeError):  # it is open
+            self.lock.release()
+
+    def wait(self, timeout_s: float = -1, *, takes_all: bool = False) -> None:
+        """Wait until it is opened, and close it; or until the time (seconds; -1: no limit) is over. One thread only.
+
+        Args:
+            timeout_s: how long.
+            takes_all: see `Reader.wait`.
+        """
+        if _reader is not None:
+            _reader.wait(self, timeout_s, takes_all)
+        else:
+            self.lock.acquire(timeout=timeout_s)
+        self.is_open = False
+
+
+_reader: Reader | None = None
+
+
+def set_reader(reader: Reader | None) -> None:
+    """Have the threads of this process that wait for futures read for this one; None: none of them reads."""
+    global _reader
+    _reader = reader
+
+
+def reader() -> Reader | None:
+    """For whom they read."""
+    return _reader
+
+
 class SafePoint(Protocol):
     """A thread that may be asked to do something else while it waits: to supervise, that is."""
 
-    def enter(self, gate: threading.Lock) -> bool:
+    def enter(self, gate: Gate) -> bool:
         """Announce that the thread waits at ``gate``; False where something is already waiting to be done."""
 
     def leave(self) -> None:
@@ -116,7 +185,17 @@ class Future(Generic[T]):
         pending: what the result depends on, for the message of an error; whoever settles the future says so.
     """
 
-    __slots__ = ("__weakref__", "_callbacks", "_error", "_lock", "_open", "_settled", "_value", "pending")
+    __slots__ = (
+        "__weakref__",
+        "_callbacks",
+        "_error",
+        "_lock",
+        "_open",
+        "_settled",
+        "_tells",
+        "_value",
+        "pending",
+    )
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -125,6 +204,7 @@ class Future(Generic[T]):
         self._value: T | None = None
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[], object]] = []
+        self._tells = False
         self.pending: Pending | None = None
 
     @staticmethod
@@ -223,9 +303,8 @@ class Future(Generic[T]):
     def _wait(self, timeout: float | None) -> None:
         forked.check()
         timeout = check_optional_seconds("timeout", timeout)
-        gate = threading.Lock()
-        gate.acquire()
-        self._when_settled(lambda: _open_gate(gate))
+        gate = Gate()
+        self._when_settled(gate.open)
         deadline = _Deadline(timeout)
         pending, known = self.pending, None
         if timeout is not None and pending is not None and timeout >= _SHORTEST_INQUIRED_S:
@@ -235,18 +314,18 @@ class Future(Generic[T]):
         if not self._settled:
             raise DeadlineError(_words(timeout or 0, pending, known))
 
-    def _wait_until(self, gate: threading.Lock, deadline: _Deadline) -> None:
+    def _wait_until(self, gate: Gate, deadline: _Deadline) -> None:
         if _here.safe_point is not None:
             self._wait_at(_here.safe_point, gate, deadline)
         elif not self._settled:
-            gate.acquire(timeout=deadline.remaining())
+            gate.wait(deadline.remaining())
 
-    def _wait_at(self, point: SafePoint, gate: threading.Lock, deadline: _Deadline) -> None:
+    def _wait_at(self, point: SafePoint, gate: Gate, deadline: _Deadline) -> None:
         """Wait as a sync actor does: failures of what it owns are attended to meanwhile."""
         while not self._settled and not deadline.passed():
             try:
                 if point.enter(gate):
-                    gate.acquire(timeout=deadline.remaining())
+                    gate.wait(deadline.remaining())
             finally:
                 point.leave()
             point.attend()
@@ -299,14 +378,19 @@ class Promise(Future[T]):
     def settle_by(self, open_result: Callable[[], T]) -> None:
         """End in what ``open_result`` returns or raises; the first who asks for the result has it called."""
         with self._lock:
-            if self._settled:
+            if not self._settled:
+                self._open = open_result
+                self._settled = True
+                self.pending = None
+            elif self._tells:
                 return
-            self._open = open_result
-            self._settled = True
-            self.pending = None
-            callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            _call(callback)
+            self._tells = True
+        try:  # one by one: whoever is interrupted here settles it again, and nobody who waits is forgotten
+            while self._callbacks:
+                _call(self._callbacks[0])
+                del self._callbacks[0]
+        finally:
+            self._tells = False
 
     def fail_by(self, open_error: Callable[[], T], members: Members = nobody) -> None:
         """`settle_by` with what raises an error, which is noted as one that nobody has heard of yet.
@@ -385,8 +469,3 @@ def _call(callback: Callable[[], object]) -> None:
         _log.exception("a callback of a future raised")
     finally:
         _here.safe_point = point
-
-
-def _open_gate(gate: threading.Lock) -> None:
-    with contextlib.suppress(RuntimeError):  # somebody else opened it at the same moment
-        gate.release()

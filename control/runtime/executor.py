@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import contextvars
 import enum
-import queue
 import threading
 import time
 import traceback
@@ -19,7 +18,7 @@ import uvloop
 
 from skipper.control.model.exception_text import describe
 from skipper.control.model.failure import FailureKind
-from skipper.control.model.future import set_safe_point
+from skipper.control.model.future import Gate, set_safe_point
 from skipper.control.runtime import interruption
 from skipper.control.runtime.actor_state import CALLERS_OF_USERS, ActorEndedError, ActorState
 from skipper.control.runtime.context import current_context, name_actors_in_records
@@ -141,24 +140,25 @@ class SyncExecutor(Executor):
 
     def __init__(self, actor: ActorState) -> None:
         super().__init__(actor)
-        self._queue: queue.SimpleQueue[Mail | _Signal] = queue.SimpleQueue()
+        self._queue: deque[Mail | _Signal] = deque()
+        self._idle = Gate()
         self._ended = False
-        self._gate: threading.Lock | None = None
+        self._gate: Gate | None = None
         self._supervising = False
 
     def submit(self, mail: Mail) -> None:
         """Queue a message."""
-        self._queue.put(mail)
+        self._put(mail)
         if self._ended or self._actor.is_cut_off:
             self.drain()
 
     def depth(self) -> int:
         """How many messages are queued."""
-        return self._queue.qsize()
+        return len(self._queue)
 
     def stop(self) -> None:
         """End behind what is queued."""
-        self._queue.put(_Signal.STOP)
+        self._put(_Signal.STOP)
 
     def unwind(self) -> None:
         """End what is waited for."""
@@ -166,13 +166,15 @@ class SyncExecutor(Executor):
 
     def wake(self) -> None:
         """Attend to failures now, at the next safe point."""
-        self._queue.put(_Signal.WAKE)
-        gate = self._gate
-        if gate is not None:
-            with contextlib.suppress(RuntimeError):  # the future opened it at the same moment
-                gate.release()
+        self._put(_Signal.WAKE)
+        if (gate := self._gate) is not None:
+            gate.open()
 
-    def enter(self, gate: threading.Lock) -> bool:
+    def _put(self, item: Mail | _Signal) -> None:
+        self._queue.append(item)
+        self._idle.open()
+
+    def enter(self, gate: Gate) -> bool:
         """Wait at ``gate`` unless something is to be attended to (see `future.SafePoint`)."""
         self._gate = gate
         return not self._has_to_unwind() and (self._supervising or self._ended or not self._actor.failures)
@@ -205,7 +207,7 @@ class SyncExecutor(Executor):
         with contextlib.suppress(ActorEndedError):
             _drive(actor.construct(is_async=False))
             while not actor.is_cut_off:
-                item = self._queue.get()
+                item = self._next()
                 if actor.failures:
                     self._supervise()
                 if isinstance(item, Mail):
@@ -219,12 +221,22 @@ class SyncExecutor(Executor):
         _drive(actor.wind_up(is_async=False))
         set_safe_point(None)
 
+    def _next(self) -> Mail | _Signal:
+        """What is first in the queue; the thread reads what others send while it is idle."""
+        while True:
+            try:
+                return self._queue.popleft()
+            except IndexError:
+                if self._actor.is_cut_off:  # and somebody else has emptied the queue
+                    return _Signal.WAKE
+            self._idle.wait(takes_all=True)
+
     def drain(self) -> None:
         """Answer what is queued."""
         while True:
             try:
-                item = self._queue.get_nowait()
-            except queue.Empty:
+                item = self._queue.popleft()
+            except IndexError:
                 return
             if isinstance(item, Mail):
                 self._actor.answer_dead(item)

@@ -52,7 +52,7 @@ class Port(Generic[T]):
         Raises:
             PayloadError: the value cannot be pickled.
         """
-        self._send(Kind.REPLY, pack(value, lend=True, name="what was sent"))
+        self._send(Kind.REPLY if self._is_answer else Kind.VALUE, pack(value, lend=True, name="what was sent"))
 
     def exception(self, error: BaseException) -> None:
         """Send an error, which is raised at the receiver as `ActorError` with this as its cause."""

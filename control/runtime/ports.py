@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -193,7 +192,7 @@ class OneReply:
 
     def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
         """Take a reply."""
-        end = self._promise.settle_by if kind is Kind.REPLY else self._promise.fail_by
+        end = self._promise.fail_by if kind is Kind.ERROR else self._promise.settle_by
         end(lambda: open_reply(kind, payload))
         return True
 
@@ -272,10 +271,9 @@ class MeshReply(_MeshReplies):
         if kind is Kind.ERROR:
             self._fail(lambda: open_reply(kind, payload))
             return True
-        if rank not in self._missing:
-            return False
-        self._payloads[rank] = payload
-        self._missing.discard(rank)
+        if rank in self._missing:
+            self._payloads[rank] = payload
+            self._missing.discard(rank)
         if self._missing:
             return False
         self._promise.settle_by(self._open_all)
@@ -316,7 +314,9 @@ class ResponseStream(Generic[T_co]):
     def __init__(self, size: int) -> None:
         self._futures: list[Promise[T_co]] = [Promise() for _ in range(size)]
         self._next = 0
-        self._unsettled = deque(self._futures)
+        self._places: dict[int, int] = {}
+        """The future of each rank whose result has come."""
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._futures)
@@ -338,9 +338,10 @@ class ResponseStream(Generic[T_co]):
         for promise in self._futures:
             promise.pending = pending
 
-    def push(self, open_result: Callable[[], Any], *, is_error: bool) -> None:
-        """End the next future in a result, or in an error."""
-        promise = self._unsettled.popleft()
+    def push(self, rank: int, open_result: Callable[[], Any], *, is_error: bool) -> None:
+        """End the next future in the result of a rank, or in an error; the same one if it is told twice."""
+        with self._lock:
+            promise = self._futures[self._places.setdefault(rank, len(self._places))]
         (promise.fail_by if is_error else promise.settle_by)(open_result)
 
 
@@ -356,30 +357,26 @@ class StreamReply(_MeshReplies):
 
     def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
         """Take a reply."""
-        if self._claim(rank):
-            self._stream.push(lambda: open_reply(kind, payload), is_error=kind is Kind.ERROR)
+        self._push(rank, lambda: open_reply(kind, payload), is_error=kind is Kind.ERROR)
         return not self._missing
 
     def process_lost(self, process_id: str, loss: Loss) -> bool:
         """Give up on the replies of a process."""
         for rank in sorted(self._missing - self._entrusted):
-            if self._awaited[rank].process_id == process_id and self._claim(rank):
-                self._stream.push(raising(self._awaited[rank].error(loss)), is_error=True)
+            if self._awaited[rank].process_id == process_id:
+                self._push(rank, raising(self._awaited[rank].error(loss)), is_error=True)
         return not self._missing
 
     def lapse(self, rank: int, error: LinkError) -> bool:
         """Whoever might have replied is dead."""
-        if self._claim(rank):
-            self._stream.push(raising(error), is_error=True)
+        self._push(rank, raising(error), is_error=True)
         return not self._missing
 
-    def _claim(self, rank: int) -> bool:
-        """Whether it is for the calling thread to fill this rank's place: it is so once."""
-        try:
-            self._missing.remove(rank)
-        except KeyError:
-            return False
-        return True
+    def _push(self, rank: int, open_result: Callable[[], Any], *, is_error: bool) -> None:
+        """Fill this rank's place, unless it is filled."""
+        if rank in self._missing:
+            self._stream.push(rank, open_result, is_error=is_error)
+            self._missing.discard(rank)
 
 
 class Acknowledgements:

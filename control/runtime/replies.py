@@ -99,7 +99,7 @@ def open_reply(kind: Kind, payload: Payload) -> Any:
         PayloadError: the value cannot be unpickled here.
     """
     content = unpack(payload)
-    if kind is Kind.REPLY:
+    if kind is not Kind.ERROR:
         return content
     if content[0] == _SUPERVISION:
         raise _supervision_error(*content[1:])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 import secrets
 
-VERSION = "3"
+VERSION = "4"
 """Version of the protocol; both ends must speak the same."""
 
 NOT_OUR_SECRET = "whoever listens there does not know the job's secret"

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Collection, Sequence
 
 from skipper.control.wire.certificates import Certificates
 from skipper.control.wire.envelope import ProcessRef
+from skipper.control.wire.grpc_listener import StreamListener
+from skipper.control.wire.grpc_streams import OPTIONS, IncomingStream
 from skipper.control.wire.handshake import Guest
 from skipper.control.wire.identity import Role
-from skipper.control.wire.listener import StreamListener
-from skipper.control.wire.streams import OPTIONS, IncomingStream
-
-HANDSHAKE_TIMEOUT_S = 10.0
-"""A peer that connects and sends no proof is turned away after this long."""
-
-MAX_STRANGERS = 256
-"""Streams that have not proven themselves yet. One more, and the oldest of them is turned away."""
+from skipper.control.wire.strangers import HANDSHAKE_TIMEOUT_S, Strangers
 
 _LIMITS = (("grpc.max_concurrent_streams", 4),)
 
@@ -54,14 +48,13 @@ class AuthListener:
         self._name = name
         self._secret = secret
         self._on_proven = on_proven
-        self._strangers: dict[Guest, float] = {}
-        """Until when each may prove itself, in the order of arrival; on the listener's thread."""
+        self._strangers = Strangers()
         self._listener = StreamListener(
             addresses,
             greeting_s=HANDSHAKE_TIMEOUT_S,
             options=(*OPTIONS, ("grpc.max_connection_idle_ms", int(1000 * HANDSHAKE_TIMEOUT_S)), *_LIMITS),
             on_stream=self._came,
-            patience=self._lose_patience,
+            patience=self._strangers.lose_patience,
             on_closed=on_closed,
         )
         self.ports = self._listener.ports
@@ -76,8 +69,6 @@ class AuthListener:
         self._listener.cut()
 
     def _came(self, stream: IncomingStream) -> None:
-        if len(self._strangers) >= MAX_STRANGERS:
-            self._turn_away(next(iter(self._strangers)))
         guest = Guest(
             stream,
             self._name,
@@ -88,28 +79,14 @@ class AuthListener:
             roles=self._roles,
         )
         if guest.receive():
-            self._strangers[guest] = time.monotonic() + HANDSHAKE_TIMEOUT_S
+            self._strangers.add(stream)
 
     def _let_in(self, guest: Guest, peer: ProcessRef) -> None:
         self._forget(guest)
         self._on_proven(guest, peer)
 
     def _forget(self, guest: Guest) -> None:
-        self._strangers.pop(guest, None)
-
-    def _turn_away(self, guest: Guest) -> None:
-        self._forget(guest)
-        guest.stream.turn_away("deadline_exceeded", "no proof came")
-
-    def _lose_patience(self) -> float | None:
-        """Turn away peers that took too long. Returns the seconds until the next one may have to go."""
-        while self._strangers:
-            guest, until = next(iter(self._strangers.items()))
-            remaining = until - time.monotonic()
-            if remaining > 0:
-                return remaining
-            self._turn_away(guest)
-        return None
+        self._strangers.forget(guest.stream)
 
 
 class AuthListeners:

@@ -51,6 +51,7 @@ class Kind(enum.IntEnum):
     CAST = 9
     GATHER = 10
     TREE = 11
+    VALUE = 12
 
 
 @dataclass(frozen=True, slots=True)

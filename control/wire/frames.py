@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from skipper.control.model.errors import ProtocolError
 from skipper.control.model.shape import Extent
 from skipper.control.wire._generated import link_pb2 as pb
+from skipper.control.wire._poller import REPLIES
 from skipper.control.wire.bulk import Incoming, Outgoing
 from skipper.control.wire.envelope import NO_EXTENT, Envelope, Kind, Payload, ProcessRef, Whole
 
@@ -26,6 +27,8 @@ MAX_FRAME_NBYTES = 16 << 30
 """Largest frame that is put together again from pieces."""
 
 _WHOLE, _PIECE, _LAST = b"\x00", b"\x01", b"\x02"
+_REPLIES = bytes((REPLIES,))
+"""A whole frame of answers to calls, nothing of which is lent: whoever is interrupted may deliver it again."""
 _HEADER = struct.Struct("<BIQQHHI")
 """Kind, rank, target, reply_to, sizes of method and extent, number of segments."""
 _SIZE = struct.Struct("<Q")
@@ -37,13 +40,12 @@ _WHOLE_BYTES = 1 << 62
 """Set in the size of a segment that is to arrive as `Whole`."""
 _TRACED = 0x80
 """Set in the kind of an envelope that says of which trace it is."""
-_PIECE_NBYTES = MAX_MESSAGE_NBYTES - 1
 _KINDS = {int(kind): kind for kind in Kind}
 
 
-def encode(envelopes: Iterable[Envelope]) -> Iterator[bytes]:
-    """The messages that carry these envelopes, in order, as one frame."""
-    parts: list[bytes | bytearray | memoryview] = [_WHOLE]
+def encode(envelopes: Iterable[Envelope], max_nbytes: int = MAX_MESSAGE_NBYTES) -> Iterator[bytes]:
+    """The messages that carry these envelopes, in order, as one frame, each of at most ``max_nbytes``."""
+    parts: list[bytes | bytearray | memoryview] = [_REPLIES]
     for envelope in envelopes:
         method, extent, payload = _encode_text(envelope.method), b"", envelope.payload
         if envelope.extent is not NO_EXTENT:
@@ -54,22 +56,24 @@ def encode(envelopes: Iterable[Envelope]) -> Iterator[bytes]:
             extent = b"".join((extent, bytes((len(envelope.trace),)), envelope.trace))
         if len(payload) == 1 and not isinstance(segment := payload[0], Outgoing | Incoming):
             parts += (_HEADER_OF_ONE.pack(*fixed, 1, len(segment)), method, extent, segment)
+            if envelope.kind is not Kind.REPLY:
+                parts[0] = _WHOLE
         else:
             sizes, segments = _encode_segments(payload)
             parts += (_HEADER.pack(*fixed, len(payload)), sizes, method, extent, *segments)
+            parts[0] = _WHOLE
     message = b"".join(parts)
-    if len(message) <= MAX_MESSAGE_NBYTES:
+    if len(message) <= max_nbytes:
         yield message
         return
-    view = memoryview(message)[1:]
-    for start in range(0, len(view), _PIECE_NBYTES):
-        piece = view[start : start + _PIECE_NBYTES]
-        yield b"".join((_PIECE if start + _PIECE_NBYTES < len(view) else _LAST, piece))
+    view, step = memoryview(message)[1:], max_nbytes - 1
+    for start in range(0, len(view), step):
+        yield b"".join((_PIECE if start + step < len(view) else _LAST, view[start : start + step]))
 
 
 def is_whole(message: bytes) -> bool:
     """Whether a message that `encode` made holds its whole frame: no other belongs to it."""
-    return message.startswith(_WHOLE)
+    return message.startswith((_WHOLE, _REPLIES))
 
 
 def _encode_segments(payload: Payload) -> tuple[bytes, list[bytes | bytearray | memoryview]]:
@@ -104,10 +108,13 @@ class Decoder:
             ProtocolError: no peer of this version sends such a message.
         """
         tag, rest = message[:1], memoryview(message)[1:]
-        if tag == _WHOLE:
+        if tag in (_WHOLE, _REPLIES):
             if self._pieces:
                 raise ProtocolError("a whole frame came between the pieces of another")
-            return self._decode_frame(rest)
+            envelopes = self._decode_frame(rest)
+            if tag == _REPLIES and any(envelope.kind is not Kind.REPLY for envelope in envelopes):
+                raise ProtocolError("a frame of answers has something else in it")
+            return envelopes
         if tag not in (_PIECE, _LAST):
             raise ProtocolError(f"unknown message tag {tag!r}")
         self._pieces.append(rest)

@@ -11,8 +11,9 @@ from skipper.control.wire.addresses import dialed, within_host
 from skipper.control.wire.certificates import Certificates
 from skipper.control.wire.envelope import ProcessRef
 from skipper.control.wire.frames import decode_process, encode_process
+from skipper.control.wire.grpc_streams import OutgoingStream
 from skipper.control.wire.identity import Identity, Role
-from skipper.control.wire.streams import IncomingStream, OutgoingStream, Status
+from skipper.control.wire.message_stream import DialedStream, DialingStream, MessageStream, Metadata, Status, User
 
 WELCOME = b"\x01"
 
@@ -36,11 +37,16 @@ class Dial:
         on_open: takes the stream once both sides are content; its user has to be set then.
         on_failure: told why there is no stream, in words and as gRPC's status.
         address: the gRPC target to dial; None: the one within this host.
+        connect: makes a stream that gRPC does not carry; it sends the metadata that it is given, and tells the user.
         certificates: for TLS; None: none.
         roles: with TLS: those of which the other end has to have one.
 
     Attributes:
+        stream: that it takes place on; it begins with its `DialingStream.start`.
         identity: with TLS: what the certificate of the other end says, once the stream is open.
+
+    Raises:
+        OSError: from ``connect``.
     """
 
     def __init__(
@@ -49,9 +55,10 @@ class Dial:
         peer: ProcessRef,
         secret: bytes,
         *,
-        on_open: Callable[[OutgoingStream], None],
+        on_open: Callable[[MessageStream], None],
         on_failure: Callable[[str, Status], None],
         address: str | None = None,
+        connect: Callable[[Metadata, User], DialingStream] | None = None,
         certificates: Certificates | None = None,
         roles: Collection[Role] = (),
     ) -> None:
@@ -66,7 +73,11 @@ class Dial:
         self._reason = ""
         metadata = ((_VERSION_KEY, auth.VERSION), (_PROCESS_KEY, self._me), (_NONCE_KEY, self._nonce))
         self._target = address or within_host(peer.id)
-        self.stream = OutgoingStream(self._target, metadata, self, certificates)
+        self.stream: DialingStream
+        if connect is None:
+            self.stream = OutgoingStream(self._target, metadata, self, certificates)
+        else:
+            self.stream = connect(metadata, self)
 
     def give_up(self, reason: str) -> None:
         """End it, unless it has succeeded; from any thread."""
@@ -92,8 +103,10 @@ class Dial:
             except CertificateError as error:
                 self.give_up(f"{auth.NOT_ADMITTED}: {error}")
                 return
-        self.stream.send(auth.client_proof(self._secret, *transcript))
+        is_out = self.stream.send(auth.client_proof(self._secret, *transcript))
         self.stream.receive()
+        if is_out:
+            self.sent()
 
     def received(self, message: bytes) -> bool:
         """The other side is content, or nobody that we know."""
@@ -136,7 +149,7 @@ class Guest:
 
     def __init__(
         self,
-        stream: IncomingStream,
+        stream: DialedStream,
         name: str,
         secret: bytes,
         *,

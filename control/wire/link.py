@@ -11,12 +11,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from time import monotonic as _now
 from typing import Any
 
 from skipper.control.wire.envelope import NOTICE, STOPPED, Envelope, Kind, ProcessRef
-from skipper.control.wire.frames import MAX_MESSAGE_NBYTES, Decoder, encode, is_whole
+from skipper.control.wire.frames import Decoder, encode, is_whole
 from skipper.control.wire.identity import Identity
-from skipper.control.wire.streams import CLOSED, MessageStream, Status
+from skipper.control.wire.message_stream import CLOSED, MessageStream, Status
+
+_SHARING = frozenset((Kind.CALL, Kind.REPLY, Kind.CREDIT, Kind.VALUE))
+_BURST_S = 50e-6
+"""What is posted no later than this after the last envelope belongs to a burst."""
+_MOST_TOGETHER = 32
+"""Envelopes of a burst that leave together."""
 
 Deliver = Callable[[ProcessRef, Envelope], None]
 """Takes an envelope that arrived; runs on the stream's thread and must not block."""
@@ -59,19 +66,30 @@ class Link:
         self._not_ours: MessageStream | None = None
         """In a forked copy the stream of the original, kept because dropping it would end a call of the original."""
         self._outbox: deque[Envelope] = deque()
+        self._posted_s = 0.0
+        self._is_flushed_soon = False
+        """Whether `_flush` is going to be called."""
         self._pieces: Iterator[bytes] | None = None
         """The rest of a frame that is too large for one message."""
         self._writing = threading.Lock()
-        """Held from the beginning of a message until gRPC has it, whichever thread wrote it."""
+        """Held from the beginning of a message until it is out, whichever thread writes it."""
         self._decoder = Decoder(self._give_back)
 
     def post(self, envelope: Envelope) -> None:
         """Send an envelope; of one thread they arrive in the order of posting. Dropped if the link is lost.
 
         If nothing is on its way out, this thread writes it. Otherwise it leaves with whatever else has queued up when
-        what is on its way is out: so bursts share messages, and single envelopes wait for nobody.
+        what is on its way is out: so bursts share messages, and single envelopes wait for nobody. Where sending takes
+        no time, what comes in quick succession leaves together in a moment.
         """
         self._outbox.append(envelope)
+        now = _now()
+        if now - self._posted_s < _BURST_S and envelope.kind in _SHARING and len(self._outbox) < _MOST_TOGETHER:
+            self._posted_s = now
+            if self._is_flushed_soon or ((stream := self._stream) is not None and stream.flush_soon(self._flush)):
+                self._is_flushed_soon = True
+                return
+        self._posted_s = now
         self._write()
 
     def open(self, stream: MessageStream, *, greeting: bytes = b"") -> None:
@@ -82,9 +100,7 @@ class Link:
         self._stream = stream
         if self.lost is not None:
             stream.end()
-        elif greeting:
-            stream.send(greeting)
-        else:
+        elif not greeting or stream.send(greeting):
             self.sent()
 
     def lose(self, reason: str) -> bool:
@@ -136,7 +152,7 @@ class Link:
 
     def sent(self) -> None:
         """Send what has queued up meanwhile."""
-        if (self._outbox or self._pieces is not None) and self._send_next():
+        if self._send_all():
             return
         self._writing.release()
         if self._outbox:  # it came after the look and before the release
@@ -160,38 +176,51 @@ class Link:
             with contextlib.suppress(RuntimeError):  # the interpreter ends
                 self.post(Envelope(Kind.GIVE_BACK, number, rank=int(is_readable)))
 
+    def _flush(self) -> None:
+        self._is_flushed_soon = False  # before the look at what there is
+        self._write()
+
     def _write(self) -> None:
         while self._outbox and self._stream is not None and self._writing.acquire(blocking=False):
-            if self._send_next():
+            if self._send_all():
                 return  # `sent` goes on from here
             self._writing.release()
 
-    def _send_next(self) -> bool:
-        """Begin with the next message; False where there is none. The caller holds the lock."""
-        stream = self._stream
-        if stream is None:
-            return False  # it has just ended
-        message = None if self._pieces is None else next(self._pieces, None)
-        if message is None:
-            batch = self._next_batch()
-            if not batch:
-                self._pieces = None
-                return False
+    def _send_all(self) -> bool:
+        """Send until nothing is left, or one message is on its way out. The caller holds the lock.
+
+        Returns:
+            Whether the lock stays with that message.
+        """
+        while (self._outbox or self._pieces is not None) and (stream := self._stream) is not None:
             try:
-                messages = encode(batch)
-                message = next(messages)
-                self._pieces = None if is_whole(message) else messages
+                message = self._next_message(stream.max_nbytes)
             except Exception as error:  # noqa: BLE001  (nothing of the batch can be sent any more, nor behind it)
                 self._end(_broken(error))
                 return True
-        stream.send(message)
-        return True
+            if message is not None and not stream.send(message):
+                return True
+        return False
 
-    def _next_batch(self) -> list[Envelope]:
-        """What goes into the next frame: everything that queued up, to about one message's size."""
+    def _next_message(self, max_nbytes: int) -> bytes | None:
+        """The next piece of the frame that is on its way, or else the beginning of the next one."""
+        if self._pieces is not None and (message := next(self._pieces, None)) is not None:
+            return message
+        self._pieces = None
+        batch = self._next_batch(max_nbytes // 2)
+        if not batch:
+            return None
+        messages = encode(batch, max_nbytes)
+        message = next(messages)
+        if not is_whole(message):
+            self._pieces = messages
+        return message
+
+    def _next_batch(self, enough_nbytes: int) -> list[Envelope]:
+        """What goes into the next frame: everything that queued up, to about this size."""
         batch: list[Envelope] = []
         nbytes = 0
-        while nbytes < MAX_MESSAGE_NBYTES // 2:
+        while nbytes < enough_nbytes:
             try:
                 envelope = self._outbox.popleft()
             except IndexError:

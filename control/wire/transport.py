@@ -1,12 +1,13 @@
 """`Transport`: one long-lived stream for each other process that this one talks to.
 
-Streams are plain bidirectional gRPC calls that carry raw bytes, one connection each. Before anything of a stream is
-decoded, both ends prove that they know the job's secret (see `auth`). Between two processes there is one stream,
-whichever end dialed it; when both dial at once, the dial of the process with the smaller id stands, and the other is
-turned away.
+Within a host a stream is a socket of packets (see `local_stream`), between hosts a plain bidirectional gRPC call that
+carries raw bytes, one connection each. Before anything of a stream is decoded, both ends prove that they know the job's
+secret (see `auth`). Between two processes there is one stream, whichever end dialed it; when both dial at once, the
+dial of the process with the smaller id stands, and the other is turned away.
 
-Every stream that was dialed has a thread of its own, those that came share one. What arrives is delivered there; what
-happens to links is told on the loop thread.
+What comes within the host is delivered by whichever thread reads for the others (see `_poller`). Every stream of gRPC's
+that was dialed has a thread of its own, those that came share one, and what arrives is delivered there. What happens to
+links is told on the loop thread.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 from skipper.control.model.errors import ControlError
-from skipper.control.model.future import Future, peek
+from skipper.control.model.future import Future, peek, reader, set_reader
 from skipper.control.wire import addresses
+from skipper.control.wire._poller import Poller
 from skipper.control.wire.auth import NOT_ADMITTED
 from skipper.control.wire.auth_listener import AuthListeners
 from skipper.control.wire.certificates import REVIEW_S, Certificates
@@ -30,7 +32,20 @@ from skipper.control.wire.handshake import WELCOME, Dial, Guest
 from skipper.control.wire.heartbeats import Heartbeats
 from skipper.control.wire.identity import MEMBERS, Role
 from skipper.control.wire.link import Deliver, Link
-from skipper.control.wire.streams import IncomingStream, OutgoingStream, Status, on_stream_thread
+from skipper.control.wire.local_listener import LocalListener
+from skipper.control.wire.local_stream import OutgoingLocalStream
+from skipper.control.wire.message_stream import (
+    DialingStream,
+    MessageStream,
+    Metadata,
+    Status,
+    User,
+    on_stream_thread,
+    serve_here,
+)
+
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
+"""How long to wait for a process of this host that does not listen yet, at first and later."""
 
 
 class Transport:
@@ -97,6 +112,8 @@ class Transport:
         """The dials that have neither succeeded nor failed, by the dialed process; on the loop thread."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._auth_listeners = AuthListeners(me.id, secret, loop, on_proven=self._take_in)
+        self._poller = Poller("control-local", serve_here)
+        self._local_listener: LocalListener | None = None
         self._closed = False
         self._unheard = asyncio.Event()
         """Set, while closing, once no stream stands any more."""
@@ -107,6 +124,10 @@ class Transport:
         Raises:
             WireError: the address cannot be listened on.
         """
+        set_reader(self._poller)
+        self._local_listener = LocalListener(
+            self._me.id, self._secret, self._poller, self._loop, on_proven=self._take_in
+        )
         within: tuple[str, Certificates | None] = (addresses.within_host(self._me.id), None)
         if host := addresses.host_of(self._me.address):
             beyond = addresses.at(host, 0)
@@ -187,6 +208,9 @@ class Transport:
         """Write nothing on any link: this is the transport of a forked copy of the process."""
         for link in list(self._links.values()):
             link.fall_silent()
+        self._poller.fall_silent()
+        if self._local_listener is not None:
+            self._local_listener.fall_silent()
 
     def forget(self, process_id: str) -> None:
         """Remove a lost link: a later message to that process dials it again, and fails again. On the loop thread."""
@@ -212,7 +236,12 @@ class Transport:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._local_listener is not None:
+            self._local_listener.close()
         await self._auth_listeners.close(flush_timeout_s)
+        if reader() is self._poller:
+            set_reader(None)
+        self._poller.close()
 
     def _new_link(self, peer: ProcessRef) -> Link:
         with self._lock:
@@ -257,7 +286,7 @@ class Transport:
         if not any(link.connected for link in self._links.values()):
             self._unheard.set()
 
-    def _open(self, link: Link, stream: OutgoingStream | IncomingStream, *, greeting: bytes = b"") -> None:
+    def _open(self, link: Link, stream: MessageStream, *, greeting: bytes = b"") -> None:
         """Begin to serve a link over a stream that is authenticated; on the stream's thread."""
         self._tell(self._on_connected, link.peer)
         link.open(stream, greeting=greeting)
@@ -275,7 +304,7 @@ class Transport:
         patience_s = math.inf if self._heartbeats.is_patient_with(peer) else self._connect_timeout_s
         deadline = self._loop.time() + patience_s
         if not self.is_elsewhere(peer):
-            self._dial(link, deadline)
+            self._dial_here(link, deadline)
         elif not addresses.host_of(peer.address):
             self.lose(peer, "only its own host reaches it: it began, or joined, without others")
         elif addresses.port_of(peer.address):
@@ -305,8 +334,32 @@ class Transport:
         if not (link.lost or self._closed):
             self._dial(link, deadline, address if addresses.host_of(address) else None)
 
-    def _dial(self, link: Link, deadline: float, address: str | None = None) -> None:
-        def opened(stream: OutgoingStream) -> None:
+    def _dial_here(self, link: Link, deadline: float, pause_s: float = _SHORTEST_PAUSE_S) -> None:
+        """Dial a process of this host, again and again until it listens."""
+        if link.lost or self._closed or link.connected:
+            return
+        try:
+            self._dial(link, deadline, connect=lambda metadata, user: self._connect(link.peer, metadata, user))
+        except PermissionError:
+            self._dial(link, deadline)  # gRPC asks for no user
+        except OSError as error:
+            if self._loop.time() + pause_s < deadline:
+                self._loop.call_later(pause_s, self._dial_here, link, deadline, min(2 * pause_s, _LONGEST_PAUSE_S))
+                return
+            reason = f"no answer within {self._connect_timeout_s:g} s: {error.strerror}"
+            self._dial_failed(link, reason, Status("UNAVAILABLE"), deadline, None)
+
+    def _connect(self, peer: ProcessRef, metadata: Metadata, user: User) -> DialingStream:
+        return OutgoingLocalStream(peer.id, metadata, user, self._poller)
+
+    def _dial(
+        self,
+        link: Link,
+        deadline: float,
+        address: str | None = None,
+        connect: Callable[[Metadata, User], DialingStream] | None = None,
+    ) -> None:
+        def opened(stream: MessageStream) -> None:
             link.identity = dial.identity
             with self._lock:
                 link.dialing, link.connected = False, True
@@ -328,12 +381,13 @@ class Transport:
             on_open=opened,
             on_failure=failed,
             address=address and addresses.target(address),
+            connect=connect,
             certificates=self._certificates if address else None,
             roles=self._roles_of(link.peer),
         )
         self._dials[link.peer.id] = dial
         timer = self._loop.call_at(deadline, dial.give_up, f"no answer within {self._connect_timeout_s:g} s")
-        threading.Thread(target=dial.stream.run, name=f"control-link-{link.peer.name}", daemon=True).start()
+        dial.stream.start(f"control-link-{link.peer.name}")
 
     def _dial_failed(self, link: Link, reason: str, status: Status, deadline: float, address: str | None) -> None:
         if status.name == "DEADLINE_EXCEEDED" and not (link.lost or self._closed):

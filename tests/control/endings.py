@@ -26,11 +26,12 @@ grpc_poller.choose()
 
 from skipper.control.wire.auth_listener import AuthListener  # noqa: E402
 from skipper.control.wire.envelope import Envelope, Kind, ProcessRef  # noqa: E402
+from skipper.control.wire.grpc_streams import OutgoingStream  # noqa: E402
 from skipper.control.wire.handshake import WELCOME, Dial, Guest  # noqa: E402
 from skipper.control.wire.link import Link  # noqa: E402
 
 if TYPE_CHECKING:
-    from skipper.control.wire.streams import OutgoingStream
+    from skipper.control.wire.message_stream import MessageStream
 
 PATIENCE_S = 30.0
 ENDS = ("open", "closing", "cut", "dropped")
@@ -96,10 +97,11 @@ class _Client:
             on_failure=lambda reason, status: self.over.set(),
             address=server.address,
         )
+        assert isinstance(self.dial.stream, OutgoingStream)
         self.thread = threading.Thread(target=self.dial.stream.run, daemon=True)
         self.thread.start()
 
-    def _opened(self, stream: OutgoingStream) -> None:
+    def _opened(self, stream: MessageStream) -> None:
         self.link.connected = True
         self.link.open(stream)
         for _ in range(3):

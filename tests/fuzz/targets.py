@@ -9,6 +9,7 @@ from skipper.control.rpc.encoding import ArgumentsError
 from skipper.control.rpc.wire.session import BadAnswerError, Refused
 from skipper.control.runtime.cast.messages import CastHeader, Opening
 from skipper.control.wire.frames import decode_process
+from skipper.control.wire.local_stream import unpack_metadata
 from skipper.dataplane.errors import BufferDroppedError, DataplaneError, DescriptorError, TransferError
 from skipper.torchstore.errors import StoreError, StoreRendezvousError
 from skipper.torchstore.spmd.launch import parse_note
@@ -26,6 +27,7 @@ TARGETS = (
     Target("cast-header", CastHeader.decode, wire.cast_header_seeds, (ProtocolError,)),
     Target("answers", wire.unpack_answers, wire.answers_seeds, (ProtocolError,)),
     Target("opening", Opening.decode, wire.opening_seeds, (ProtocolError,), mutate_json),
+    Target("metadata", unpack_metadata, wire.metadata_seeds, (ProtocolError,)),
     Target("guest", wire.meet_guest, wire.guest_seeds),
     Target("guest-that-proves", wire.meet_guest_that_proves, wire.proving_guest_seeds),
     Target("host", wire.meet_host, wire.host_seeds),

@@ -36,6 +36,7 @@ from skipper.control.wire._generated.actor_service_pb2 import ListMethodsRequest
 from skipper.control.wire.bulk import Outgoing
 from skipper.control.wire.envelope import Envelope, Kind, ProcessRef, Whole
 from skipper.control.wire.handshake import Dial, Guest
+from skipper.control.wire.local_stream import pack_metadata
 from skipper.control.wire.payload import pack
 from tests.fuzz.mutation import join_parts, mutate_json, split_parts
 from tests.fuzz.verdicts import Broken
@@ -126,8 +127,9 @@ class _Stream:
     def answer(self, metadata: Any) -> None:
         self.answered = metadata
 
-    def send(self, message: bytes) -> None:
+    def send(self, message: bytes) -> bool:
         self.sent.append(message)
+        return True
 
     def turn_away(self, name: str, details: str) -> None:
         details.encode()
@@ -172,6 +174,13 @@ def meet_guest_that_proves(data: bytes) -> None:
         theirs = dict(stream.answered)[_KEYS[2]]
         encoded = stream.metadata.get(_KEYS[1], b"")
         guest.received(auth.client_proof(SECRET, nonce, theirs, encoded, b"job-1"))
+
+
+def metadata_seeds() -> Iterator[bytes]:
+    """What each side says first within a host."""
+    nonce, process = bytes(auth.NONCE_NBYTES), frames.encode_process(WORKER)
+    yield pack_metadata(((_KEYS[0], auth.VERSION), (_KEYS[1], process), (_KEYS[2], nonce)))
+    yield pack_metadata(((_KEYS[2], nonce), (_KEYS[3], bytes(auth.PROOF_NBYTES))))
 
 
 def guest_seeds() -> Iterator[bytes]:

@@ -29,6 +29,7 @@ from skipper.control.wire.auth_listener import AuthListener
 from skipper.control.wire.certificates import SECRET, Certificates
 from skipper.control.wire.envelope import ProcessRef
 from skipper.control.wire.frames import encode_process
+from skipper.control.wire.grpc_streams import OutgoingStream
 from skipper.control.wire.handshake import WELCOME, Dial
 from skipper.control.wire.identity import MEMBERS, Role
 from tests.control.conftest import PATIENCE_S, Failures, alive, wait_until
@@ -531,6 +532,7 @@ def dial(me: ProcessRef, peer: ProcessRef, folder: Path) -> str:
         certificates=Certificates(folder),
         roles=MEMBERS,
     )
+    assert isinstance(there.stream, OutgoingStream)
     thread = threading.Thread(target=there.stream.run)
     thread.start()
     assert over.wait(PATIENCE_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import itertools
 import os
 import shlex
 import shutil
@@ -175,8 +176,8 @@ def _digest() -> str:
     """Of what the modules and the environment are made of."""
     found = hashlib.sha256(sys.version.encode())
     sources = [ROOT / name for name in ("pyproject.toml", "setup.py", "constraints.txt")]
-    for kind in ("pyx", "pxd", "pxi", "h"):
-        sources += sorted((ROOT / "dataplane").rglob(f"*.{kind}"))
+    for folder, kind in itertools.product(("control", "dataplane"), ("pyx", "pxd", "pxi", "h")):
+        sources += sorted((ROOT / folder).rglob(f"*.{kind}"))
     for path in sources:
         found.update(path.read_bytes())
     return found.hexdigest()

@@ -36,6 +36,7 @@ from skipper.control.wire import auth
 from skipper.control.wire._generated import actor_service_pb2 as actors_pb
 from skipper.control.wire.envelope import ProcessRef
 from skipper.control.wire.frames import encode_process
+from skipper.control.wire.local_stream import new_socket, pack_metadata
 from skipper.dataplane import RDMABuffer
 from tests.security.job import CANARY
 
@@ -318,6 +319,9 @@ class Attacker:
             nonce = self.random.randbytes(auth.NONCE_NBYTES)
             version = self.random.choice((auth.VERSION, auth.VERSION, "0", "999999"))
             metadata = (("skipper-version", version), ("skipper-process-bin", stranger), ("skipper-nonce-bin", nonce))
+            if address.endswith("/local"):
+                hits += self._try_packets(address, pack_metadata(metadata))
+                continue
             with grpc.insecure_channel(f"unix-abstract:{address[1:]}", options=_OWN) as channel:
                 for kind in ("reflected", "zero", "random", "none"):
                     self.tries += 1
@@ -328,6 +332,22 @@ class Attacker:
                     with contextlib.suppress(grpc.RpcError):
                         said += [v for k, v in call.initial_metadata() if k == "skipper-proof-bin"]
                         hits += [f"a {kind} proof opens the link: {message!r}" for message in call]
+        return hits
+
+    def _try_packets(self, address: str, metadata: bytes) -> Hits:
+        """Wrong proofs where links within the host come in, which nobody of another user gets to send."""
+        hits: Hits = []
+        for proof in (b"", bytes(32), self.random.randbytes(32)):
+            self.tries += 1
+            with new_socket() as stranger, contextlib.suppress(OSError):
+                stranger.settimeout(SHORT_S)
+                stranger.connect(address)
+                stranger.send(metadata)
+                if proof:
+                    stranger.send(proof)
+                while answer := stranger.recv(1 << 16):
+                    if os.geteuid() != self.uid or not answer.startswith((b"\xff", b"\x11")):
+                        hits.append(f"a stranger is answered at {address!r}: {answer!r}")
         return hits
 
     def _proofs(self, kind: str, said: list[bytes]) -> Iterator[bytes]:
@@ -483,10 +503,11 @@ def main(uid: int) -> None:
     target = json.loads(sys.stdin.readline())
     attacker = Attacker(target)
     only = target.get("only") or list(attacker.attacks)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"\0skipper-{target['impostor']}")
-    listener.listen()
-    impersonate(attacker.recordings.get("link-answers", b""), listener)
+    for kind, name in ((socket.SOCK_STREAM, ""), (socket.SOCK_SEQPACKET, "/local")):
+        listener = socket.socket(socket.AF_UNIX, kind)
+        listener.bind(f"\0skipper-{target['impostor']}{name}")
+        listener.listen()
+        impersonate(attacker.recordings.get("link-answers", b""), listener)
     while True:
         for name in only:
             before, began = attacker.tries, time.monotonic()

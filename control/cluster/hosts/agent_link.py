@@ -48,7 +48,7 @@ class AgentLink:
         grpc_poller.choose()
         from skipper.control.wire.handshake import Dial
         from skipper.control.wire.link import Link
-        from skipper.control.wire.streams import OutgoingStream, Status
+        from skipper.control.wire.message_stream import MessageStream, Status
 
         self.name = addresses.at(host, port)
         self._secret = secret
@@ -63,7 +63,7 @@ class AgentLink:
         self._link = Link(peer, self._deliver, self._lost)
         stands: Promise[None] = Promise()
 
-        def opened(stream: OutgoingStream) -> None:
+        def opened(stream: MessageStream) -> None:
             self._link.connected, self._link.identity = True, dial.identity
             self._link.open(stream)
             stands.set_result(None)
@@ -81,7 +81,7 @@ class AgentLink:
             certificates=certificates,
             roles=(role,),
         )
-        threading.Thread(target=dial.stream.run, name=f"control-agent-{self.name}", daemon=True).start()
+        dial.stream.start(f"control-agent-{self.name}")
         try:
             stands.get(timeout)
         except DeadlineError:

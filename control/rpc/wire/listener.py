@@ -27,9 +27,10 @@ from skipper.control.rpc.wire.unproven import PATIENCE_S, Unproven
 from skipper.control.wire.auth import NOT_ADMITTED
 from skipper.control.wire.certificates import REVIEW_S, Certificates, Tls
 from skipper.control.wire.grpc_core import NO_COMPRESSION
+from skipper.control.wire.grpc_listener import StreamListener
+from skipper.control.wire.grpc_streams import IncomingStream
 from skipper.control.wire.identity import Identity, Role
-from skipper.control.wire.listener import StreamListener
-from skipper.control.wire.streams import IncomingStream, Status
+from skipper.control.wire.message_stream import Status
 
 _log = logging.getLogger("skipper.control")
 

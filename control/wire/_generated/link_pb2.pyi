@@ -21,6 +21,7 @@ class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CAST: _ClassVar[Kind]
     GATHER: _ClassVar[Kind]
     TREE: _ClassVar[Kind]
+    VALUE: _ClassVar[Kind]
 KIND_UNSPECIFIED: Kind
 CALL: Kind
 REPLY: Kind
@@ -33,6 +34,7 @@ GIVE_BACK: Kind
 CAST: Kind
 GATHER: Kind
 TREE: Kind
+VALUE: Kind
 
 class Process(_message.Message):
     __slots__ = ("id", "address", "name")

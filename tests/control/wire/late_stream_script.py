@@ -9,8 +9,8 @@ from skipper.control.wire import grpc_poller
 
 grpc_poller.choose()  # before anything imports gRPC
 
-from skipper.control.wire.listener import StreamListener  # noqa: E402
-from skipper.control.wire.streams import OPTIONS, OutgoingStream  # noqa: E402
+from skipper.control.wire.grpc_listener import StreamListener  # noqa: E402
+from skipper.control.wire.grpc_streams import OPTIONS, OutgoingStream  # noqa: E402
 
 
 class Quiet:

@@ -8,8 +8,8 @@ from skipper.control.wire import grpc_poller
 grpc_poller.choose()  # before anything imports gRPC
 
 from skipper.control.model.errors import WireError  # noqa: E402
-from skipper.control.wire.listener import StreamListener  # noqa: E402
-from skipper.control.wire.streams import OPTIONS  # noqa: E402
+from skipper.control.wire.grpc_listener import StreamListener  # noqa: E402
+from skipper.control.wire.grpc_streams import OPTIONS  # noqa: E402
 
 
 def listen(*addresses: str) -> StreamListener:

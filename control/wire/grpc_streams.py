@@ -1,4 +1,4 @@
-"""Streams of messages of raw bytes, straight on gRPC's completion queues.
+"""Streams of messages between hosts, straight on gRPC's completion queues.
 
 Any thread sends by itself, and the one thread that waits at a completion queue reads the socket and has the message in
 its hands: on its way from one process to another a message wakes nobody but its receiver.
@@ -9,17 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from skipper.control.wire.certificates import Certificates, Tls
 from skipper.control.wire.frames import MAX_MESSAGE_NBYTES
 from skipper.control.wire.grpc_core import NO_COMPRESSION, core, server_certificates
+from skipper.control.wire.message_stream import CLOSED, Metadata, Status, User, serve_here
 
 METHOD = "/skipper.control.v1.Link/Connect"
-
-Metadata = tuple[tuple[str, str | bytes], ...]
-"""Names that end in ``-bin`` have bytes for values, the others text."""
 
 _log = logging.getLogger("skipper.control")
 
@@ -69,71 +66,27 @@ def to_listen(certificates: Certificates | Tls | None) -> Any:
     return core.server_credentials_ssl_dynamic_cert_config(server_certificates(*last), look, True)
 
 
-class _ThreadState(threading.local):
-    serves = False
-
-
-_thread = _ThreadState()
 _CODES = {value: name.upper() for name, value in vars(core.StatusCode).items() if isinstance(value, int)}
 
 
-def serve_here() -> None:
-    """Make the current thread one that streams depend on."""
-    _thread.serves = True
-
-
-def on_stream_thread() -> bool:
-    """Whether the current thread is one that streams depend on: what it waits for must not have to come by stream."""
-    return _thread.serves
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """How a stream ended: gRPC's name for it, and words."""
-
-    name: str
-    details: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.details}" if self.details else self.name
-
-
-CLOSED = Status("OK")
-
-
-class User(Protocol):
-    """Who has a stream, and is told of everything about it on the stream's thread."""
-
-    def opened(self, metadata: dict[str, Any]) -> None:
-        """The other side has answered; on the dialing side only."""
-
-    def received(self, message: bytes) -> bool:
-        """A message has come; False where no more are wanted."""
-
-    def sent(self) -> None:
-        """The last message is out, and the next may be sent."""
-
-    def ended(self, status: Status) -> None:
-        """The stream is over; told once."""
-
-
-class MessageStream:
-    """One end of a stream.
-
-    Attributes:
-        user: the object that is told what happens; it may be replaced on the stream's thread.
-        flows: whether to ask for the next message whatever the user says to the last.
-    """
+class GrpcStream:
+    """One end of a stream that gRPC carries: a `MessageStream`."""
 
     user: User
     flows = False
+    max_nbytes = MAX_MESSAGE_NBYTES
 
     def __init__(self) -> None:
         self._over = False
 
-    def send(self, message: bytes) -> None:
+    def send(self, message: bytes) -> bool:
         """Send a message; from any thread, and not again before `User.sent` was called. Does nothing after the end."""
         self._start((core.SendMessageOperation(message, _NO_FLAGS),), self._sent)
+        return False
+
+    def flush_soon(self, flush: Callable[[], object]) -> bool:
+        """False: whatever is posted while a message is on its way waits for that, and leaves with it."""
+        return False
 
     def receive(self) -> None:
         """Ask for the first message; the others follow."""
@@ -171,7 +124,7 @@ class MessageStream:
             self.user.ended(status)
 
 
-class OutgoingStream(MessageStream):
+class OutgoingStream(GrpcStream):
     """The dialing end, with a connection of its own. Its thread is the one that calls `run`.
 
     ``metadata`` is sent first, and ``user`` has the stream at first. Without ``certificates`` there is no TLS.
@@ -199,6 +152,10 @@ class OutgoingStream(MessageStream):
             operations,
             None,  # nobody traces it
         )
+
+    def start(self, name: str) -> None:
+        """Serve the stream in a thread of this name."""
+        threading.Thread(target=self.run, name=name, daemon=True).start()
 
     def run(self) -> None:
         """Serve the stream in this thread, to its end."""
@@ -240,7 +197,7 @@ class OutgoingStream(MessageStream):
         self._finish(Status(_CODES.get(status.code(), "UNKNOWN"), status.details() or ""))
 
 
-class IncomingStream(MessageStream):
+class IncomingStream(GrpcStream):
     """The end of a process that was dialed.
 
     gRPC aborts the process if a message is sent behind the status, or anything is begun once the completion queue of
@@ -282,12 +239,13 @@ class IncomingStream(MessageStream):
             return None
         return [*context.get(b"x509_pem_cert", ()), *context.get(b"x509_pem_cert_chain", ())]
 
-    def send(self, message: bytes) -> None:
+    def send(self, message: bytes) -> bool:
         """Send a message, unless the stream has been ended."""
         with self._lock:
             if not self._finished:
                 self._sending = True
                 super().send(message)
+        return False
 
     def _sent(self, event: Any) -> None:
         self._sending = False  # before its user knows, and so before the next message

@@ -1,0 +1,610 @@
+# cython: boundscheck=False, wraparound=False
+"""`Poller`: the sockets to the other processes of this host, read by whichever thread waits for what they bring.
+
+One thread at a time reads for all (leader and followers). A thread that waits takes the part where nobody has it, and
+what it waits for needs no other thread to be woken. A thread of the poller's own takes it once nobody else has come for
+`GRACE_NS`; until then it sleeps, so that a process which calls and calls, or an actor that is called and called, pays
+for no second thread.
+
+A thread of a user's may be interrupted wherever it is, by Ctrl-C for instance. Such a thread delivers only messages that
+may be delivered twice (`REPLIES`), and leaves all others to the thread of the poller.
+"""
+
+cimport cython
+from cpython.exc cimport PyErr_CheckSignals, PyErr_SetFromErrno
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.contextvars cimport PyContext_Enter, PyContext_Exit, PyContext_New
+from cpython.pythread cimport PyThread_get_thread_ident
+from libc.errno cimport EAGAIN, ECONNRESET, EINTR, ENOBUFS, errno
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from collections import deque
+import logging
+import threading
+
+cdef extern from "sys/epoll.h" nogil:
+    ctypedef union epoll_data_t:
+        int fd
+        uint64_t u64
+    struct epoll_event:
+        uint32_t events
+        epoll_data_t data
+    int epoll_create1(int flags)
+    int epoll_ctl(int epfd, int op, int fd, epoll_event *event)
+    int epoll_wait(int epfd, epoll_event *events, int count, int timeout)
+    int EPOLL_CLOEXEC
+    int EPOLL_CTL_ADD
+    int EPOLL_CTL_MOD
+    int EPOLL_CTL_DEL
+    uint32_t EPOLLIN
+    uint32_t EPOLLOUT
+
+cdef extern from "sys/eventfd.h" nogil:
+    int eventfd(unsigned int value, int flags)
+    int EFD_CLOEXEC
+    int EFD_NONBLOCK
+
+cdef extern from "time.h" nogil:
+    struct timespec:
+        long tv_sec
+        long tv_nsec
+    int clock_gettime(int clock, timespec *time)
+    int CLOCK_MONOTONIC
+
+cdef extern from "sys/timerfd.h" nogil:
+    struct itimerspec:
+        timespec it_interval
+        timespec it_value
+    int timerfd_create(int clock, int flags)
+    int timerfd_settime(int fd, int flags, const itimerspec *new, itimerspec *old)
+    int TFD_CLOEXEC
+    int TFD_NONBLOCK
+
+cdef extern from "sys/socket.h" nogil:
+    ssize_t c_recv "recv"(int fd, void *buffer, size_t nbytes, int flags)
+    ssize_t c_send "send"(int fd, const void *buffer, size_t nbytes, int flags)
+    int MSG_DONTWAIT
+    int MSG_NOSIGNAL
+    int MSG_TRUNC
+
+cdef extern from "unistd.h" nogil:
+    ssize_t c_read "read"(int fd, void *buffer, size_t nbytes)
+    ssize_t c_write "write"(int fd, const void *buffer, size_t nbytes)
+    int c_close "close"(int fd)
+
+cdef extern from *:
+    """
+    #define synchronize() __atomic_thread_fence(__ATOMIC_SEQ_CST)
+    """
+    void synchronize() nogil
+
+cdef enum:
+    MAX_NBYTES_ = 1 << 16
+    REPLIES_ = 3
+    EVENTS_ = 32
+    # Messages of one socket in a row, before others have their turn.
+    IN_A_ROW_ = 32
+    GRACE_NS_ = 300_000
+    FLUSH_NS_ = 200_000
+    # Sent without letting go of the interpreter lock, for which others may keep this thread waiting.
+    SHORT_ = 16384
+
+MAX_NBYTES = MAX_NBYTES_
+"""Of one message."""
+
+REPLIES = REPLIES_
+"""The first byte of a message that may be delivered twice."""
+
+_log = logging.getLogger("skipper.control")
+
+
+cdef object _WRITABLE = object()
+cdef object _HUNG_UP = object()
+
+
+@cython.final
+cdef class PacketSocket:
+    """A connected socket of packets, as a poller reads it.
+
+    Args:
+        fd: taken over: `close` closes it.
+        user: told of what happens: ``received(message)``, ``writable()`` and ``hung_up()``.
+
+    Attributes:
+        fd: -1 once it is closed.
+        repeats: whether messages that begin with `REPLIES` may be delivered twice.
+    """
+
+    cdef readonly int fd
+    cdef public bint repeats
+    cdef object user
+    cdef object kept
+    cdef bint is_overdue
+
+    def __init__(self, int fd, user):
+        self.fd = fd
+        self.repeats = False
+        self.user = user
+        self.kept = deque()  # what has been read and is left to the poller's thread, in order
+        self.is_overdue = False  # whether that thread knows
+
+    def send(self, bytes message not None):
+        """Send a message of at most `MAX_NBYTES`; from any thread, one at a time.
+
+        Returns:
+            True: it is out. False: the other end reads too slowly; nothing was sent.
+
+        Raises:
+            OSError: the other end is gone, or this one is closed.
+        """
+        cdef const char *data = PyBytes_AS_STRING(message)
+        cdef size_t nbytes = PyBytes_GET_SIZE(message)
+        cdef int fd = self.fd
+        cdef ssize_t sent
+        while True:
+            if nbytes <= SHORT_:
+                sent = c_send(fd, data, nbytes, MSG_DONTWAIT | MSG_NOSIGNAL)
+            else:
+                with nogil:
+                    sent = c_send(fd, data, nbytes, MSG_DONTWAIT | MSG_NOSIGNAL)
+            if sent >= 0:
+                return True
+            if errno == EAGAIN or errno == ENOBUFS:
+                return False
+            if errno != EINTR:
+                PyErr_SetFromErrno(OSError)
+
+    def close(self):
+        """Close it; idempotent. A poller that has it is to remove it first."""
+        cdef int fd = self.fd
+        self.fd = -1
+        if fd >= 0:
+            c_close(fd)
+
+
+@cython.final
+cdef class Poller:
+    """Reads the sockets of a process. For any thread.
+
+    What is written here without a lock is written under the interpreter lock, which nothing gives up in between; only
+    ``_timer_runs`` and ``_leader`` are also looked at without it.
+
+    Args:
+        name: of its thread.
+        delivers: called with True in a thread that is about to deliver, and with False once it has; in the poller's own
+            only when it begins.
+    """
+
+    cdef int _epoll  # all sockets, and the next
+    cdef int _nudge  # wakes a thread of others that reads
+    cdef int _own_epoll  # what the poller's thread waits for; the other one too while that thread reads
+    cdef int _own_nudge  # wakes that thread
+    cdef int _timer
+    cdef bint _timer_runs
+    cdef unsigned long _leader  # the thread that reads; 0: nobody
+    cdef unsigned long _own
+    cdef int64_t _left_ns  # when the last one stopped
+    cdef bint _is_closed
+    cdef bint _is_forked
+    cdef object _followers  # those that want to read next
+    cdef object _unflushed  # functions that send what has queued up
+    cdef bint _has_unflushed
+    cdef object _overdue  # sockets of which something is kept
+    cdef dict _sockets
+    cdef dict _watched
+    cdef object _delivers
+    cdef char _buffer[MAX_NBYTES_ + 1]
+
+    def __cinit__(self):
+        self._epoll = self._nudge = self._own_epoll = self._own_nudge = self._timer = -1
+
+    def __init__(self, str name, delivers):
+        self._followers = deque()
+        self._overdue = deque()
+        self._unflushed = deque()
+        self._sockets = {}
+        self._watched = {}
+        self._delivers = delivers
+        self._epoll = _made(epoll_create1(EPOLL_CLOEXEC))
+        self._own_epoll = _made(epoll_create1(EPOLL_CLOEXEC))
+        self._nudge = _made(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK))
+        self._own_nudge = _made(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK))
+        self._timer = _made(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK))
+        _control(self._epoll, EPOLL_CTL_ADD, self._nudge, EPOLLIN)
+        _control(self._own_epoll, EPOLL_CTL_ADD, self._own_nudge, EPOLLIN)
+        _control(self._own_epoll, EPOLL_CTL_ADD, self._timer, EPOLLIN)
+        _control(self._own_epoll, EPOLL_CTL_ADD, self._epoll, 0)
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def __dealloc__(self):
+        cdef int fd
+        for fd in (self._epoll, self._nudge, self._own_epoll, self._own_nudge, self._timer):
+            if fd >= 0:
+                c_close(fd)
+
+    # Sockets
+
+    def add(self, PacketSocket socket not None):
+        """Begin to read a socket.
+
+        Raises:
+            OSError: the system has no room for it.
+        """
+        self._sockets[socket.fd] = socket
+        _control(self._epoll, EPOLL_CTL_ADD, socket.fd, EPOLLIN)
+        self._see_to_it()
+
+    def remove(self, PacketSocket socket not None):
+        """Read a socket no more; idempotent."""
+        if socket.fd >= 0 and self._sockets.get(socket.fd) is socket:
+            del self._sockets[socket.fd]
+            _control(self._epoll, EPOLL_CTL_DEL, socket.fd, 0)
+
+    def want_out(self, PacketSocket socket not None):
+        """Have ``writable()`` told once, as soon as the other end has read enough for another message."""
+        if socket.fd >= 0 and self._sockets.get(socket.fd) is socket:
+            _control(self._epoll, EPOLL_CTL_MOD, socket.fd, EPOLLIN | EPOLLOUT)
+            self._see_to_it()
+
+    def watch(self, int fd, readable):
+        """Call ``readable()`` on the poller's thread whenever a descriptor can be read.
+
+        Raises:
+            OSError: the system has no room for it.
+        """
+        self._watched[fd] = readable
+        _control(self._own_epoll, EPOLL_CTL_ADD, fd, EPOLLIN)
+
+    def unwatch(self, int fd):
+        """Take `watch` back; idempotent."""
+        if self._watched.pop(fd, None) is not None:
+            _control(self._own_epoll, EPOLL_CTL_DEL, fd, 0)
+
+    def flush_soon(self, flush):
+        """Call ``flush()`` once, when a thread of this process begins to wait, or within `FLUSH_NS_`."""
+        self._unflushed.append(flush)
+        self._has_unflushed = True
+        if not self._timer_runs:
+            self._timer_runs = True
+            _set(self._timer, FLUSH_NS_)
+
+    def close(self):
+        """End the poller's thread, and have nobody read any more; idempotent."""
+        self._is_closed = True
+        _wake(self._own_nudge)
+        _wake(self._nudge)
+
+    def fall_silent(self):
+        """Close all sockets without a word: this is a forked copy of the process, and they belong to the original."""
+        cdef PacketSocket socket
+        self._is_forked = self._is_closed = True
+        for socket in list(self._sockets.values()):
+            socket.close()
+        self._sockets.clear()
+        self._watched.clear()
+
+    # Those who wait
+
+    def nudge(self):
+        """Have whoever reads look at what it waits for. For `Gate`."""
+        if self._leader != PyThread_get_thread_ident():
+            _wake(self._nudge)
+
+    def wait(self, gate, double timeout_s, bint takes_all):
+        """Wait until a gate is opened, which this thread waits at alone. If nobody else reads, this thread does.
+
+        Args:
+            gate: a `Gate`.
+            timeout_s: seconds; -1 for no limit.
+            takes_all: whether everything may be delivered here, since nothing interrupts this thread.
+        """
+        cdef unsigned long me = PyThread_get_thread_ident()
+        cdef int64_t end_ns = -1 if timeout_s < 0 else _now() + <int64_t>(timeout_s * 1e9)
+        cdef bint is_within = self._leader == me  # what is delivered here waits itself
+        if self._has_unflushed:
+            self._flush()
+        try:
+            while not (gate.is_open or _is_over(end_ns)):
+                if self._is_closed:
+                    gate.lock.acquire(timeout=_left_s(end_ns))
+                    continue
+                if self._leader == 0:
+                    self._leader = me
+                if self._leader == me:
+                    self._lead(gate, end_ns, takes_all or me == self._own)
+                    if me == self._own and self._followers:
+                        self._leave()
+                else:
+                    self._follow(gate, end_ns, takes_all, me)
+        finally:
+            if self._leader == me:
+                if not is_within:
+                    self._leave()
+                elif me == self._own:
+                    _control(self._own_epoll, EPOLL_CTL_MOD, self._epoll, EPOLLIN)
+
+    cdef tuple _ask_for(self, unsigned long me, lock):
+        """Have the reading given to this thread, whose lock is opened then."""
+        turn = (me, lock)
+        self._followers.append(turn)
+        if self._leader == self._own:
+            _wake(self._own_nudge)
+            _wake(self._nudge)  # it may wait within what it delivers
+        return turn
+
+    cdef _follow(self, gate, int64_t end_ns, bint takes_all, unsigned long me):
+        """Wait while another thread reads: for the gate, the time, or this thread's turn to read."""
+        turn = None
+        if not takes_all or self._leader == self._own:  # a thread of others reads for an idle actor as well
+            turn = self._ask_for(me, gate.lock)
+        try:
+            gate.lock.acquire(timeout=_left_s(end_ns))
+        finally:
+            if turn is not None and self._leader != me:
+                try:
+                    self._followers.remove(turn)
+                except ValueError:
+                    pass
+
+    cdef _lead(self, gate, int64_t end_ns, bint takes_all):
+        """Read until the gate is open, or the time is over."""
+        cdef epoll_event events[EVENTS_]
+        cdef int count, i, timeout_ms
+        cdef int64_t left_ns
+        gate.reader = self
+        try:
+            while not (gate.is_open or self._is_closed or self._followers and self._leader == self._own):
+                timeout_ms = -1
+                if end_ns >= 0:
+                    left_ns = end_ns - _now()
+                    if left_ns <= 0:
+                        return
+                    timeout_ms = <int>min(left_ns // 1000000 + 1, 1 << 30)
+                with nogil:
+                    count = epoll_wait(self._epoll, events, EVENTS_, timeout_ms)
+                PyErr_CheckSignals()
+                for i in range(count):
+                    self._read(events[i].data.fd, events[i].events, takes_all)
+                    if gate.is_open:
+                        break  # the kernel tells of the others again
+        finally:
+            gate.reader = None
+
+    cdef _leave(self):
+        """Stop reading: who has asked for it goes on; if nobody has, the poller's thread does in a moment."""
+        if self._leader == self._own:
+            _control(self._own_epoll, EPOLL_CTL_MOD, self._epoll, 0)
+        if self._followers:
+            self._leader, lock = self._followers.popleft()
+            _open(lock)
+            return
+        self._left_ns = _now()
+        self._leader = 0
+        synchronize()  # either this thread sees that the timer has run out, or the other one that nobody reads
+        if not self._timer_runs:
+            self._timer_runs = True
+            _set(self._timer, GRACE_NS_)
+
+    # Reading
+
+    cdef _read(self, int fd, uint32_t events, bint takes_all):
+        """Read what a socket has, as far as others are not kept waiting."""
+        cdef PacketSocket socket
+        cdef ssize_t nbytes
+        cdef int count
+        if fd == self._nudge:
+            _drain(fd)
+            return
+        found = self._sockets.get(fd)
+        if found is None:
+            return
+        socket = <PacketSocket>found
+        if events & EPOLLOUT:
+            _control(self._epoll, EPOLL_CTL_MOD, fd, EPOLLIN)
+            self._deliver(socket, _WRITABLE, takes_all)
+        if events == EPOLLOUT:
+            return
+        for count in range(IN_A_ROW_):
+            nbytes = c_recv(fd, self._buffer, sizeof(self._buffer), MSG_DONTWAIT | MSG_TRUNC)
+            if nbytes < 0:
+                if errno == ECONNRESET or errno == EINTR:
+                    continue  # the other end has left without reading all; what it has sent is there
+                if errno == EAGAIN:
+                    return
+            if nbytes <= 0 or nbytes > MAX_NBYTES_:
+                self.remove(socket)
+                self._deliver(socket, _HUNG_UP, takes_all)
+                return
+            self._deliver(socket, PyBytes_FromStringAndSize(self._buffer, nbytes), takes_all)
+            if socket.fd != fd:
+                return  # its user has closed it
+
+    cdef _deliver(self, PacketSocket socket, thing, bint takes_all):
+        """Deliver here what may be delivered here, and leave the rest to the poller's thread."""
+        if socket.kept or not (takes_all or _is_repeatable(socket, thing)):
+            self._keep(socket, thing)
+            return
+        if self._leader == self._own:
+            self._tell(socket, thing)
+            return
+        self._delivers(True)
+        context = PyContext_New()  # not that of the code that waits here
+        PyContext_Enter(context)
+        try:
+            self._tell(socket, thing)
+        except BaseException:  # this thread was interrupted
+            if _is_repeatable(socket, thing):
+                socket.kept.appendleft(thing)
+                self._keep(socket, None)
+            raise
+        finally:
+            PyContext_Exit(context)
+            self._delivers(False)
+
+    cdef _keep(self, PacketSocket socket, thing):
+        if thing is not None:
+            socket.kept.append(thing)
+        if not socket.is_overdue:
+            socket.is_overdue = True
+            self._overdue.append(socket)
+            _wake(self._own_nudge)
+
+    cdef _tell(self, PacketSocket socket, thing):
+        try:
+            if thing is _WRITABLE:
+                socket.user.writable()
+            elif thing is _HUNG_UP:
+                socket.user.hung_up()
+            else:
+                socket.user.received(thing)
+        except Exception:  # (a defect around one socket must not cost all others their reader)
+            _log.exception("a connection ends because its user failed")
+            self.remove(socket)
+            socket.close()
+
+    # The poller's own thread
+
+    def _run(self):
+        cdef epoll_event events[EVENTS_]
+        cdef int count, i, fd
+        cdef bint is_timer_alone
+        self._delivers(True)
+        self._own = PyThread_get_thread_ident()
+        self._take_over_if_due()
+        while not self._is_closed:
+            with nogil:
+                while True:
+                    count = epoll_wait(self._own_epoll, events, EVENTS_, -1)
+                    is_timer_alone = count == 1 and events[0].data.fd == self._timer
+                    if not is_timer_alone:
+                        break
+                    # Most often somebody reads again: seen without the interpreter lock, which that may need.
+                    _drain(self._timer)
+                    self._timer_runs = False
+                    synchronize()
+                    if self._leader == 0 or self._has_unflushed:
+                        break
+            for i in range(count):
+                fd = events[i].data.fd
+                if fd == self._own_nudge:
+                    _drain(fd)
+                elif fd == self._timer and not is_timer_alone:
+                    _drain(fd)
+                    self._timer_runs = False
+            try:
+                self._attend(events, count)
+            except Exception:
+                _log.exception("the thread that reads for the others goes on after a failure")
+        if not self._is_forked:
+            for socket in list(self._sockets.values()):
+                self.remove(socket)
+                socket.close()
+
+    cdef _attend(self, epoll_event *events, int count):
+        cdef epoll_event found[EVENTS_]
+        cdef int i, fd, more
+        while self._overdue:
+            self._catch_up(self._overdue[0])
+            self._overdue.popleft()
+        if self._has_unflushed:
+            self._flush()
+        self._take_over_if_due()
+        for i in range(count):
+            fd = events[i].data.fd
+            if fd == self._epoll:
+                if self._leader == self._own:
+                    more = epoll_wait(self._epoll, found, EVENTS_, 0)
+                    for k in range(more):
+                        self._read(found[k].data.fd, found[k].events, True)
+            elif fd in self._watched:
+                self._watched[fd]()
+        if self._leader == self._own and self._followers:
+            self._leave()
+
+    cdef _catch_up(self, PacketSocket socket):
+        """Deliver in order what others have left."""
+        while socket.kept:
+            self._tell(socket, socket.kept[0])
+            socket.kept.popleft()
+        socket.is_overdue = False
+
+    cdef _flush(self):
+        self._has_unflushed = False
+        while self._unflushed:
+            self._unflushed.popleft()()
+
+    cdef _take_over_if_due(self):
+        cdef int64_t since_ns
+        if self._leader != 0 or self._is_closed:
+            return
+        since_ns = _now() - self._left_ns
+        if since_ns < GRACE_NS_:
+            if not self._timer_runs:
+                self._timer_runs = True
+                _set(self._timer, GRACE_NS_ - since_ns)
+            return
+        self._leader = self._own
+        _control(self._own_epoll, EPOLL_CTL_MOD, self._epoll, EPOLLIN)
+
+    cdef _see_to_it(self):
+        """See that somebody reads."""
+        if self._leader == 0 and not self._timer_runs:
+            _wake(self._own_nudge)
+
+
+cdef bint _is_repeatable(PacketSocket socket, thing):
+    return socket.repeats and type(thing) is bytes and PyBytes_AS_STRING(thing)[0] == REPLIES_
+
+
+cdef int _made(int fd) except -1:
+    if fd < 0:
+        PyErr_SetFromErrno(OSError)
+    return fd
+
+
+cdef _control(int epoll, int operation, int fd, uint32_t events):
+    cdef epoll_event event
+    event.events = events
+    event.data.u64 = 0
+    event.data.fd = fd
+    if epoll_ctl(epoll, operation, fd, &event) < 0:
+        PyErr_SetFromErrno(OSError)
+
+
+cdef void _wake(int fd) noexcept nogil:
+    cdef uint64_t one = 1
+    c_write(fd, &one, sizeof(one))
+
+
+cdef void _drain(int fd) noexcept nogil:
+    cdef uint64_t count
+    c_read(fd, &count, sizeof(count))
+
+
+cdef void _set(int timer, int64_t after_ns) noexcept:
+    cdef itimerspec when
+    when.it_interval.tv_sec = when.it_interval.tv_nsec = 0
+    when.it_value.tv_sec = 0
+    when.it_value.tv_nsec = max(after_ns, 1)
+    timerfd_settime(timer, 0, &when, NULL)
+
+
+cdef int64_t _now() noexcept:
+    cdef timespec time
+    clock_gettime(CLOCK_MONOTONIC, &time)
+    return <int64_t>time.tv_sec * 1000000000 + time.tv_nsec
+
+
+cdef bint _is_over(int64_t end_ns) noexcept:
+    return end_ns >= 0 and _now() >= end_ns
+
+
+cdef double _left_s(int64_t end_ns) noexcept:
+    return -1 if end_ns < 0 else max(end_ns - _now(), 0) / 1e9
+
+
+cdef _open(lock):
+    try:
+        lock.release()
+    except RuntimeError:
+        pass  # it is open
