@@ -86,6 +86,7 @@ cdef enum:
     IN_A_ROW_ = 32
     GRACE_NS_ = 300_000
     FLUSH_NS_ = 200_000
+    LONGEST_S_ = 1 << 30
     # Sent without letting go of the interpreter lock, for which others may keep this thread waiting.
     SHORT_ = 16384
 
@@ -299,7 +300,7 @@ cdef class Poller:
             takes_all: whether everything may be delivered here, since nothing interrupts this thread.
         """
         cdef unsigned long me = PyThread_get_thread_ident()
-        cdef int64_t end_ns = -1 if timeout_s < 0 else _now() + <int64_t>(timeout_s * 1e9)
+        cdef int64_t end_ns = -1 if timeout_s < 0 else _now() + <int64_t>(min(timeout_s, LONGEST_S_) * 1e9)
         cdef bint is_within = self._leader == me  # what is delivered here waits itself
         if self._has_unflushed:
             self._flush()

@@ -188,6 +188,16 @@ def test_the_time_limit_holds_for_those_that_read_and_those_that_follow(poller: 
         assert time.monotonic() - begin >= 0.05
 
 
+def test_a_wait_may_last_as_long_as_a_lock_may_be_waited_for(poller: Poller) -> None:
+    with connected(poller):
+        gate = Gate()
+        asker = in_thread("asker", lambda: poller.wait(gate, threading.TIMEOUT_MAX, False))
+        wait_until(lambda: gate.reader is not None, "the thread to read")
+        assert asker.is_alive()
+        gate.open()
+        join(asker)
+
+
 def test_who_reads_goes_and_the_next_one_goes_on(poller: Poller) -> None:
     """Twenty threads wait, each for its own answer, and the answers come in another order."""
     with connected(poller) as (user, _, there):
