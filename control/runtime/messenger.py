@@ -100,10 +100,15 @@ class Messenger:
         if link.lost is None:
             link.post(envelope)
 
-    def send(self, to: ProcessRef, envelope: Envelope) -> None:
+    def send(self, to: ProcessRef, envelope: Envelope, *, is_value: bool = False) -> None:
         """Send an envelope; from any thread. If ``to`` is lost, whoever waits for its answer is told.
 
         Returns at once, except that calls wait while the actor is too far behind.
+
+        Args:
+            to: the process.
+            envelope: for it, or for an actor there.
+            is_value: whether it is for a port, and what is cast later stays behind it.
 
         Raises:
             BackpressureError: a call found no room in the actor's mailbox in time; it has not been sent.
@@ -130,13 +135,13 @@ class Messenger:
             self._lend(to, envelope)
         if envelope.kind is Kind.CALL:
             self._relays.speaks_to(to.id)
-        is_ordered = envelope.kind is Kind.CALL or envelope.kind is Kind.AGENT
+        is_ordered = is_value or envelope.kind is Kind.CALL or envelope.kind is Kind.AGENT
         if is_ordered and self._casts.are_used:
             self._casts.post(link, envelope)
         elif link.lost is None:
             link.post(envelope)
             if is_ordered and self._casts.are_used:  # since this very moment
-                self._casts.spoken_to(to.id)
+                self._casts.stay_behind(link)
         self._loans.complete(envelope.payload)
         if link.lost is not None:
             self._loans.forget(to.id)
@@ -172,9 +177,7 @@ class Messenger:
         """Send to a port of any process, as an answer or for its own sake."""
         if not is_answer:
             self._relays.speaks_to(address.process.id)
-        self.send(address.process, Envelope(kind, address.number, payload, rank=address.rank))
-        if self._casts.are_used:
-            self._casts.spoken_to(address.process.id)
+        self.send(address.process, Envelope(kind, address.number, payload, rank=address.rank), is_value=True)
 
     @overload
     def request(self, to: ProcessRef, request: Request[None, R], *, target: int = 0) -> Future[R]: ...
@@ -227,12 +230,12 @@ class Messenger:
 
     def deliver(self, sender: ProcessRef, envelope: Envelope) -> None:
         """Take an envelope that has arrived: on the thread of its stream, or on any thread from this process."""
-        if envelope.kind is Kind.CALL:
-            if not self._relays.hold(sender, envelope):
-                self._actors.deliver(Mail(sender, envelope))
+        if envelope.sequence and (envelope.kind is Kind.CALL or envelope.kind is Kind.AGENT):
+            self._relays.arrive(sender, envelope)
+        elif envelope.kind is Kind.CALL:
+            self._actors.deliver(Mail(sender, envelope))
         elif envelope.kind is Kind.AGENT:
-            if not self._relays.hold(sender, envelope):
-                self._requests.handle(sender, envelope)
+            self._requests.handle(sender, envelope)
         elif envelope.kind in _OF_TREES:
             self._casts.take(sender, envelope)
         elif envelope.kind is Kind.CREDIT:
@@ -241,3 +244,5 @@ class Messenger:
             self._loans.give_back(envelope.target, sender.id, is_readable=envelope.rank == 1)
         else:
             self.ports.deliver(envelope.target, envelope.rank, envelope.kind, envelope.payload)
+            if envelope.sequence:
+                self._relays.arrive(sender, envelope)

@@ -81,7 +81,11 @@ class ProcessRef:
 
 @dataclass(slots=True)
 class Envelope:
-    """One message; see `link.proto` for the meaning of each field."""
+    """One message; see `link.proto` for the meaning of each field.
+
+    Attributes:
+        sequence: its place in all that the sender has for the receiving process (see `runtime.cast.order`); 0: none.
+    """
 
     kind: Kind
     target: int = 0
@@ -91,6 +95,7 @@ class Envelope:
     rank: int = 0
     extent: Extent = NO_EXTENT
     trace: bytes = b""
+    sequence: int = 0
 
     def for_rank(self, rank: int) -> Envelope:
         """The same for a receiver of that rank."""

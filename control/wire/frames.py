@@ -40,6 +40,8 @@ _WHOLE_BYTES = 1 << 62
 """Set in the size of a segment that is to arrive as `Whole`."""
 _TRACED = 0x80
 """Set in the kind of an envelope that says of which trace it is."""
+_NUMBERED = 0x40
+"""Set in the kind of an envelope that has a number."""
 _KINDS = {int(kind): kind for kind in Kind}
 
 
@@ -54,6 +56,9 @@ def encode(envelopes: Iterable[Envelope], max_nbytes: int = MAX_MESSAGE_NBYTES) 
         if envelope.trace:
             fixed = (fixed[0] | _TRACED, *fixed[1:])  # type: ignore[assignment]
             extent = b"".join((extent, bytes((len(envelope.trace),)), envelope.trace))
+        if envelope.sequence:
+            fixed = (fixed[0] | _NUMBERED, *fixed[1:])  # type: ignore[assignment]
+            extent = b"".join((extent, _SIZE.pack(envelope.sequence)))
         if len(payload) == 1 and not isinstance(segment := payload[0], Outgoing | Incoming):
             parts += (_HEADER_OF_ONE.pack(*fixed, 1, len(segment)), method, extent, segment)
             if envelope.kind is not Kind.REPLY:
@@ -163,6 +168,11 @@ def _decode_envelope(frame: memoryview, position: int, give_back: Callable[[int,
         kind, begin = kind & ~_TRACED, position + 1
         position = begin + frame[position]
         trace = bytes(frame[begin:position])
+    sequence = 0
+    if kind & _NUMBERED:
+        kind &= ~_NUMBERED
+        (sequence,) = _SIZE.unpack_from(frame, position)
+        position += _SIZE.size
     payload: list[memoryview | Whole | Incoming] = []
     for size in sizes:
         nbytes = size & ~(_LENT | _WHOLE_BYTES)
@@ -175,7 +185,8 @@ def _decode_envelope(frame: memoryview, position: int, give_back: Callable[[int,
     if position > len(frame):
         raise ProtocolError(f"an envelope exceeds its frame by {position - len(frame)} bytes")
     content: Payload = tuple(payload)
-    return Envelope(_KINDS[kind], target, content, _decode_text(bytes(method)), reply_to, rank, extent, trace), position
+    name = _decode_text(bytes(method))
+    return Envelope(_KINDS[kind], target, content, name, reply_to, rank, extent, trace, sequence), position
 
 
 # What follows says the same again and again: names of endpoints, shapes of meshes.

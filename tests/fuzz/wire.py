@@ -91,8 +91,8 @@ def process_seeds() -> Iterator[bytes]:
 
 def cast_header_seeds() -> Iterator[bytes]:
     """Headers of casts."""
-    yield tree_wire.CastHeader(1, 2, 1, {}).encode(RankSpan(0, 8))
-    yield tree_wire.CastHeader(1, 3, 2, {1: 4, 2: 9}, ((1, 2, 0, 4), (5, 6, 2, 8))).encode(RankSpan(0, 8))
+    yield tree_wire.CastHeader(1, 2, 1).encode(RankSpan(0, 8))
+    yield tree_wire.CastHeader(1, 3, 2, ((1, 2, 4), (2, 8, 1))).encode(RankSpan(0, 8))
 
 
 def unpack_answers(data: bytes) -> object:
@@ -109,7 +109,9 @@ def answers_seeds() -> Iterator[bytes]:
 
 def opening_seeds() -> Iterator[bytes]:
     """Openings of routes."""
-    yield tree_wire.Opening(3, SCRIPT, 8, RankSpan(0, 2), 1, [(0, SCRIPT), (1, WORKER)]).encode()
+    yield tree_wire.Opening(
+        3, SCRIPT, 8, RankSpan(0, 2), 1, [(0, SCRIPT), (1, WORKER)], [(0, True), (3, False)]
+    ).encode()
 
 
 # The handshake

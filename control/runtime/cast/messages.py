@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from skipper.control.model.errors import ProtocolError
+from skipper.control.runtime.cast.order import Move
 from skipper.control.runtime.cast.tree import RankSpan
 from skipper.control.wire.addresses import host_of
 from skipper.control.wire.bulk import Incoming, Outgoing
 from skipper.control.wire.envelope import Kind, Payload, ProcessRef
 
-_CAST = struct.Struct("<QQQII")
-"""The numbers of route, cast, and last settled cast; how many needs follow, and how many casts it stays behind."""
-_NEED = struct.Struct("<IQ")
-"""A position, and the mark that it has to have met."""
-_BEHIND = struct.Struct("<QQII")
-"""Route and number of another cast, and for which positions it matters: from the one to before the other."""
+_CAST = struct.Struct("<QQQI")
+"""The numbers of route, cast, and last settled cast; how many moves follow."""
+_MOVE = struct.Struct("<IIQ")
+"""See `order.Move`."""
 _NUMBER = struct.Struct("<Q")
 _ENTRY = struct.Struct("<IBI")
 """Of a reply: rank, kind, number of segments."""
@@ -27,6 +26,9 @@ _ENTRY = struct.Struct("<IBI")
 Segment: TypeAlias = bytes | bytearray | memoryview
 Node = tuple[int, ProcessRef]
 """A rank in the mesh, or slice, that is cast to, and its process."""
+Start = tuple[int, bool]
+"""For a node: how much was numbered for it beside the casts of the route, and whether it is to wait for the ``begin``
+that comes straight, behind what has no number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,24 +39,19 @@ class CastHeader:
         route: the number of the route.
         number: of the cast on this route; they count from 1 without a gap.
         settled: up to which cast no reply is waited for any more.
-        needs: by position, the mark on the caster's own link that must have come before the cast is delivered there.
-        behind: casts on other routes that must have been delivered before: route, number, and for which positions.
+        moves: what was numbered between the last cast of the route and this one.
     """
 
     route: int
     number: int
     settled: int
-    needs: Mapping[int, int]
-    behind: Sequence[tuple[int, int, int, int]] = ()
+    moves: Sequence[Move] = ()
 
     def encode(self, span: RankSpan) -> bytes:
         """The header for a subtree."""
-        needs = [item for item in self.needs.items() if span.first <= item[0] < span.end] if self.needs else []
-        behind = [cast for cast in self.behind if cast[2] < span.end and span.first < cast[3]]
-        parts = [_CAST.pack(self.route, self.number, self.settled, len(needs), len(behind))]
-        parts += [_NEED.pack(*need) for need in needs]
-        parts += [_BEHIND.pack(*cast) for cast in behind]
-        return b"".join(parts)
+        moves = [move for move in self.moves if move[0] < span.end and span.first < move[1]]
+        head = _CAST.pack(self.route, self.number, self.settled, len(moves))
+        return b"".join((head, *(_MOVE.pack(*move) for move in moves)))
 
     @staticmethod
     def decode(segment: Segment | Outgoing | Incoming) -> CastHeader:
@@ -65,17 +62,13 @@ class CastHeader:
         """
         data = plain(segment)
         try:
-            route, number, settled, count, others = _CAST.unpack_from(data)
-            if len(data) == _CAST.size:
-                return CastHeader(route, number, settled, {})
-            cut = _CAST.size + count * _NEED.size
-            if len(data) != cut + others * _BEHIND.size:
+            route, number, settled, count = _CAST.unpack_from(data)
+            if len(data) != _CAST.size + count * _MOVE.size:
                 raise ProtocolError("the header of a cast has the wrong size")
-            needs = dict(_NEED.iter_unpack(data[_CAST.size : cut]))
-            behind = tuple(_BEHIND.iter_unpack(data[cut:]))
+            moves = tuple(_MOVE.iter_unpack(data[_CAST.size :])) if count else ()
         except struct.error as error:
             raise ProtocolError(f"not the header of a cast: {error}") from error
-        return CastHeader(route, number, settled, needs, behind)
+        return CastHeader(route, number, settled, moves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +124,7 @@ class Opening:
         span: the node and those below it.
         since: the number of the last cast that the subtree need not see any more.
         nodes: the members of the span, in the order of their positions.
+        starts: likewise, where their numbers begin. A node that is told for the first time gets every cast.
     """
 
     route: int
@@ -139,17 +133,21 @@ class Opening:
     span: RankSpan
     since: int
     nodes: Sequence[Node]
+    starts: Sequence[Start]
 
     def part(self, span: RankSpan) -> Opening:
         """The same for a subtree."""
-        nodes = self.nodes[span.first - self.span.first : span.end - self.span.first]
-        return Opening(self.route, self.origin, self.fanout, span, self.since, nodes)
+        part = slice(span.first - self.span.first, span.end - self.span.first)
+        return Opening(self.route, self.origin, self.fanout, span, self.since, self.nodes[part], self.starts[part])
 
     def encode(self) -> bytes:
         """As JSON; every process stands there once, and its launcher before it."""
         rows: dict[str, tuple[int, list[object]]] = {}
         origin = _row(self.origin, rows)
-        places = [[rank, _row(process, rows)] for rank, process in self.nodes]
+        places = [
+            [rank, _row(process, rows), before, int(waits)]
+            for (rank, process), (before, waits) in zip(self.nodes, self.starts, strict=True)
+        ]
         fixed = [self.route, origin, self.fanout, self.span.first, self.span.end, self.since]
         return json.dumps([fixed, [row for _, row in rows.values()], places], separators=(",", ":")).encode()
 
@@ -164,10 +162,11 @@ class Opening:
             fixed, rows, places = json.loads(bytes(plain(segment)))
             route, origin, fanout, first, end, since = map(int, fixed)
             processes = _processes(rows)
-            nodes = [(int(rank), processes[place]) for rank, place in places]
+            nodes = [(int(rank), processes[place]) for rank, place, _, _ in places]
+            starts = [(int(before), bool(waits)) for _, _, before, waits in places]
             if len(nodes) != end - first or end <= first or fanout < 2:
                 raise ValueError("its numbers do not fit together")
-            return Opening(route, processes[origin], fanout, RankSpan(first, end), since, nodes)
+            return Opening(route, processes[origin], fanout, RankSpan(first, end), since, nodes, starts)
         except (ValueError, TypeError, IndexError, OverflowError, RecursionError) as error:
             raise ProtocolError(f"not the opening of a route: {error}") from error
 

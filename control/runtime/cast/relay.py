@@ -11,13 +11,13 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from skipper.control.model.errors import ProtocolError
 from skipper.control.runtime.cast.messages import Answer, CastHeader, Opening, host_starts, pack_answers
+from skipper.control.runtime.cast.order import moved_at
 from skipper.control.runtime.cast.tree import RankSpan
 from skipper.control.runtime.interfaces import Sender
 from skipper.control.runtime.messages import Cast, Mail
@@ -78,13 +78,22 @@ class _Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
-    """A cast that is to be delivered here once the caster's own link has brought a mark."""
+class HeldCast:
+    """A cast that is to be delivered here in its turn.
 
+    Attributes:
+        relay: that it has come by.
+        number: of the cast on its route.
+        envelope: for the actor.
+    """
+
+    relay: Relay
     number: int
-    need: int
-    behind: Sequence[tuple[int, int]]
     envelope: Envelope
+
+    def deliver(self) -> None:
+        """Give it to the actor."""
+        self.relay.deliver(self)
 
 
 class Relay:
@@ -124,7 +133,8 @@ class Relay:
         self._actors = actors
         self._loop = loop
         self._span = opening.span
-        self._held: deque[_Held] = deque()
+        self._order = opening.starts[0][0]
+        """The number of the last cast that has come, in the order of all that comes from the caster."""
         self._lock = threading.Lock()
         self._size = len(opening.span)
         self._buckets: OrderedDict[int, _Bucket] = OrderedDict()
@@ -141,14 +151,17 @@ class Relay:
 
     # Down
 
-    def take(self, envelope: Envelope, header: CastHeader) -> None:
-        """A cast has come: pass it on, and keep it until it may be delivered here.
+    def take(self, envelope: Envelope, header: CastHeader) -> tuple[int, HeldCast] | None:
+        """A cast has come: pass it on.
+
+        Returns:
+            It, and its number in the order of all that comes from the caster. None: it has come before.
 
         Raises:
             ProtocolError: one before it has not come.
         """
         if header.number <= self.received:
-            return  # it came by another way, too
+            return None  # it came by another way, too
         if header.number != self.received + 1:
             raise ProtocolError(f"cast {header.number} came where {self.received + 1} was to come")
         self.received = header.number
@@ -172,32 +185,18 @@ class Relay:
             envelope.extent,
             envelope.trace,
         )
-        here = self._span.first
-        behind = [cast[:2] for cast in header.behind if cast[2] <= here < cast[3]]
-        self._held.append(_Held(header.number, header.needs.get(here, 0), behind, own))
+        self._order += 1 + moved_at(header.moves, self._span.first)
+        return self._order, HeldCast(self, header.number, own)
 
-    def deliver(self, mark: int, has_come: Callable[[int, int], bool]) -> bool:
-        """Give the actor what may be delivered; whether there was any.
-
-        Args:
-            mark: the last mark that the caster's own link has brought.
-            has_come: whether a cast of another route, by the numbers of both, has been delivered.
-        """
-        before = self.delivered
-        while (
-            self._held
-            and self._held[0].need <= mark
-            and all(has_come(route, number) for route, number in self._held[0].behind)
-        ):
-            held = self._held.popleft()
-            self.delivered = held.number
-            self._actors.deliver(Mail(self.origin, held.envelope, Cast(self, held.number)))
-        return self.delivered > before
+    def deliver(self, held: HeldCast) -> None:
+        """Give the actor a cast, in its turn."""
+        self.delivered = held.number
+        self._actors.deliver(Mail(self.origin, held.envelope, Cast(self, held.number)))
 
     @property
     def is_over(self) -> bool:
         """Whether nothing more will come down, and all that has come has been given to the actor."""
-        return self._closes_at is not None and self.delivered >= self._closes_at and not self._held
+        return self._closes_at is not None and self.delivered >= max(self._closes_at, self.received)
 
     def close_behind(self, number: int) -> None:
         """Note that nothing more will come down behind that cast."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from skipper.control.runtime.cast.messages import CastHeader, Node, Opening, host_starts
+from skipper.control.runtime.cast.messages import CastHeader, Node, Opening, Start, host_starts
+from skipper.control.runtime.cast.order import Move, runs
 from skipper.control.runtime.cast.relay import cast_envelope
 from skipper.control.runtime.cast.tree import RankSpan, Tree
 from skipper.control.runtime.flow_control import Window
@@ -19,8 +20,7 @@ class _Sent:
 
     number: int
     envelope: Envelope
-    needs: Mapping[int, int]
-    behind: Sequence[tuple[int, int, int, int]]
+    moves: Sequence[Move]
     nbytes: int
 
 
@@ -32,22 +32,30 @@ class Route:
         caster: this process.
         members: the processes of the mesh, in rank order.
         nodes: those of them that the tree leads to.
+        starts: for each node, where its numbers begin.
         fanout: of the tree.
+        others: all other routes of this process.
 
     Attributes:
         heads: by position, the nodes that the caster sends to, and up to which cast their subtrees have handled all.
         position: of each process in the tree.
         gone: members that have died, or were dead from the beginning.
         last: the number of the last cast.
-        told: by position, the last cast that messages which go straight were told to stay behind.
-        spoken_to: positions that have been sent something straight since the last cast.
+        moved: by position, how many things that are no casts of other routes were numbered since the last cast.
         window: for back-pressure, in casts.
         is_closed: whether it has been given up.
         is_settling: whether the receivers are going to be told which replies have arrived.
     """
 
     def __init__(
-        self, number: int, caster: ProcessRef, members: tuple[ProcessRef, ...], nodes: tuple[Node, ...], fanout: int
+        self,
+        number: int,
+        caster: ProcessRef,
+        members: tuple[ProcessRef, ...],
+        nodes: tuple[Node, ...],
+        starts: Sequence[Start],
+        fanout: int,
+        others: Iterable[Route],
     ) -> None:
         self.number = number
         self.members = members
@@ -57,8 +65,7 @@ class Route:
         self.heads: dict[int, int] = {span.first: 0 for span in self.tree.heads}
         self.gone: list[Node] = []
         self.last = 0
-        self.told = [0] * len(nodes)
-        self.spoken_to: set[int] = set()
+        self.moved: dict[int, int] = {}
         self.window = Window()
         self.is_closed = False
         self.is_settling = False
@@ -68,19 +75,21 @@ class Route:
         self._done = 0
         self._waited_for: deque[tuple[int, int]] = deque()
         self._settled_told = 0
-        self._seen: dict[int, int] = {}
+        self._starts = starts
+        self._seen: dict[int, int] = {other.number: other.last for other in others}
+        """Up to which cast other routes are counted in."""
         self._common: dict[int, list[RankSpan]] = {}
 
     def opening(self, span: RankSpan) -> Opening:
         """What the node at the top of a subtree is to be told first."""
-        nodes = self.nodes[span.first : span.end]
-        return Opening(self.number, self._caster, self.tree.fanout, span, self._done, nodes)
+        part = slice(span.first, span.end)
+        nodes, starts = self.nodes[part], self._starts[part]
+        return Opening(self.number, self._caster, self.tree.fanout, span, self._done, nodes, starts)
 
     def cast(
         self,
         envelope: Envelope,
-        needs: Mapping[int, int],
-        others: Sequence[Route],
+        others: Iterable[Route],
         nbytes: int,
         is_open: Callable[[int], bool],
     ) -> None:
@@ -88,20 +97,19 @@ class Route:
 
         Args:
             envelope: what is said to all.
-            needs: the mark that has to have come before it, by position.
-            others: all routes to the same mesh, and slices of it: what was cast there before stays before.
+            others: all routes of this process: what was cast there before stays before.
             nbytes: its size.
             is_open: whether a reply is waited for at a port.
         """
         self.last += 1
-        behind: list[tuple[int, int, int, int]] = []
+        moves = list(runs(self.moved)) if self.moved else []
+        self.moved.clear()
         for other in others:
-            if other is not self and other.last > self._seen.get(other.number, 0):
-                self._seen[other.number] = other.last
-                behind += [(other.number, other.last, span.first, span.end) for span in self._common_with(other)]
+            if other is not self and (by := self._news_of(other)):
+                moves += [(span.first, span.end, by) for span in self._common_with(other)]
         self._waited_for.append((self.last, envelope.reply_to if envelope.wants_reply else 0))
         self._settled_told = self.settled(is_open)
-        self._sent.append(_Sent(self.last, envelope, needs, behind, nbytes))
+        self._sent.append(_Sent(self.last, envelope, moves, nbytes))
         if not self.heads:
             self._trim()
 
@@ -114,7 +122,7 @@ class Route:
         return [self._for(sent, span) for sent in self._sent]
 
     def _for(self, sent: _Sent, span: RankSpan) -> Envelope:
-        header = CastHeader(self.number, sent.number, self._settled_told, sent.needs, sent.behind)
+        header = CastHeader(self.number, sent.number, self._settled_told, sent.moves)
         return cast_envelope(sent.envelope, (header.encode(span), *sent.envelope.payload))
 
     def _common_with(self, other: Route) -> list[RankSpan]:
@@ -131,8 +139,19 @@ class Route:
                     common.append(RankSpan(position, position + 1))
         return common
 
-    def forget(self, other: Route) -> None:
-        """Let go of what is known of another route, which is given up."""
+    def _news_of(self, other: Route) -> int:
+        """How often another route was cast down since that was looked at last."""
+        by = other.last - self._seen.get(other.number, 0)
+        if by:
+            self._seen[other.number] = other.last
+        return by
+
+    def absorb(self, other: Route) -> None:
+        """Count in what was cast down another route, which is given up."""
+        if by := self._news_of(other):
+            for span in self._common_with(other):
+                for position in range(span.first, span.end):
+                    self.moved[position] = self.moved.get(position, 0) + by
         self._seen.pop(other.number, None)
         self._common.pop(other.number, None)
 

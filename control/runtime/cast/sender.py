@@ -5,16 +5,15 @@ A cast to more than a few goes to some of the receivers, its heads; each passes 
 one message. Relays pass on bytes: they know where a message goes, and nothing of what it says. Every hop is a link like
 any other.
 
-**Order.** What one process sends to one actor arrives in the order of sending, whether it comes by a tree or straight:
+**Order.** What one process sends to another arrives in the order of sending, whether it comes by a tree or straight: it
+is numbered from the first *route* on (from one process to one mesh or slice) that leads there, see `order`.
 
-* Casts of one *route* (from one process to one mesh or slice) are numbered, and every hop keeps their order.
-* A message that goes straight and follows a cast is preceded by the note ``after``: route and number of that cast. The
-  receiver keeps what comes straight until it has seen the cast. The note is sent once for each cast that is followed.
-* A cast to a slice may follow one to the whole mesh, on another route: its header says so, and for which receivers.
-* A cast that follows something that went straight *needs* a ``mark``, which is sent behind that on the same link; the
-  cast's header says which of the receivers have to have met which mark. The others deliver it at once. A relay passes
-  a cast on before it waits for its own mark.
-* Marks, notes and numbers are given out under one lock, so no two can wait for each other. Replies wait for nothing.
+* Casts of one route are numbered, too, and every hop keeps their order. Where nothing else is sent between two casts,
+  nothing has to be said: each receiver counts on. Otherwise the header of a cast says how much was, and to whom.
+* Behind what was sent before the first route the message ``begin`` is sent straight, where a link stands already, and
+  the number 1 waits for it.
+* Numbers are given out under one lock, so no two can wait for each other. A relay passes a cast on before it waits for
+  its own turn. Replies wait for nothing.
 * A receiver that has sent something to the caster by itself (a call, a value to a port) answers straight from then on,
   so that its replies stay behind that.
 
@@ -40,7 +39,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from skipper.control.model.settings import settings
-from skipper.control.runtime.cast.messages import CastHeader, unpack_answers
+from skipper.control.runtime.cast.messages import CastHeader, Start, unpack_answers
 from skipper.control.runtime.cast.relay import HOME, tree_message
 from skipper.control.runtime.cast.relays import Relays
 from skipper.control.runtime.cast.route import Route
@@ -93,8 +92,10 @@ class CastSender:
         self._routes: OrderedDict[int, Route] = OrderedDict()
         self._of_mesh: dict[int, list[Route]] = {}
         self._of_process: dict[str, list[Route]] = {}
-        self._marks: dict[str, int] = {}
-        self._unmarked: set[str] = set()
+        self._straight: dict[str, int] = {}
+        """For each process to which a route has ever led: how much was numbered for it beside casts of open routes."""
+        self._has_begun: set[str] = set()
+        """Those of them that wait for a ``begin``."""
 
     # Sending
 
@@ -132,22 +133,19 @@ class CastSender:
         """Post a message that goes straight, in its place among the casts. Dropped if the link is lost."""
         to = link.peer.id
         with self._lock:
-            for route in self._of_process.get(to, ()):
-                position = route.position[to]
-                if route.told[position] < route.last:
-                    route.told[position] = route.last
-                    self._sender.pass_on(link.peer, tree_message("after", route.number, route.last))
-                route.spoken_to.add(position)
-                self._unmarked.add(to)
+            if to in self._straight:
+                self._straight[to] += 1
+                envelope.sequence = self._straight[to]
+                for route in self._of_process.get(to, ()):
+                    position = route.position[to]
+                    route.moved[position] = route.moved.get(position, 0) + 1
+                    envelope.sequence += route.last
             if link.lost is None:
                 link.post(envelope)
 
-    def spoken_to(self, process_id: str) -> None:
-        """Note that something has gone straight to a process, and that casts are to stay behind it."""
-        with self._lock:
-            for route in self._of_process.get(process_id, ()):
-                route.spoken_to.add(route.position[process_id])
-                self._unmarked.add(process_id)
+    def stay_behind(self, link: Link) -> None:
+        """Have casts stay behind what was posted on a link just now, without a number."""
+        self.post(link, tree_message("passed", 0, 0))
 
     def reply(self, mail: Mail, kind: Kind, payload: Payload) -> bool:
         """Answer what has come by a tree the way it came; False where the answer has to go straight."""
@@ -184,8 +182,8 @@ class CastSender:
             for route in self._of_process.pop(peer.id, ()):
                 self._adopt(route, *route.bury(peer.id), peer)
                 route.after_burial()
-            self._marks.pop(peer.id, None)
-            self._unmarked.discard(peer.id)
+            self._straight.pop(peer.id, None)
+            self._has_begun.discard(peer.id)
         self.relays.peer_gone(peer)
 
     def undelivered(self, peer: ProcessRef, envelope: Envelope, loss: Loss) -> None:
@@ -222,34 +220,32 @@ class CastSender:
         links = [self._transport.find(member.id) for member in members]
         is_lost = [link is not None and link.lost is not None for link in links]
         nodes = tuple((rank, member) for rank, member in enumerate(members) if not is_lost[rank] and member.id != me.id)
-        route = Route(secrets.randbits(62), me, members, nodes, settings().tree_fanout)
+        starts = [self._start(member, links[rank]) for rank, member in nodes]
+        number = secrets.randbits(62)
+        route = Route(number, me, members, nodes, starts, settings().tree_fanout, self._routes.values())
         route.gone += [(rank, member) for rank, member in enumerate(members) if is_lost[rank]]
-        for position, (rank, member) in enumerate(nodes):
+        for _, member in nodes:
             self._of_process.setdefault(member.id, []).append(route)
-            if links[rank] is not None:
-                route.spoken_to.add(position)
-                self._unmarked.add(member.id)
         for span in route.tree.heads:
             self._introduce(route, span)
         return route
+
+    def _start(self, member: ProcessRef, link: Link | None) -> Start:
+        """Where the numbers of a route begin at a node; everything that goes there is numbered from now on."""
+        if member.id not in self._straight:
+            self._straight[member.id] = 0
+            if link is not None:
+                self._has_begun.add(member.id)
+                self._sender.pass_on(member, tree_message("begin", 0, 0))
+        casts = sum(route.last for route in self._of_process.get(member.id, ()))
+        return self._straight[member.id] + casts, member.id in self._has_begun
 
     def _introduce(self, route: Route, span: RankSpan) -> None:
         process = route.nodes[span.first][1]
         self._sender.pass_on(process, tree_message("open", 0, 0, route.opening(span).encode()))
 
     def _post_cast(self, route: Route, envelope: Envelope, nbytes: int) -> None:
-        needs = {}
-        for position in route.spoken_to:
-            process = route.nodes[position][1]
-            if process.id in self._unmarked:
-                self._unmarked.discard(process.id)
-                self._marks[process.id] = self._marks.get(process.id, 0) + 1
-                self._sender.pass_on(process, tree_message("mark", 0, self._marks[process.id]))
-            if process.id in self._marks:  # else it is gone
-                needs[position] = self._marks[process.id]
-        route.spoken_to.clear()
-        others = self._of_mesh[envelope.target]
-        route.cast(envelope, needs, others, nbytes, self._ports.is_open)
+        route.cast(envelope, self._routes.values(), nbytes, self._ports.is_open)
         for position in route.heads:
             self._sender.pass_on(route.nodes[position][1], route.newest(route.tree.span_at[position]))
         if route.waits and not route.is_settling:
@@ -267,12 +263,13 @@ class CastSender:
     def _close(self, uid: int, route: Route) -> None:
         self._routes.pop(route.number, None)
         self._of_mesh[uid].remove(route)
-        for other in self._of_mesh[uid]:
-            other.forget(route)
+        for other in self._routes.values():
+            other.absorb(route)
         if not self._of_mesh[uid]:
             del self._of_mesh[uid]
         for _, member in route.nodes:
-            # Straight, so that it comes behind whatever refers to the route there.
+            if member.id in self._straight:
+                self._straight[member.id] += route.last
             self._sender.pass_on(member, tree_message("close", route.number, route.last))
             routes = self._of_process.get(member.id)
             if routes is not None and route in routes:

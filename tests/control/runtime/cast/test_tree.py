@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from skipper.control import ProtocolError
 from skipper.control.runtime.cast.messages import Answer, CastHeader, Opening, host_starts, pack_answers, unpack_answers
+from skipper.control.runtime.cast.order import moved_at, runs
 from skipper.control.runtime.cast.tree import RankSpan, Tree
 from skipper.control.wire.bulk import Outgoing
 from skipper.control.wire.envelope import Kind, ProcessRef
@@ -102,20 +103,30 @@ def test_a_tree_has_to_branch() -> None:
 
 
 @settings(max_examples=60)
-@given(st.dictionaries(st.integers(0, 99), st.integers(0, 2**63), max_size=9), st.integers(0, 50), st.integers(1, 50))
-def test_the_header_for_a_subtree_has_the_needs_of_that_alone(needs: dict[int, int], first: int, size: int) -> None:
+@given(st.dictionaries(st.integers(0, 99), st.integers(1, 5), max_size=9), st.integers(0, 50), st.integers(1, 50))
+def test_the_header_for_a_subtree_says_to_it_what_was_said_beside_the_route(
+    moved: dict[int, int], first: int, size: int
+) -> None:
     span = RankSpan(first, first + size)
-    header = CastHeader.decode(CastHeader(1 << 61, 7, 3, needs).encode(span))
-    assert header.needs == {place: mark for place, mark in needs.items() if first <= place < first + size}
+    moves = list(runs(moved))
+    assert {at: moved_at(moves, at) for at in range(100)} == {at: moved.get(at, 0) for at in range(100)}
+    header = CastHeader.decode(CastHeader(1 << 61, 7, 3, moves).encode(span))
+    assert {at: moved_at(header.moves, at) for at in range(first, first + size)} == {
+        at: moved.get(at, 0) for at in range(first, first + size)
+    }
+    assert len(header.moves) <= len(moves) <= len(moved)
     assert (header.route, header.number, header.settled) == (1 << 61, 7, 3)
 
 
 def test_an_opening_arrives_as_it_was_and_can_be_cut_up() -> None:
-    opening = Opening(9, ROOT, 3, RankSpan(4, 20), 17, nodes(4, 20))
+    starts = [(n, n % 2 == 0) for n in range(16)]
+    opening = Opening(9, ROOT, 3, RankSpan(4, 20), 17, nodes(4, 20), starts)
     there = Opening.decode(memoryview(opening.encode()))
     assert there == opening
     assert there.nodes[0][1].launcher == HOST
-    assert Opening.decode(there.part(RankSpan(6, 8)).encode()) == Opening(9, ROOT, 3, RankSpan(6, 8), 17, nodes(6, 8))
+    assert Opening.decode(there.part(RankSpan(6, 8)).encode()) == Opening(
+        9, ROOT, 3, RankSpan(6, 8), 17, nodes(6, 8), starts[2:4]
+    )
 
 
 def test_replies_are_bundled_as_they_are() -> None:
