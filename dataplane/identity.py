@@ -75,7 +75,8 @@ def is_dying(pid: int) -> bool:
 
 def _stat(pid: int) -> list[bytes] | None:
     try:
-        stat = _read(f"/proc/{pid}/stat")
+        # Of the main thread: qemu answers /proc/PID/stat by itself where a process asks for its own.
+        stat = _read(f"/proc/{pid}/task/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError):
         return None
     return stat[stat.rindex(b")") + 2 :].split()

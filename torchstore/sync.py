@@ -88,7 +88,7 @@ from skipper.torchstore.tensors.stream_order import settle
 def _blocking(function: Callable[P, Coroutine[object, object, R]], *, begins_job: bool = False) -> Callable[P, R]:
     """The function of `torchstore`, as one that waits."""
 
-    @functools.wraps(function)
+    @functools.wraps(function, updated=())  # an attribute of the function may say that it is a coroutine function
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if is_on_actors_loop():
             raise BlockingCallError(function.__name__)
