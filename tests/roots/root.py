@@ -8,6 +8,7 @@ import itertools
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -81,6 +82,9 @@ class Root:
         """
         if not (self.folder / "skipper" / "made").exists():
             self._make()
+        # torchrun looks up the machine's own name, and waits for ever where nobody knows it.
+        names = f"127.0.0.1 localhost {socket.gethostname()}\n::1 localhost\n"
+        (self.folder / "etc" / "hosts").write_text(names, encoding="utf-8")
         copy_tree(self.folder / "skipper" / "tree")
         built, made_of = self.folder / "skipper" / "built", _digest()
         if not built.exists() or built.read_text() != made_of:
