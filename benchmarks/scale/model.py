@@ -20,7 +20,7 @@ ENVELOPE_NBYTES = 37
 """Bytes of every message: its header with the size of one segment (see ``control/wire/proto/link.proto``)."""
 SEGMENT_NBYTES = 8
 """Bytes of every further segment: its size."""
-CAST_HEADER_NBYTES = 32
+CAST_HEADER_NBYTES = 28
 BUNDLE_HEADER_NBYTES = 8
 BUNDLE_ENTRY_NBYTES = 9
 """Bytes that a cast, a bundle of replies, and a reply in it add (see ``control/runtime/cast/messages.py``)."""

@@ -65,7 +65,7 @@ def test_the_sizes_of_the_model_are_those_on_the_wire() -> None:
     arguments, result = bytes(100), bytes(50)
     plain = Envelope(Kind.CALL, 1, (arguments,), "echo", 2)
     assert sum(map(len, encode([plain]))) == tag + ENVELOPE_NBYTES + 4 + 100
-    cast = cast_envelope(plain, (CastHeader(1, 2, 3, {}).encode(RankSpan(0, 4)), arguments))
+    cast = cast_envelope(plain, (CastHeader(1, 2, 3).encode(RankSpan(0, 4)), arguments))
     assert sum(map(len, encode([cast]))) == tag + ENVELOPE_NBYTES + SEGMENT_NBYTES + 4 + CAST_HEADER_NBYTES + 100
     bundle = Envelope(Kind.GATHER, 1, pack_answers(7, [Answer(n, Kind.REPLY, (result,)) for n in range(3)]))
     entries = 3 * (BUNDLE_ENTRY_NBYTES + SEGMENT_NBYTES + 50)
