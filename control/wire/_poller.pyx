@@ -63,6 +63,8 @@ cdef extern from "sys/timerfd.h" nogil:
 cdef extern from "sys/socket.h" nogil:
     ssize_t c_recv "recv"(int fd, void *buffer, size_t nbytes, int flags)
     ssize_t c_send "send"(int fd, const void *buffer, size_t nbytes, int flags)
+    int c_shutdown "shutdown"(int fd, int how)
+    int SHUT_RDWR
     int MSG_DONTWAIT
     int MSG_NOSIGNAL
     int MSG_TRUNC
@@ -154,6 +156,11 @@ cdef class PacketSocket:
                 return False
             if errno != EINTR:
                 PyErr_SetFromErrno(OSError)
+
+    def shut_down(self):
+        """Have both ends read the end of the file; idempotent."""
+        if self.fd >= 0:
+            c_shutdown(self.fd, SHUT_RDWR)
 
     def close(self):
         """Close it; idempotent. A poller that has it is to remove it first."""
@@ -265,9 +272,7 @@ cdef class Poller:
         """Call ``flush()`` once, when a thread of this process begins to wait, or within `FLUSH_NS_`."""
         self._unflushed.append(flush)
         self._has_unflushed = True
-        if not self._timer_runs:
-            self._timer_runs = True
-            _set(self._timer, FLUSH_NS_)
+        self._look_after(FLUSH_NS_)
 
     def close(self):
         """End the poller's thread, and have nobody read any more; idempotent."""
@@ -382,9 +387,7 @@ cdef class Poller:
         self._left_ns = _now()
         self._leader = 0
         synchronize()  # either this thread sees that the timer has run out, or the other one that nobody reads
-        if not self._timer_runs:
-            self._timer_runs = True
-            _set(self._timer, GRACE_NS_)
+        self._look_after(GRACE_NS_)
 
     # Reading
 
@@ -393,6 +396,7 @@ cdef class Poller:
         cdef PacketSocket socket
         cdef ssize_t nbytes
         cdef int count
+        cdef unsigned long leader = self._leader
         if fd == self._nudge:
             _drain(fd)
             return
@@ -417,8 +421,8 @@ cdef class Poller:
                 self._deliver(socket, _HUNG_UP, takes_all)
                 return
             self._deliver(socket, PyBytes_FromStringAndSize(self._buffer, nbytes), takes_all)
-            if socket.fd != fd:
-                return  # its user has closed it
+            if socket.fd != fd or self._leader != leader:
+                return  # its user has closed it; or has waited, and another thread reads now
 
     cdef _deliver(self, PacketSocket socket, thing, bint takes_all):
         """Deliver here what may be delivered here, and leave the rest to the poller's thread."""
@@ -517,6 +521,8 @@ cdef class Poller:
                     more = epoll_wait(self._epoll, found, EVENTS_, 0)
                     for k in range(more):
                         self._read(found[k].data.fd, found[k].events, True)
+                        if self._leader != self._own:
+                            break  # given up while something was delivered that waits
             elif fd in self._watched:
                 self._watched[fd]()
         if self._leader == self._own and self._followers:
@@ -540,12 +546,16 @@ cdef class Poller:
             return
         since_ns = _now() - self._left_ns
         if since_ns < GRACE_NS_:
-            if not self._timer_runs:
-                self._timer_runs = True
-                _set(self._timer, GRACE_NS_ - since_ns)
+            self._look_after(GRACE_NS_ - since_ns)
             return
         self._leader = self._own
         _control(self._own_epoll, EPOLL_CTL_MOD, self._epoll, EPOLLIN)
+
+    cdef _look_after(self, int64_t after_ns):
+        """Have the poller's thread look at what there is to do, after so long or sooner."""
+        if not self._timer_runs:
+            self._timer_runs = True
+            _set(self._timer, after_ns)
 
     cdef _see_to_it(self):
         """See that somebody reads."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from time import monotonic as _now
@@ -50,7 +49,7 @@ class Link:
         """Once the link is lost: what nobody waits for and was still to be sent."""
         self.connected = False
         self.dialing = False
-        self.last_heard_s = time.monotonic()
+        self.last_heard_s = _now()
         self.peer_pid = 0
         """The process id of the peer, as it says itself; 0 until it has."""
         self.peer_namespace = 0
@@ -94,7 +93,7 @@ class Link:
 
     def open(self, stream: MessageStream, *, greeting: bytes = b"") -> None:
         """Serve the link over an authenticated stream, on its thread; ``greeting`` is a message to send first."""
-        self.last_heard_s = time.monotonic()
+        self.last_heard_s = _now()
         self._writing.acquire()  # it is free: nothing is written without a stream
         stream.user, stream.flows = self, True
         self._stream = stream
@@ -117,7 +116,7 @@ class Link:
 
     def excuse(self, late_s: float) -> None:
         """Do not count as the peer's silence a time in which this process could not listen."""
-        self.last_heard_s = min(self.last_heard_s + late_s, time.monotonic())
+        self.last_heard_s = min(self.last_heard_s + late_s, _now())
 
     def fall_silent(self) -> None:
         """Queue for ever what is posted: the stream is that of the process that this one was forked from."""
@@ -132,7 +131,7 @@ class Link:
         """Deliver what a message brings."""
         if self._ended or self.lost is not None:
             return False
-        self.last_heard_s = time.monotonic()
+        self.last_heard_s = _now()
         try:
             envelopes = self._decoder.feed(message)
             self.heard_messages += len(envelopes)

@@ -116,13 +116,15 @@ class LocalListener:
         stream = arrival.stream = IncomingLocalStream(accepted, arrival, self._poller)
         self._strangers.add(stream)
         stream.start()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: this process ends
-            self._loop.call_soon_threadsafe(self._loop.call_later, HANDSHAKE_TIMEOUT_S, self._strangers.lose_patience)
+        self._later(HANDSHAKE_TIMEOUT_S, self._strangers.lose_patience)
 
     def _pause(self) -> None:
         self._poller.unwatch(self._socket.fileno())
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._loop.call_later, _PAUSE_S, self._go_on)
+        self._later(_PAUSE_S, self._go_on)
+
+    def _later(self, delay_s: float, call: Callable[[], object]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: this process ends
+            self._loop.call_soon_threadsafe(self._loop.call_later, delay_s, call)
 
     def _go_on(self) -> None:
         if self._socket.fileno() >= 0:

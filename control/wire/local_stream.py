@@ -6,7 +6,6 @@ direction is metadata. A packet of the dialed end that begins with `_STATUS` is 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import socket
@@ -148,10 +147,8 @@ class LocalStream:
     def end(self) -> None:
         """End the stream; from any thread, and as often as one likes. The user is told on the stream's thread."""
         with self._ending:
-            if not self._is_ended and self._socket.fd >= 0:
-                self._is_ended = True
-                with contextlib.suppress(OSError):  # the other end was first
-                    _shut_down(self._socket.fd)
+            self._is_ended = True
+            self._socket.shut_down()
 
     # What the poller tells
 
@@ -204,16 +201,16 @@ class OutgoingLocalStream(LocalStream):
 
     Args:
         process_id: of the process to dial.
+        poller: reads it.
         metadata: sent first.
         user: has the stream at first.
-        poller: reads it.
 
     Raises:
         PermissionError: a process of another user listens there.
         OSError: nobody listens there, or not quickly enough.
     """
 
-    def __init__(self, process_id: str, metadata: Metadata, user: User, poller: Poller) -> None:
+    def __init__(self, process_id: str, poller: Poller, metadata: Metadata, user: User) -> None:
         with new_socket() as connecting:
             connecting.connect(socket_name(process_id))
             if not is_of_this_user(connecting):
@@ -269,10 +266,3 @@ class IncomingLocalStream(LocalStream):
     def _begin(self, packet: bytes) -> None:
         self.metadata = unpack_metadata(packet)
         self.user.opened(self.metadata)
-
-
-def _shut_down(fd: int) -> None:
-    """Have both ends read the end of the file."""
-    duplicate = socket.socket(fileno=os.dup(fd))
-    with duplicate:
-        duplicate.shutdown(socket.SHUT_RDWR)

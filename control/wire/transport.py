@@ -18,6 +18,7 @@ import dataclasses
 import math
 import threading
 from collections.abc import Callable, Collection, Coroutine
+from functools import partial
 from typing import Any
 
 from skipper.control.model.errors import ControlError
@@ -339,7 +340,7 @@ class Transport:
         if link.lost or self._closed or link.connected:
             return
         try:
-            self._dial(link, deadline, connect=lambda metadata, user: self._connect(link.peer, metadata, user))
+            self._dial(link, deadline, connect=partial(OutgoingLocalStream, link.peer.id, self._poller))
         except PermissionError:
             self._dial(link, deadline)  # gRPC asks for no user
         except OSError as error:
@@ -348,9 +349,6 @@ class Transport:
                 return
             reason = f"no answer within {self._connect_timeout_s:g} s: {error.strerror}"
             self._dial_failed(link, reason, Status("UNAVAILABLE"), deadline, None)
-
-    def _connect(self, peer: ProcessRef, metadata: Metadata, user: User) -> DialingStream:
-        return OutgoingLocalStream(peer.id, metadata, user, self._poller)
 
     def _dial(
         self,

@@ -8,6 +8,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -69,7 +70,7 @@ class Process:
             self.secret,
             on_open=opened,
             on_failure=lambda reason, status: self.failures.append((reason, status)),
-            connect=lambda metadata, user: OutgoingLocalStream(other.id, metadata, user, self.poller),
+            connect=partial(OutgoingLocalStream, other.id, self.poller),
         )
         dial.stream.start("")
         return link
