@@ -46,7 +46,7 @@ help:
 	@echo "make test-dist  both looked through, and the wheel at work in an empty environment"
 	@echo "make release  both, a wheel for each Python, built twice and compared (RELEASE_PYTHONS='python3.12 ...', SIGN=KEY)"
 	@echo "make docs     the documentation as a site, in build/site    (make docs-serve: while it is written)"
-	@echo "make proto    regenerate the protobuf code"
+	@echo "make proto    regenerate the protobuf code and the tables of messages"
 	@echo "make setup    only the virtual environment; make clean removes what was built"
 
 setup: $(STAMP)
@@ -142,6 +142,7 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.structure
 	$(BIN)/python -m skipper.control.wire.regenerate --check
+	$(BIN)/python -m skipper.control.wire.protocol_page --check
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
@@ -149,6 +150,7 @@ format: $(STAMP)
 
 proto: $(STAMP)
 	$(BIN)/python -m skipper.control.wire.regenerate
+	$(BIN)/python -m skipper.control.wire.protocol_page
 
 bench: $(STAMP)
 	$(BIN)/python -m skipper.benchmarks.bandwidth --local --all --check $(ARGS)

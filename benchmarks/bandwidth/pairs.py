@@ -106,7 +106,7 @@ class PairReady:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class PairFailure:
     """Why the pair gave up, and whether it found wrong data."""
 
     message: str
@@ -203,7 +203,7 @@ def _answer(pipe: Connection[Any, Any], kind: type, *, timeout: float) -> Any:
         if not pipe.poll(timeout):
             raise PeerTimeoutError(f"a pair said nothing for {timeout:.3g} s")
         answer = pipe.recv()
-    if isinstance(answer, Failure):
+    if isinstance(answer, PairFailure):
         raise (IntegrityError if answer.wrong_data else BenchmarkError)(answer.message)
     if not isinstance(answer, kind):
         raise TypeError(f"a pair answers with {answer!r}")
@@ -258,7 +258,7 @@ def pair_main(pipe: Connection[Any, Any], setup: Setup) -> None:
     except _KNOWN as error:
         named = "" if isinstance(error, BenchmarkError) else f"{type(error).__name__}: "
         with contextlib.suppress(OSError):
-            pipe.send(Failure(f"{named}{error}", isinstance(error, IntegrityError)))
+            pipe.send(PairFailure(f"{named}{error}", isinstance(error, IntegrityError)))
 
 
 def _serve(pipe: Connection[Any, Any], setup: Setup, far: FarSide) -> None:

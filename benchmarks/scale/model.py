@@ -16,14 +16,15 @@ from skipper.control.runtime.cast.tree import RankSpan, Tree
 
 __all__ = ["Costs", "ModelledTraffic", "latency_us", "traffic"]
 
-ENVELOPE_NBYTES = 37
-"""Bytes of every message: its header with the size of one segment (see ``control/wire/proto/link.proto``)."""
+CALL_NBYTES = 42
+REPLY_NBYTES = 30
+CAST_NBYTES = 66
+"""Bytes of a call, a reply and a cast of one segment, without it and names: see ``control/wire/messages.py``."""
+ANSWERS_NBYTES = 39
+ENTRY_NBYTES = 9
+"""Bytes of a message of answers, and of what it says of each of them."""
 SEGMENT_NBYTES = 8
-"""Bytes of every further segment: its size."""
-CAST_HEADER_NBYTES = 28
-BUNDLE_HEADER_NBYTES = 8
-BUNDLE_ENTRY_NBYTES = 9
-"""Bytes that a cast, a bundle of replies, and a reply in it add (see ``control/runtime/cast/messages.py``)."""
+"""Bytes of every segment of it: its size."""
 
 _CASTER = -1
 
@@ -80,15 +81,15 @@ def traffic(
         result_nbytes: of a pickled result.
         text_nbytes: of the endpoint's name and the mesh's axes.
     """
-    straight_nbytes = 2 * ENVELOPE_NBYTES + text_nbytes + argument_nbytes + result_nbytes
+    straight_nbytes = CALL_NBYTES + REPLY_NBYTES + text_nbytes + argument_nbytes + result_nbytes
     if fanout is None:
         return ModelledTraffic(1, 2 * ranks, 2 * ranks, 2, ranks * straight_nbytes, straight_nbytes)
     tree = Tree(ranks, fanout)
-    down = ENVELOPE_NBYTES + SEGMENT_NBYTES + text_nbytes + CAST_HEADER_NBYTES + argument_nbytes
+    down = CAST_NBYTES + text_nbytes + argument_nbytes
 
     def both_ways(span: RankSpan) -> int:
-        entries = len(span) * (BUNDLE_ENTRY_NBYTES + SEGMENT_NBYTES + result_nbytes)
-        return down + ENVELOPE_NBYTES + BUNDLE_HEADER_NBYTES + entries
+        entries = len(span) * (ENTRY_NBYTES + SEGMENT_NBYTES + result_nbytes)
+        return down + ANSWERS_NBYTES + entries
 
     caster_nbytes = sum(map(both_ways, tree.heads))
     below = [span.below(fanout) for span in tree.span_at]

@@ -20,10 +20,10 @@ from skipper.control.model.value_mesh import PairMesh, ValueMesh
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime import tracing
 from skipper.control.runtime.context import current_context, local_actor
-from skipper.control.runtime.interfaces import Reply
+from skipper.control.runtime.interfaces import ReplyHandler
 from skipper.control.runtime.port import Port, link_port, pack_with_ports
 from skipper.control.runtime.ports import Awaited, MeshReply, OneReply, ResponseStream, StreamReply, notice_number
-from skipper.control.wire.envelope import Envelope, Kind, Payload
+from skipper.control.wire.messages import Call, Payload
 
 if TYPE_CHECKING:
     from skipper.control.api import views
@@ -257,7 +257,7 @@ class Endpoint(MethodView, Generic[P, R_co]):
             endpoint = Endpoint(one, self.spec, self._actor_class, self._propagate)
         return engine().send(endpoint, adverb, args, kwargs)
 
-    def post(self, process: Process, payload: Payload, reply: Reply, index: int = 0, port: int = 0) -> None:
+    def post(self, process: Process, payload: Payload, reply: ReplyHandler, index: int = 0, port: int = 0) -> None:
         """Send a packed payload to the actor at ``index`` of the mesh; ``reply`` takes what comes back.
 
         ``port`` is the number reserved for the reply; 0 takes the next.
@@ -269,12 +269,11 @@ class Endpoint(MethodView, Generic[P, R_co]):
         if tracing.tracer is not None:
             with tracing.tracer.sending(self._described(index, is_awaited=True)) as sending:
                 process.ports.open_at(port, sending.until(reply))
-                envelope = Envelope(Kind.CALL, self._mesh.uid, payload, self.spec.wire_name, port)
-                envelope.trace = sending.traceparent
-                process.send(self._members[index], envelope)
+                call = Call(self._mesh.uid, port, 0, self.spec.wire_name, payload=payload, trace=sending.traceparent)
+                process.send(self._members[index], call)
             return
         process.ports.open_at(port, reply)
-        process.send(self._members[index], Envelope(Kind.CALL, self._mesh.uid, payload, self.spec.wire_name, port))
+        process.send(self._members[index], Call(self._mesh.uid, port, 0, self.spec.wire_name, payload=payload))
 
     def _notice(self, process: Process) -> int:
         """Where the actor whose code runs is told if a message is not delivered; 0 outside of actors."""
@@ -282,7 +281,7 @@ class Endpoint(MethodView, Generic[P, R_co]):
         sender = process.root_actor if here is None else local_actor(here.actor_instance)
         return 0 if sender is None else notice_number(process.ports, sender, self._mesh.uid, self._mesh.name)
 
-    def _cast(self, process: Process, payload: Payload, reply: Reply | None) -> None:
+    def _cast(self, process: Process, payload: Payload, reply: ReplyHandler | None) -> None:
         if tracing.tracer is not None:
             with tracing.tracer.sending(self._described(None, is_awaited=reply is not None)) as sending:
                 reply = None if reply is None else sending.until(reply)
@@ -290,20 +289,17 @@ class Endpoint(MethodView, Generic[P, R_co]):
             return
         self._cast_by(process, payload, reply)
 
-    def _cast_by(self, process: Process, payload: Payload, reply: Reply | None, trace: bytes = b"") -> None:
+    def _cast_by(self, process: Process, payload: Payload, reply: ReplyHandler | None, trace: bytes = b"") -> None:
         port = self._notice(process) if reply is None else process.ports.open(reply)
-        process.cast(
-            self._members,
-            Envelope(
-                Kind.CALL, self._mesh.uid, payload, self.spec.wire_name, port, extent=self._mesh.extent, trace=trace
-            ),
-        )
+        mesh = self._mesh
+        call = Call(mesh.uid, port, 0, self.spec.wire_name, mesh.extent, payload=payload, trace=trace)
+        process.cast(self._members, call)
 
-    def _described(self, index: int | None, *, is_awaited: bool) -> tracing.Call:
+    def _described(self, index: int | None, *, is_awaited: bool) -> tracing.TracedCall:
         """A call as the tracer sees it, of one actor or of all."""
         if index is None:
-            return tracing.Call(self._mesh.name, self.spec.name, is_awaited, len(self._members), None)
-        return tracing.Call(self._mesh.name, self.spec.name, is_awaited, 1, self.awaited[index].actor)
+            return tracing.TracedCall(self._mesh.name, self.spec.name, is_awaited, len(self._members), None)
+        return tracing.TracedCall(self._mesh.name, self.spec.name, is_awaited, 1, self.awaited[index].actor)
 
     def _viewed(self) -> tuple[EndpointSpec, type | None]:
         return self.spec, self._actor_class

@@ -33,8 +33,9 @@ from skipper.control.runtime.procs.binding import CpuBinding
 from skipper.control.runtime.requests import CONTROLLER, PING, READY, SPAWN, STOP_ACTOR, STOP_MESH
 from skipper.control.runtime.stops import HANDED_DOWN, OWNED
 from skipper.control.wire.addresses import host_of
-from skipper.control.wire.envelope import Envelope, Kind, Payload, ProcessRef
+from skipper.control.wire.messages import Payload, ProcessRequest
 from skipper.control.wire.payload import pack, pack_construction, pack_inert
+from skipper.control.wire.process_ref import ProcessRef
 
 if TYPE_CHECKING:
     from skipper.control.api import views
@@ -261,7 +262,7 @@ class ProcMesh(MeshBase):
         payload = SPAWN.pack(((request, interface.is_async), body))
         owner.own(mesh)
         for rank, member in enumerate(members):
-            process.send(member, Envelope(Kind.AGENT, mesh.uid, payload, SPAWN.name, 0, rank))
+            process.send(member, ProcessRequest(mesh.uid, 0, rank, SPAWN.name, payload=payload))
         return cast("views.ActorMesh[A]", mesh)
 
     def activate(self) -> AbstractContextManager[ProcMesh]:

@@ -12,7 +12,7 @@ from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.messages import ActorRef
 from skipper.control.runtime.ports import Awaited, MeshReply
 from skipper.control.runtime.requests import Request
-from skipper.control.wire.envelope import ProcessRef
+from skipper.control.wire.process_ref import ProcessRef
 
 
 class MeshBase(MeshLayout):
@@ -69,7 +69,7 @@ class MeshBase(MeshLayout):
         future: Promise[Any] = Promise()
         port = process.ports.open(MeshReply(future, self.extent, awaited))
         for rank, member in enumerate(members):
-            process.send(member, request.envelope(None, target=self._uid, port=port, rank=rank))
+            process.send(member, request.message(None, target=self._uid, port=port, rank=rank))
         return future
 
     def _key(self) -> tuple[object, ...]:

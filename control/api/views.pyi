@@ -24,7 +24,7 @@ from skipper.control.model.method_view import MethodView
 from skipper.control.model.shape import AxisSelection, Extent, Size
 from skipper.control.model.value_mesh import ValueMesh
 from skipper.control.runtime.port import Port
-from skipper.control.wire.envelope import ProcessRef
+from skipper.control.wire.process_ref import ProcessRef
 
 A = TypeVar("A", bound=Actor)
 T = TypeVar("T")

@@ -23,8 +23,9 @@ from skipper.control.model.future import Promise
 from skipper.control.runtime.messages import Loss, Mail
 from skipper.control.runtime.replies import open_reply, pack_exception
 from skipper.control.runtime.requests import Request
-from skipper.control.wire.envelope import Kind, Payload, ProcessRef
+from skipper.control.wire.messages import Kind, Payload
 from skipper.control.wire.payload import pack
+from skipper.control.wire.process_ref import ProcessRef
 
 if TYPE_CHECKING:
     from skipper.control.runtime.process import Process
@@ -133,13 +134,13 @@ def ask_below(process: Process, top: ProcessRef, subject: str, argument: Any, *,
 
 def serve(process: Process, mail: Mail) -> None:
     """Answer a survey for this process and all below it; waits for them."""
-    question = SURVEY.unpack(mail.envelope.payload)
+    question = SURVEY.unpack(mail.message.payload)
     try:
         kind, payload = Kind.REPLY, pack(_collect(process, mail.sender, question))
     except Exception as error:  # noqa: BLE001  (the one who asks is told, and does not wait in vain)
-        kind = Kind.ERROR
+        kind = Kind.FAILURE
         payload = pack_exception(error, actor_id=process.me.name, endpoint=f"survey {question.subject}")
-    process.reply_to(mail.sender, mail.envelope, kind, payload)
+    process.reply_to(mail.sender, mail.message, kind, payload)
 
 
 def offspring(process: Process) -> list[ProcessRef]:
@@ -157,7 +158,7 @@ def _collect(process: Process, sender: ProcessRef, question: Question) -> list[P
     port = process.ports.open(answers_below)
     passed_on = dataclasses.replace(question, argument=argument, timeout_s=question.timeout_s * _SHARE)
     for number, child in enumerate(below):
-        process.send(child, SURVEY.envelope(passed_on, port=port, rank=number))
+        process.send(child, SURVEY.message(passed_on, port=port, rank=number))
     answers = [_own_answer(process, sender, question)]
     instead: dict[int, tuple[bytes | None, str]] = {}
     try:

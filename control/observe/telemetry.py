@@ -21,13 +21,13 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from skipper.control.model.endpoint_spec import WRAPPED
 from skipper.control.model.exception_text import class_name, describe, message_of, summarize
-from skipper.control.runtime.tracing import Attribute, Call, TracedActor
-from skipper.control.wire.envelope import Kind, Payload
+from skipper.control.runtime.tracing import Attribute, TracedActor, TracedCall
+from skipper.control.wire.messages import Kind, Payload
 
 if TYPE_CHECKING:
     from skipper.control.model.errors import LinkError
     from skipper.control.model.shape import Point
-    from skipper.control.runtime.interfaces import Reply
+    from skipper.control.runtime.interfaces import ReplyHandler
     from skipper.control.runtime.messages import Loss, Mail
 
 FLUSH_TIMEOUT_S = 2.0
@@ -86,7 +86,7 @@ class OpenTelemetryTracer:
         self._provider = provider
         self._tracer = trace.get_tracer("skipper", tracer_provider=provider)
 
-    def sending(self, call: Call) -> _Sending:
+    def sending(self, call: TracedCall) -> _Sending:
         """A call of the code that runs now."""
         attributes = _attributes(call.mesh, call.endpoint, {"skipper.mesh.size": call.size})
         if call.actor is not None and call.actor.rank:
@@ -97,16 +97,16 @@ class OpenTelemetryTracer:
     @contextmanager
     def serving(self, actor: TracedActor, mail: Mail) -> Iterator[None]:
         """A message that an actor handles within."""
-        envelope = mail.envelope
-        endpoint = envelope.method.removesuffix(WRAPPED)
-        parent = _propagator.extract({_PARENT: envelope.trace.decode("ascii", "replace")}, contexts.Context())
+        call = mail.message
+        endpoint = call.method.removesuffix(WRAPPED)
+        parent = _propagator.extract({_PARENT: call.trace.decode("ascii", "replace")}, contexts.Context())
         rest: dict[str, Attribute] = {"skipper.actor": actor.actor_id, "skipper.class": actor.class_name}
         if actor.rank:
             rest["skipper.rank"] = _rank(actor.rank)
         with self._tracer.start_as_current_span(
             f"{actor.name}.{endpoint}",
             parent,
-            kind=SpanKind.SERVER if envelope.wants_reply else SpanKind.CONSUMER,
+            kind=SpanKind.SERVER if call.wants_reply else SpanKind.CONSUMER,
             attributes=_attributes(actor.name, endpoint, rest),
         ):
             yield
@@ -154,7 +154,7 @@ class _Sending:
         self._span = span
         self._is_awaited = False
 
-    def until(self, reply: Reply) -> _Awaiting:
+    def until(self, reply: ReplyHandler) -> _Awaiting:
         """Have the span last until nothing more is expected there."""
         self._is_awaited = True
         return _Awaiting(reply, self._span)
@@ -177,13 +177,13 @@ class _Awaiting:
 
     __slots__ = ("_reply", "_span")
 
-    def __init__(self, reply: Reply, span: Span) -> None:
+    def __init__(self, reply: ReplyHandler, span: Span) -> None:
         self._reply = reply
         self._span = span
 
     def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
         """Pass on a reply."""
-        if kind is Kind.ERROR:
+        if kind is Kind.FAILURE:
             _fail(self._span, "ActorError", "the endpoint raised, or was not reached: see its own span")
         return self._end_if(self._reply.deliver(rank, kind, payload))
 

@@ -30,7 +30,7 @@ from skipper.control.runtime.messages import ActorRef, Mail, OwnerRef, ReplyAddr
 from skipper.control.runtime.port import Port, refuse_for
 from skipper.control.runtime.replies import first_exception, pack_exception, refuse
 from skipper.control.runtime.stops import OWNED, Bound, Stage
-from skipper.control.wire.envelope import Kind, Payload
+from skipper.control.wire.messages import Call, Kind, Payload
 from skipper.control.wire.payload import pack, unpack
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class ActorProgress:
     def handling(self) -> list[tuple[str, float]]:
         """The endpoints that it runs, each with the seconds since it was begun."""
         begun = [] if (current := self.current) is None else [(current, self.begun_s)]
-        return [(mail.envelope.method.removesuffix(WRAPPED), _now() - since) for mail, since in (*begun, *self.beside)]
+        return [(mail.message.method.removesuffix(WRAPPED), _now() - since) for mail, since in (*begun, *self.beside)]
 
     def doing(self) -> list[tuple[str, float]]:
         """Its step, or what it handles, with the seconds since that was begun."""
@@ -307,7 +307,7 @@ class ActorState:
     def is_concurrent(self, mail: Mail) -> bool:
         """Whether this message is for a concurrent endpoint: those behind it need not wait for it."""
         assert self._interface is not None  # messages are handled once the actor is constructed
-        spec = self._interface.endpoints.get(mail.envelope.method.removesuffix(WRAPPED))
+        spec = self._interface.endpoints.get(mail.message.method.removesuffix(WRAPPED))
         return spec is not None and spec.concurrent
 
     async def handle_beside(self, mail: Mail) -> None:
@@ -343,28 +343,29 @@ class ActorState:
             progress.current = None
 
     async def _answer(self, mail: Mail) -> None:
-        envelope = mail.envelope
+        call = mail.message
+        assert isinstance(call, Call)  # requests are the process' own
         assert self._interface is not None  # messages are handled once the actor is constructed
         assert self._actor is not None
         if self.begins is not None:
             self.begins.take(mail)
-        current_context.set(self._new_context(self.instance, envelope.rank, envelope.extent))
+        current_context.set(self._new_context(self.instance, call.rank, call.extent))
         port: Port[Any] | None = None
         has_begun = False
         try:
-            spec = self._interface.find(envelope.method)
+            spec = self._interface.find(call.method)
             if spec.is_wrapped:
                 with _unpacking:  # it brings code
-                    args, kwargs = unpack(envelope.payload, _ARGUMENTS)
+                    args, kwargs = unpack(call.payload, _ARGUMENTS)
             else:
-                args, kwargs = unpack(envelope.payload, _ARGUMENTS)
+                args, kwargs = unpack(call.payload, _ARGUMENTS)
             method = getattr(self._actor, spec.name)
             has_begun = True
             if self.begins is not None:
                 self.begins.begin()
             if spec.explicit_response_port:
-                number = envelope.reply_to if envelope.wants_reply else 0
-                port = Port(ReplyAddress(mail.sender, number, envelope.rank), True, owed=bool(number))
+                number = call.reply_to if call.wants_reply else 0
+                port = Port(ReplyAddress(mail.sender, number, call.rank), True, owed=bool(number))
                 self._unanswered.add(port)
                 result = method(port, *args, **kwargs)
             elif spec.is_wrapped:
@@ -377,7 +378,7 @@ class ActorState:
                 forked.leave()
             if self.is_cut_off:
                 return  # its caller has been told, and an interruption may be on its way to this thread
-            if envelope.wants_reply and port is None:
+            if call.wants_reply and port is None:
                 self._replier.reply(mail, Kind.REPLY, pack(result, lend=True, name=_RESULT))
         except ActorEndedError:
             return
@@ -386,14 +387,14 @@ class ActorState:
                 forked.leave(error)
             if self.is_cut_off:
                 return
-            self._note_error(envelope.method, error)
-            consequence = _consequence(error, port, wants_reply=envelope.wants_reply)
-            if (consequence and has_begun) or not envelope.reply_to:
-                message = f"{self.label}: {envelope.method} raised {summarize(error)}, {consequence}"
+            self._note_error(call.method, error)
+            consequence = _consequence(error, port, wants_reply=call.wants_reply)
+            if (consequence and has_begun) or not call.reply_to:
+                message = f"{self.label}: {call.method} raised {summarize(error)}, {consequence}"
                 self.fail(FailureKind.EXCEPTION, message, describe(error), error=error)
             else:
-                packed = pack_exception(error, actor_id=self.actor_id, endpoint=envelope.method)
-                self._replier.reply(mail, Kind.ERROR, packed)
+                packed = pack_exception(error, actor_id=self.actor_id, endpoint=call.method)
+                self._replier.reply(mail, Kind.FAILURE, packed)
         self.progress.handled += 1
         if not self.is_cut_off:  # else it has been refused, which counts it too
             self._flow.handled(mail)

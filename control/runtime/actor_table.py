@@ -14,7 +14,7 @@ from skipper.control.runtime.messages import ROOT_UID, Mail
 from skipper.control.runtime.replies import refuse
 from skipper.control.runtime.requests import ACTIVITY, BEGINS, READY, STOP_ACTOR, WATCH
 from skipper.control.runtime.stops import Stops
-from skipper.control.wire.envelope import Kind
+from skipper.control.wire.messages import Call, ProcessRequest
 
 if TYPE_CHECKING:
     from skipper.control.runtime.begin_log import BeginAddress
@@ -86,16 +86,16 @@ class ActorTable:
         with self._lock:
             early = self._early.pop(actor.uid, [])
             for mail in early:
-                if mail.envelope.kind is Kind.CALL:
+                if isinstance(mail.message, Call):
                     actor.deliver(mail)
             self._live[actor.uid] = actor
         for mail in early:
-            if mail.envelope.kind is Kind.AGENT:
-                self._requests.handle(mail.sender, mail.envelope)
+            if isinstance(mail.message, ProcessRequest):
+                self._requests.handle(mail.sender, mail.message)
 
     def deliver(self, mail: Mail) -> None:
         """Bring a message to its actor, or answer it."""
-        actor = self._live.get(mail.envelope.target)
+        actor = self._live.get(mail.message.target)
         if actor is not None:
             actor.deliver(mail)
         else:
@@ -139,7 +139,7 @@ class ActorTable:
                 self._gone.popitem(last=False)
 
     def _deliver_to_absent(self, mail: Mail) -> None:
-        uid = mail.envelope.target
+        uid = mail.message.target
         with self._lock:
             actor = self._live.get(uid)
             ending = self._ending.get(uid)
@@ -150,8 +150,8 @@ class ActorTable:
                 if len(early) == 1:
                     self._loop.call_soon_threadsafe(self._loop.call_later, SPAWN_GRACE_S, self._give_up_on, uid)
                 return
-        if actor is not None and mail.envelope.kind is Kind.AGENT:
-            self._requests.handle(mail.sender, mail.envelope)  # it was spawned at this moment
+        if actor is not None and isinstance(mail.message, ProcessRequest):
+            self._requests.handle(mail.sender, mail.message)  # it was spawned at this moment
         elif actor is not None:
             actor.deliver(mail)
         elif ending is not None:
@@ -169,7 +169,7 @@ class ActorTable:
     # What is asked of this process
 
     def _asked_to_stop(self, mail: Mail, timeout: float) -> Future[None]:
-        return self.stop(mail.envelope.target, timeout)
+        return self.stop(mail.message.target, timeout)
 
     def _tell_when_ready(self, mail: Mail, _: None) -> None:
         actor = self._find_or_answer(mail)
@@ -186,16 +186,16 @@ class ActorTable:
 
     def _tell_when_over(self, mail: Mail, _: None) -> Future[MeshFailure | None] | None:
         # The script, and a process as a whole, end with this process, and the loss of its link is the answer.
-        if mail.envelope.target in (ROOT_UID, self._state.uid) and self.find(mail.envelope.target) is None:
+        if mail.message.target in (ROOT_UID, self._state.uid) and self.find(mail.message.target) is None:
             return None
         actor = self._find_or_answer(mail)
         return None if actor is None else actor.over
 
     def _tell_activity(self, mail: Mail, _: None) -> Future[str]:
         """Say what an actor does; of the actor 0, that the process answers."""
-        if mail.envelope.target == 0:
+        if mail.message.target == 0:
             return Future.of("its process answers by now")
-        actor = self.find(mail.envelope.target)
+        actor = self.find(mail.message.target)
         gone = "there is no such actor in its process, or not any more"
         return Future.of(gone if actor is None else actor.activity())
 
@@ -205,7 +205,7 @@ class ActorTable:
 
     def _find_or_answer(self, mail: Mail) -> ActorState | None:
         """The actor that a request is about; None where the request is answered for it, or will be."""
-        actor = self.find(mail.envelope.target)
+        actor = self.find(mail.message.target)
         if actor is None:
             self._deliver_to_absent(mail)
         return actor

@@ -33,7 +33,7 @@ from skipper.control.wire import grpc_poller
 from skipper.control.wire.addresses import host_of
 from skipper.control.wire.bulk import Loans
 from skipper.control.wire.certificates import Certificates
-from skipper.control.wire.envelope import ProcessRef
+from skipper.control.wire.process_ref import ProcessRef
 
 if TYPE_CHECKING:
     from skipper.control.runtime.loop import LoopThread
@@ -90,7 +90,7 @@ def build_process(
         return messenger.request(peer.launcher or state.root, ADDRESS, peer.id)
 
     def ask_to_end(child: ProcessRef, timeout: float) -> None:
-        messenger.send(child, EXIT.envelope(timeout))
+        messenger.send(child, EXIT.message(timeout))
 
     transport = Transport(
         me,
@@ -122,7 +122,7 @@ def build_process(
 
     def link(mail: Mail, change: tuple[tuple[ActorRef, ...], tuple[ActorRef, ...]]) -> None:
         """Change what a port of this process is linked to."""
-        ports.link(mail.envelope.target, mail.envelope.rank, *change, messenger)
+        ports.link(mail.message.target, mail.message.rank, *change, messenger)
 
     requests.serve(LINK, link)
     messenger.connect(

@@ -74,7 +74,7 @@ class BeginLog:
         at = _FIRST + 2 * (count % CAPACITY)
         # In this order: a kill may come between any two of these.
         words[at] = key
-        words[at + 1] = mail.envelope.reply_to
+        words[at + 1] = mail.message.reply_to
         words[_COUNT] = self._count = count + 1
 
     def begin(self) -> None:

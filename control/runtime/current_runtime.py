@@ -24,7 +24,7 @@ from skipper.control.runtime.procs.worker_config import WorkerConfig
 from skipper.control.runtime.supervision import RootActor
 from skipper.control.wire.addresses import at, host_of, within_host
 from skipper.control.wire.auth import new_secret
-from skipper.control.wire.envelope import ProcessRef
+from skipper.control.wire.process_ref import ProcessRef
 
 if TYPE_CHECKING:
     from skipper.control.runtime.loop import LoopThread

@@ -17,7 +17,8 @@ from skipper.control.model.settings import Settings
 from skipper.control.runtime.context import current_context
 from skipper.control.runtime.interfaces import Sender
 from skipper.control.runtime.messages import Mail
-from skipper.control.wire.envelope import Envelope, Kind, ProcessRef
+from skipper.control.wire.messages import Call, Credit
+from skipper.control.wire.process_ref import ProcessRef
 
 if TYPE_CHECKING:
     from skipper.control.runtime.loop import LoopThread
@@ -87,24 +88,24 @@ class Flow:
         self._max_nbytes = settings.max_unhandled_nbytes
         self._timeout_s = settings.send_timeout_s
 
-    def admit(self, to: ProcessRef, envelope: Envelope) -> None:
+    def admit(self, to: ProcessRef, call: Call) -> None:
         """Count a message for an actor, waiting while too many of this process are unhandled there.
 
         Raises:
             BackpressureError: there was no room in time, or waiting for it could never end.
         """
-        key = (to.id, envelope.target)
+        key = (to.id, call.target)
         window = self._windows.get(key) or self._windows.setdefault(key, Window())
-        nbytes = sum(map(len, envelope.payload))
+        nbytes = sum(map(len, call.payload))
         if (room := window.enter(nbytes, self._max_count, self._max_nbytes)) is None:
             return
         deadline = time.monotonic() + self._timeout_s
         while room is not None and not self._is_lost(to):
-            self._wait(room, envelope, to.name, self._is_in_its_own_way(envelope, to), deadline)
+            self._wait(room, call, to.name, self._is_in_its_own_way(call, to), deadline)
             window = self._windows.setdefault(key, window)
             room = window.enter(nbytes, self._max_count, self._max_nbytes)
 
-    def admit_cast(self, window: Window, envelope: Envelope, nbytes: int) -> None:
+    def admit_cast(self, window: Window, call: Call, nbytes: int) -> None:
         """Count in a message that goes down a tree, waiting while too many of them are unhandled by some receiver.
 
         Raises:
@@ -114,23 +115,23 @@ class Flow:
             return
         deadline = time.monotonic() + self._timeout_s
         while room is not None:
-            self._wait(room, envelope, "a member of the mesh", self._is_needed_here(), deadline)
+            self._wait(room, call, "a member of the mesh", self._is_needed_here(), deadline)
             room = window.enter(nbytes, self._max_count, self._max_nbytes)
 
     def handled(self, mail: Mail) -> None:
         """Note that a message has left its mailbox, to be handled or refused."""
         if mail.cast is not None:
-            mail.cast.relay.handled(mail.cast.number, sum(map(len, mail.envelope.payload)))
+            mail.cast.relay.handled(mail.cast.number, sum(map(len, mail.message.payload)))
             return
-        key = (mail.sender.id, mail.envelope.target)
+        key = (mail.sender.id, mail.message.target)
         with self._lock:
             count, nbytes = self._handled.get(key, (0, 0))
-            count, nbytes = count + 1, nbytes + sum(map(len, mail.envelope.payload))
+            count, nbytes = count + 1, nbytes + sum(map(len, mail.message.payload))
             if count < _CREDIT_MESSAGES and nbytes < _CREDIT_NBYTES:
                 self._handled[key] = count, nbytes
                 return
             self._handled.pop(key, None)
-        self._sender.send(mail.sender, Envelope(Kind.CREDIT, mail.envelope.target, rank=count, reply_to=nbytes))
+        self._sender.send(mail.sender, Credit(mail.message.target, count, nbytes))
 
     def unhandled(self) -> int:
         """How many messages this process has sent straight to actors and does not know to be handled.
@@ -139,17 +140,17 @@ class Flow:
         """
         return sum(window.count for window in list(self._windows.values()))
 
-    def credit(self, sender: ProcessRef, envelope: Envelope) -> None:
+    def credit(self, sender: ProcessRef, credit: Credit) -> None:
         """Take the credit that the process of an actor gives."""
-        window = self._windows.get((sender.id, envelope.target))
+        window = self._windows.get((sender.id, credit.target))
         if window is not None:
-            window.leave(envelope.rank, envelope.reply_to)
+            window.leave(credit.messages, credit.nbytes)
 
-    def withdraw(self, to: ProcessRef, envelope: Envelope) -> None:
+    def withdraw(self, to: ProcessRef, call: Call) -> None:
         """Count out a message that was admitted and then could not be sent."""
-        window = self._windows.get((to.id, envelope.target))
-        if window is not None and envelope.kind is Kind.CALL:
-            window.leave(1, sum(map(len, envelope.payload)))
+        window = self._windows.get((to.id, call.target))
+        if window is not None:
+            window.leave(1, sum(map(len, call.payload)))
 
     def forget(self, process: ProcessRef) -> None:
         """Let go of a process that is gone; callers that wait for it try to send, and find that out."""
@@ -163,8 +164,8 @@ class Flow:
         link = self._transport.find(to.id)
         return link is not None and link.lost is not None
 
-    def _wait(self, room: Future[None], envelope: Envelope, who: str, in_its_own_way: bool, deadline: float) -> None:
-        where = f"{envelope.method}: {who} has not handled what was sent to this actor before"
+    def _wait(self, room: Future[None], call: Call, who: str, in_its_own_way: bool, deadline: float) -> None:
+        where = f"{call.method}: {who} has not handled what was sent to this actor before"
         limit = f"(the limit is {self._max_count} messages or {self._max_nbytes} bytes from one process to one actor)"
         if in_its_own_way:
             raise BackpressureError(f"{where}, and will not while this thread waits {limit}")
@@ -173,14 +174,14 @@ class Flow:
         except DeadlineError:
             raise BackpressureError(f"{where} within {self._timeout_s:g} s {limit}") from None
 
-    def _is_in_its_own_way(self, envelope: Envelope, to: ProcessRef) -> bool:
+    def _is_in_its_own_way(self, call: Call, to: ProcessRef) -> bool:
         """Whether nothing can be handled as long as the current thread waits."""
         if self._is_needed_here():
             return True
         here = current_context.get()
         if here is None or to.id != self._id:
             return False
-        return here.actor_instance.mesh_uid == envelope.target
+        return here.actor_instance.mesh_uid == call.target
 
     def _is_needed_here(self) -> bool:
         """Whether credit can only come by the current thread."""

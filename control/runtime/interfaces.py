@@ -10,7 +10,8 @@ from skipper.control.model.failure import FailureKind, MeshFailure
 from skipper.control.model.future import Future
 from skipper.control.model.shape import Extent, Point
 from skipper.control.runtime.messages import ActorRef, Loss, Mail, OwnerRef
-from skipper.control.wire.envelope import Envelope, Kind, Payload, ProcessRef
+from skipper.control.wire.messages import Call, Kind, Message, OfTree, Payload, ProcessRequest
+from skipper.control.wire.process_ref import ProcessRef
 
 if TYPE_CHECKING:
     from skipper.control.runtime.requests import Request
@@ -24,13 +25,13 @@ R = TypeVar("R")
 
 
 class Sender(Protocol):
-    """Whoever sends envelopes; for any thread."""
+    """Whoever sends messages; for any thread."""
 
-    def send(self, to: ProcessRef, envelope: Envelope) -> None:
-        """Send an envelope; if ``to`` is lost, whoever waits for its answer is told."""
+    def send(self, to: ProcessRef, message: Message) -> None:
+        """Send a message; if ``to`` is lost, whoever waits for its answer is told."""
 
-    def pass_on(self, to: ProcessRef, envelope: Envelope) -> None:
-        """Post an envelope that belongs to a tree; nothing happens where ``to`` is lost."""
+    def pass_on(self, to: ProcessRef, message: OfTree) -> None:
+        """Post a message that belongs to a tree; nothing happens where ``to`` is lost."""
 
 
 class Replier(Protocol):
@@ -39,8 +40,8 @@ class Replier(Protocol):
     def reply(self, mail: Mail, kind: Kind, payload: Payload) -> None:
         """Answer a message for an actor."""
 
-    def reply_to(self, sender: ProcessRef, envelope: Envelope, kind: Kind, payload: Payload) -> None:
-        """Answer an envelope, if its sender wants that."""
+    def reply_to(self, sender: ProcessRef, message: Call | ProcessRequest, kind: Kind, payload: Payload) -> None:
+        """Answer a message, if its sender wants that."""
 
 
 class Requester(Protocol):
@@ -64,10 +65,10 @@ class Requester(Protocol):
 class Ports(Protocol):
     """The places in this process where answers arrive."""
 
-    def open(self, reply: Reply) -> int:
+    def open(self, reply: ReplyHandler) -> int:
         """The number of a new port; never 0."""
 
-    def open_at(self, number: int, reply: Reply) -> None:
+    def open_at(self, number: int, reply: ReplyHandler) -> None:
         """Open a port with a number of the caller's choice."""
 
     def close(self, number: int) -> None:
@@ -84,11 +85,11 @@ class Caller(Protocol):
     def ports(self) -> Ports:
         """Where answers arrive."""
 
-    def send(self, to: ProcessRef, envelope: Envelope) -> None:
+    def send(self, to: ProcessRef, message: Message) -> None:
         """See `Sender.send`."""
 
 
-class Reply(Protocol):
+class ReplyHandler(Protocol):
     """What stands behind a port."""
 
     def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:

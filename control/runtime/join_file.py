@@ -22,7 +22,7 @@ from pathlib import Path
 from skipper.control.model.errors import JobExistsError, JobNotFoundError, RemoteHostError, UnsafeFileError
 from skipper.control.model.settings import Settings
 from skipper.control.support.private_file import check_private
-from skipper.control.wire.envelope import ProcessRef
+from skipper.control.wire.process_ref import ProcessRef
 from skipper.trust import folder
 
 _SUFFIX = ".json"

@@ -10,7 +10,7 @@ from skipper.control.model.future import Future, Promise
 from skipper.control.runtime.interfaces import OwnedMesh
 from skipper.control.runtime.messages import Mail
 from skipper.control.runtime.requests import JOIN
-from skipper.control.wire.envelope import ProcessRef
+from skipper.control.wire.process_ref import ProcessRef
 
 if TYPE_CHECKING:
     from skipper.control.runtime.request_server import RequestServer

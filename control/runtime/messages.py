@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from skipper.control.model.failure import FailureKind, MeshFailure
+from skipper.control.model.growing import growing
 from skipper.control.model.shape import Extent, Point
 from skipper.control.wire.addresses import host_of
-from skipper.control.wire.envelope import NO_SIGN_OF_LIFE, Envelope, Kind, Payload, ProcessRef
+from skipper.control.wire.messages import Call, Kind, Payload, ProcessRequest
+from skipper.control.wire.process_ref import NO_SIGN_OF_LIFE, ProcessRef
 
 ROOT_UID = 1
 """The script's number among the actors of its process."""
@@ -22,7 +24,7 @@ class CastNode(Protocol):
     def origin(self) -> ProcessRef:
         """The process that casts."""
 
-    def reply(self, number: int, envelope: Envelope, kind: Kind, payload: Payload) -> bool:
+    def reply(self, number: int, call: Call, kind: Kind, payload: Payload) -> bool:
         """Answer a cast by way of the tree; False where the answer has to go straight. From any thread."""
 
     def handled(self, number: int, nbytes: int) -> None:
@@ -30,7 +32,7 @@ class CastNode(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Cast:
+class CastPath:
     """The way by which a message has come down a tree.
 
     Attributes:
@@ -44,19 +46,20 @@ class Cast:
 
 @dataclass(frozen=True, slots=True)
 class Mail:
-    """An envelope for an actor, and who sent it.
+    """A message for an actor or for this process, and who sent it.
 
     Attributes:
         sender: the process whose code sent it.
-        envelope: what was sent.
+        message: what was sent.
         cast: the way that it came down a tree; None where it came straight.
     """
 
     sender: ProcessRef
-    envelope: Envelope
-    cast: Cast | None = None
+    message: Call | ProcessRequest
+    cast: CastPath | None = None
 
 
+@growing
 @dataclass(frozen=True, slots=True)
 class ReplyAddress:
     """Where a port is: a number in a process; ``rank`` tells apart those who share a number."""
@@ -89,6 +92,7 @@ class Loss:
         return Loss(f"process {peer.name}{where} is gone: {reason}", None if in_good_order else kind, peer.id)
 
 
+@growing
 @dataclass(frozen=True, slots=True)
 class ActorRef:
     """One actor, as others refer to it.
@@ -121,6 +125,7 @@ class ActorRef:
         return f"{self.mesh_name}{self.rank!r}" if self.rank else self.mesh_name
 
 
+@growing
 @dataclass(frozen=True, slots=True)
 class OwnerRef:
     """The actor that owns a mesh."""
@@ -129,6 +134,7 @@ class OwnerRef:
     uid: int
 
 
+@growing
 @dataclass(frozen=True, slots=True)
 class Creator:
     """An actor as those see it that it has spawned.
@@ -148,6 +154,7 @@ class Creator:
     creator: Creator | None
 
 
+@growing
 @dataclass(frozen=True, slots=True)
 class SpawnRequest:
     """What a process is told to make an actor; its class and arguments travel beside it, packed.
@@ -167,6 +174,7 @@ class SpawnRequest:
     creator: Creator | None
 
 
+@growing
 @dataclass(frozen=True, slots=True)
 class LaunchOrder:
     """What is to be launched on one host.

@@ -12,8 +12,21 @@ from skipper.control.model.future import Future, Promise
 from skipper.control.runtime.messages import Loss, Mail, ReplyAddress
 from skipper.control.runtime.ports import Acknowledgements, Awaited, OneReply, PortTable
 from skipper.control.wire.addresses import host_of
-from skipper.control.wire.envelope import NOTICE, Envelope, Kind, Payload, ProcessRef
+from skipper.control.wire.messages import (
+    ANSWERS,
+    NOTICE,
+    Answer,
+    Call,
+    Credit,
+    Kind,
+    LoanReturned,
+    Message,
+    OfTree,
+    Payload,
+    ProcessRequest,
+)
 from skipper.control.wire.payload import in_full
+from skipper.control.wire.process_ref import ProcessRef
 
 if TYPE_CHECKING:
     from skipper.control.runtime.actor_table import ActorTable
@@ -28,8 +41,6 @@ if TYPE_CHECKING:
 
 A = TypeVar("A")
 R = TypeVar("R")
-
-_OF_TREES = frozenset({Kind.CAST, Kind.GATHER, Kind.TREE})
 
 
 class Messenger:
@@ -77,7 +88,7 @@ class Messenger:
 
     # Sending
 
-    def cast(self, members: tuple[ProcessRef, ...], envelope: Envelope) -> None:
+    def cast(self, members: tuple[ProcessRef, ...], call: Call) -> None:
         """Send a message for an actor to every member of a mesh, each with its rank; down a tree where they are many.
 
         Raises:
@@ -86,98 +97,99 @@ class Messenger:
         """
         if len(members) > bounds.settings().tree_threshold:
             try:
-                if self._casts.cast(members, envelope):
+                if self._casts.cast(members, call):
                     return
             except BackpressureError:
-                self._abandon(envelope)
+                self._abandon(call)
                 raise
         for rank, member in enumerate(members):
-            self.send(member, envelope.for_rank(rank))
+            self.send(member, call.for_rank(rank))
 
-    def pass_on(self, to: ProcessRef, envelope: Envelope) -> None:
-        """Post an envelope that belongs to a tree; nothing happens where ``to`` is lost: `CastSender` sees to that."""
+    def pass_on(self, to: ProcessRef, message: OfTree) -> None:
+        """Post a message that belongs to a tree; nothing happens where ``to`` is lost: `CastSender` sees to that."""
         link = self._transport.find(to.id) or self._transport.link(to)
         if link.lost is None:
-            link.post(envelope)
+            link.post(message)
 
-    def send(self, to: ProcessRef, envelope: Envelope, *, is_value: bool = False) -> None:
-        """Send an envelope; from any thread. If ``to`` is lost, whoever waits for its answer is told.
+    def send(self, to: ProcessRef, message: Message, *, is_value: bool = False) -> None:
+        """Send a message; from any thread. If ``to`` is lost, whoever waits for its answer is told.
 
         Returns at once, except that calls wait while the actor is too far behind.
 
         Args:
             to: the process.
-            envelope: for it, or for an actor there.
+            message: for it, or for an actor there.
             is_value: whether it is for a port, and what is cast later stays behind it.
 
         Raises:
             BackpressureError: a call found no room in the actor's mailbox in time; it has not been sent.
-            PayloadError: a large segment cannot be lent; the envelope has not been sent.
+            PayloadError: a large segment cannot be lent; the message has not been sent.
         """
-        if envelope.kind is Kind.CALL:
+        if isinstance(message, Call):
             try:
-                self._flow.admit(to, envelope)
+                self._flow.admit(to, message)
             except BackpressureError:
-                self._abandon(envelope)
+                self._abandon(message)
                 raise
         if to.id == self._id:
-            self._loans.complete(envelope.payload)
-            self.deliver(self._me, envelope)
+            self._loans.complete(message.payload)
+            self.deliver(self._me, message)
             return
         link = self._transport.find(to.id)
         if link is None:
             if to.job != self._me.job:
                 reason = f"process {to.name} belongs to a job that has ended"
-                self._peer_failures.tell(to, envelope, Loss(reason))
+                self._peer_failures.tell(to, message, Loss(reason))
                 return
             link = self._transport.link(to)
-        if envelope.payload:
-            self._lend(to, envelope)
-        if envelope.kind is Kind.CALL:
+        if message.payload:
+            self._lend(to, message)
+        if isinstance(message, Call):
             self._relays.speaks_to(to.id)
-        is_ordered = is_value or envelope.kind is Kind.CALL or envelope.kind is Kind.AGENT
+        is_ordered = is_value or isinstance(message, Call | ProcessRequest)
         if is_ordered and self._casts.are_used:
-            self._casts.post(link, envelope)
+            self._casts.post(link, message)
         elif link.lost is None:
-            link.post(envelope)
+            link.post(message)
             if is_ordered and self._casts.are_used:  # since this very moment
                 self._casts.stay_behind(link)
-        self._loans.complete(envelope.payload)
+        self._loans.complete(message.payload)
         if link.lost is not None:
             self._loans.forget(to.id)
-            self._peer_failures.sent_in_vain(to, link.lost, envelope)
+            self._peer_failures.sent_in_vain(to, link.lost, message)
 
-    def _lend(self, to: ProcessRef, envelope: Envelope) -> None:
+    def _lend(self, to: ProcessRef, message: Message) -> None:
         if (self._is_beyond or not to.address.startswith("unix")) and self._transport.is_elsewhere(to):
-            envelope.payload = in_full(envelope.payload)
+            message.payload = in_full(message.payload)
             return
         try:
-            self._loans.lend(envelope.payload, to.id)
+            self._loans.lend(message.payload, to.id)
         except PayloadError:
-            self._flow.withdraw(to, envelope)
-            self._abandon(envelope)
+            if isinstance(message, Call):
+                self._flow.withdraw(to, message)
+            self._abandon(message)
             raise
 
-    def _abandon(self, envelope: Envelope) -> None:
+    def _abandon(self, message: Message) -> None:
         """Close the port of a call that is not sent; that of a broadcast is its sender's, for all its broadcasts."""
-        if envelope.reply_to < NOTICE:
-            self.ports.close(envelope.reply_to)
+        if isinstance(message, Call | ProcessRequest) and message.reply_to < NOTICE:
+            self.ports.close(message.reply_to)
 
     def reply(self, mail: Mail, kind: Kind, payload: Payload) -> None:
         """Answer a message for an actor."""
         if mail.cast is None or not self._casts.reply(mail, kind, payload):
-            self.reply_to(mail.sender, mail.envelope, kind, payload)
+            self.reply_to(mail.sender, mail.message, kind, payload)
 
-    def reply_to(self, sender: ProcessRef, envelope: Envelope, kind: Kind, payload: Payload) -> None:
-        """Answer an envelope, if its sender wants that."""
-        if envelope.reply_to:
-            self.send(sender, Envelope(kind, envelope.reply_to, payload, rank=envelope.rank))
+    def reply_to(self, sender: ProcessRef, message: Call | ProcessRequest, kind: Kind, payload: Payload) -> None:
+        """Answer a message, if its sender wants that."""
+        if message.reply_to:
+            self.send(sender, ANSWERS[kind](message.reply_to, message.rank, payload=payload))
 
     def send_to_port(self, address: ReplyAddress, kind: Kind, payload: Payload, *, is_answer: bool) -> None:
         """Send to a port of any process, as an answer or for its own sake."""
         if not is_answer:
             self._relays.speaks_to(address.process.id)
-        self.send(address.process, Envelope(kind, address.number, payload, rank=address.rank), is_value=True)
+        self.send(address.process, ANSWERS[kind](address.number, address.rank, payload=payload), is_value=True)
 
     @overload
     def request(self, to: ProcessRef, request: Request[None, R], *, target: int = 0) -> Future[R]: ...
@@ -190,7 +202,7 @@ class Messenger:
         payload = request.pack(argument)
         future: Promise[Any] = Promise()
         port = self.ports.open(OneReply(future, Awaited(to, f"process {to.name}", request.name, request=request)))
-        self.send(to, Envelope(Kind.AGENT, target, payload, request.name, port))
+        self.send(to, ProcessRequest(target, port, 0, request.name, payload=payload))
         return future
 
     @overload
@@ -213,7 +225,7 @@ class Messenger:
         payload = request.pack(argument)
         port = self.ports.open(Acknowledgements(promise, [process.id for process in to]))
         for rank, process in enumerate(to):
-            self.send(process, Envelope(Kind.AGENT, target, payload, request.name, port, rank))
+            self.send(process, ProcessRequest(target, port, rank, request.name, payload=payload))
         return promise
 
     def fall_silent(self) -> None:
@@ -228,21 +240,22 @@ class Messenger:
 
     # Receiving
 
-    def deliver(self, sender: ProcessRef, envelope: Envelope) -> None:
-        """Take an envelope that has arrived: on the thread of its stream, or on any thread from this process."""
-        if envelope.sequence and (envelope.kind is Kind.CALL or envelope.kind is Kind.AGENT):
-            self._relays.arrive(sender, envelope)
-        elif envelope.kind is Kind.CALL:
-            self._actors.deliver(Mail(sender, envelope))
-        elif envelope.kind is Kind.AGENT:
-            self._requests.handle(sender, envelope)
-        elif envelope.kind in _OF_TREES:
-            self._casts.take(sender, envelope)
-        elif envelope.kind is Kind.CREDIT:
-            self._flow.credit(sender, envelope)
-        elif envelope.kind is Kind.GIVE_BACK:
-            self._loans.give_back(envelope.target, sender.id, is_readable=envelope.rank == 1)
-        else:
-            self.ports.deliver(envelope.target, envelope.rank, envelope.kind, envelope.payload)
-            if envelope.sequence:
-                self._relays.arrive(sender, envelope)
+    def deliver(self, sender: ProcessRef, message: Message) -> None:
+        """Take a message that has arrived: on the thread of its stream, or on any thread from this process."""
+        if isinstance(message, Answer):
+            self.ports.deliver(message.port, message.rank, message.kind, message.payload)
+            if message.sequence:
+                self._relays.arrive(sender, message)
+        elif isinstance(message, Call | ProcessRequest):
+            if message.sequence:
+                self._relays.arrive(sender, message)
+            elif isinstance(message, Call):
+                self._actors.deliver(Mail(sender, message))
+            else:
+                self._requests.handle(sender, message)
+        elif isinstance(message, Credit):
+            self._flow.credit(sender, message)
+        elif isinstance(message, LoanReturned):
+            self._loans.give_back(message.loan, sender.id, is_readable=message.is_readable)
+        elif isinstance(message, OfTree):
+            self._casts.take(sender, message)

@@ -11,7 +11,7 @@ from skipper.control.model.future import Future
 from skipper.control.runtime.interfaces import Caller, OwnedMesh, Owner
 from skipper.control.runtime.messages import ActorRef, Loss, Mail, OwnerRef
 from skipper.control.runtime.requests import FAILURE, HANDLED, STOP_MESH
-from skipper.control.wire.envelope import ProcessRef
+from skipper.control.wire.process_ref import ProcessRef
 
 if TYPE_CHECKING:
     from skipper.control.runtime.actor_table import ActorTable
@@ -66,7 +66,7 @@ class Ownership:
         if owner.process.id == self._state.me.id:
             self.take(owner, failure)
         else:
-            self._caller.send(owner.process, FAILURE.envelope((owner, failure)))
+            self._caller.send(owner.process, FAILURE.message((owner, failure)))
 
     def take(self, owner: OwnerRef, failure: MeshFailure) -> None:
         """Take a failure for an actor of this process; it is dropped where the actor has ended."""
@@ -86,7 +86,7 @@ class Ownership:
         if (root := self.root) is not None:
             root.faults.hear(source)
         else:
-            self._caller.send(self._state.root, HANDLED.envelope(source))
+            self._caller.send(self._state.root, HANDLED.message(source))
 
     def process_gone(self, peer: ProcessRef, loss: Loss, is_gone: Callable[[str], bool]) -> None:
         """End the actors that a lost process owned, and tell the owners of what was in it.
@@ -114,7 +114,7 @@ class Ownership:
     # What is asked of this process
 
     def _stop(self, mail: Mail, timeout: float) -> Future[None]:
-        mesh = self.find(mail.envelope.target)
+        mesh = self.find(mail.message.target)
         return Future.of(None) if mesh is None else mesh.stop(timeout)
 
     def _failure(self, mail: Mail, told: tuple[OwnerRef, MeshFailure]) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from skipper.control.model.errors import ControlError
 from skipper.control.model.future import Future, peek
 from skipper.control.runtime.interfaces import Requester
 from skipper.control.runtime.messages import Loss, Mail
 from skipper.control.runtime.requests import EXIT_REASON
-from skipper.control.wire.envelope import NO_SIGN_OF_LIFE, NOTICE, STOPPED, Envelope, Kind, ProcessRef
+from skipper.control.wire.messages import NOTICE, Call, Cast, Message
+from skipper.control.wire.process_ref import NO_SIGN_OF_LIFE, STOPPED, ProcessRef
 
 if TYPE_CHECKING:
     from skipper.control.runtime.cast.sender import CastSender
@@ -174,11 +175,11 @@ class PeerFailures:
         self._ports.process_lost(peer.id, exit_reason)
         if (link := self._transport.find(peer.id)) is not None:
             unsent, link.unsent = link.unsent, []
-            for envelope in unsent:
-                if envelope.kind is Kind.CAST:
-                    self._casts.undelivered(peer, envelope, exit_reason)
+            for message in unsent:
+                if isinstance(message, Cast):
+                    self._casts.undelivered(peer, message, exit_reason)
                 else:
-                    self.tell(peer, envelope, exit_reason)
+                    self.tell(peer, message, exit_reason)
         self._flow.forget(peer)
         self._loans.forget(peer.id)
         if exit_reason.kind is not None and peer.launcher is not None and peer.launcher.id == self._state.me.id:
@@ -186,28 +187,33 @@ class PeerFailures:
         if not self._state.closing:
             self._owners.process_gone(peer, exit_reason, self._exit_reasons.__contains__)
 
-    def sent_in_vain(self, to: ProcessRef, reason: str, envelope: Envelope) -> None:
-        """Tell those who wait for the answer to an envelope that its link was lost; from any thread.
+    def sent_in_vain(self, to: ProcessRef, reason: str, message: Message) -> None:
+        """Tell those who wait for the answer to a message that its link was lost; from any thread.
 
         Args:
             to: the process that it was for.
             reason: why the link is lost.
-            envelope: what was sent.
+            message: what was sent.
         """
         exit_reason = self._exit_reasons.get(to.id)
         child = self._children.get(to.id)
-        if exit_reason is None and (child is not None or to.id in self._late) and envelope.reply_to < NOTICE:
+        if exit_reason is None and (child is not None or to.id in self._late) and not _is_noticed(message):
             return  # a better reason is about to be known, and those who wait are told then
         in_good_order = reason == STOPPED or (child is not None and child.expected)
-        self.tell(to, envelope, exit_reason or Loss.of(to, reason, in_good_order=in_good_order))
+        self.tell(to, message, exit_reason or Loss.of(to, reason, in_good_order=in_good_order))
 
-    def tell(self, to: ProcessRef, envelope: Envelope, loss: Loss) -> None:
-        """Tell those who wait for the answer to an envelope why there will be none; from any thread."""
-        if envelope.kind is Kind.CALL and envelope.reply_to >= NOTICE:
-            self._ports.undelivered(envelope.reply_to, loss)
+    def tell(self, to: ProcessRef, message: Message, loss: Loss) -> None:
+        """Tell those who wait for the answer to a message why there will be none; from any thread."""
+        if _is_noticed(message):
+            self._ports.undelivered(message.reply_to, loss)
         else:
             self._ports.process_lost(to.id, loss)
 
     def _forget(self, process_id: str) -> None:
         self._transport.forget(process_id)
         self._children.forget(process_id)
+
+
+def _is_noticed(message: Message) -> TypeGuard[Call]:
+    """Whether nobody waits for an answer, and somebody is told that it could not be delivered."""
+    return isinstance(message, Call) and message.reply_to >= NOTICE

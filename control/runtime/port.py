@@ -17,7 +17,7 @@ from skipper.control.runtime.interfaces import Ports
 from skipper.control.runtime.messages import ActorRef, Loss, ReplyAddress
 from skipper.control.runtime.replies import open_reply, pack_exception, pack_supervision
 from skipper.control.runtime.requests import LINK
-from skipper.control.wire.envelope import Kind, Payload
+from skipper.control.wire.messages import Kind, Payload
 from skipper.control.wire.payload import pack, pack_arguments
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Port(Generic[T]):
     def exception(self, error: BaseException) -> None:
         """Send an error, which is raised at the receiver as `ActorError` with this as its cause."""
         here = running.current().me.name
-        self._send(Kind.ERROR, pack_exception(error, actor_id=here, endpoint="port"))
+        self._send(Kind.FAILURE, pack_exception(error, actor_id=here, endpoint="port"))
 
     def link(self, actors: ActorMesh[Any] | None = None) -> None:
         """Tie the port to the lives of actors: a receive raises `LinkError` once every linked actor is dead.
@@ -82,8 +82,8 @@ class Port(Generic[T]):
         if not self._address.number:
             return  # nobody waits there
         address = self._address
-        envelope = LINK.envelope((tuple(add), tuple(remove)), target=address.number, rank=address.rank)
-        running.current().send(address.process, envelope)
+        message = LINK.message((tuple(add), tuple(remove)), target=address.number, rank=address.rank)
+        running.current().send(address.process, message)
 
     def _send(self, kind: Kind, payload: Payload) -> None:
         self._owed = False
@@ -104,12 +104,12 @@ class Port(Generic[T]):
 def refuse_for(port: Port[Any], reason: str, failure: MeshFailure | None) -> None:
     """Answer in place of an actor that will not, unless it has, or has given the port to somebody else."""
     if port._owed and running.is_running():
-        port._send(Kind.ERROR, pack_supervision(f"the answer will not come: {reason}", failure))
+        port._send(Kind.FAILURE, pack_supervision(f"the answer will not come: {reason}", failure))
 
 
 def answer_by_error(port: Port[Any], packed: Payload) -> None:
     """Send an error that is packed already, for instance with the name of another actor than this one."""
-    port._send(Kind.ERROR, packed)
+    port._send(Kind.FAILURE, packed)
 
 
 class _Here(threading.local):

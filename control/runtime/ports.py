@@ -14,12 +14,13 @@ from skipper.control.model.future import Future, Pending, Promise, peek, raising
 from skipper.control.model.shape import Extent
 from skipper.control.model.value_mesh import ValueMesh
 from skipper.control.runtime import running
-from skipper.control.runtime.interfaces import Caller, LocalActor, Ports, Reply
+from skipper.control.runtime.interfaces import Caller, LocalActor, Ports, ReplyHandler
 from skipper.control.runtime.messages import ActorRef, Loss
 from skipper.control.runtime.replies import open_reply
 from skipper.control.runtime.requests import ACTIVITY, WATCH, AnyRequest
 from skipper.control.runtime.running import RunningProcess
-from skipper.control.wire.envelope import NOTICE, Kind, Payload, ProcessRef
+from skipper.control.wire.messages import NOTICE, Kind, Payload
+from skipper.control.wire.process_ref import ProcessRef
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -81,11 +82,11 @@ class PortTable:
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._open: dict[int, Reply] = {}
+        self._open: dict[int, ReplyHandler] = {}
         self._links: dict[int, dict[int, DeathWatch]] = {}
         self._link_lock = threading.Lock()
 
-    def open(self, reply: Reply) -> int:
+    def open(self, reply: ReplyHandler) -> int:
         """A new port's number; never 0."""
         number = next(self._numbers)
         self._open[number] = reply
@@ -95,7 +96,7 @@ class PortTable:
         """A number for `open_at`; never 0."""
         return next(self._numbers)
 
-    def open_at(self, number: int, reply: Reply) -> None:
+    def open_at(self, number: int, reply: ReplyHandler) -> None:
         """Open a port with a number of the caller's choice."""
         self._open[number] = reply
 
@@ -192,7 +193,7 @@ class OneReply:
 
     def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
         """Take a reply."""
-        end = self._promise.fail_by if kind is Kind.ERROR else self._promise.settle_by
+        end = self._promise.fail_by if kind is Kind.FAILURE else self._promise.settle_by
         end(lambda: open_reply(kind, payload))
         return True
 
@@ -268,7 +269,7 @@ class MeshReply(_MeshReplies):
 
     def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
         """Take a reply."""
-        if kind is Kind.ERROR:
+        if kind is Kind.FAILURE:
             self._fail(lambda: open_reply(kind, payload))
             return True
         if rank in self._missing:
@@ -357,7 +358,7 @@ class StreamReply(_MeshReplies):
 
     def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
         """Take a reply."""
-        self._push(rank, lambda: open_reply(kind, payload), is_error=kind is Kind.ERROR)
+        self._push(rank, lambda: open_reply(kind, payload), is_error=kind is Kind.FAILURE)
         return not self._missing
 
     def process_lost(self, process_id: str, loss: Loss) -> bool:
@@ -390,7 +391,7 @@ class Acknowledgements:
 
     def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
         """Take a reply."""
-        if kind is Kind.ERROR and self._error is None:
+        if kind is Kind.FAILURE and self._error is None:
             self._error = lambda: open_reply(kind, payload)
         return self._acknowledged({rank})
 
@@ -416,7 +417,7 @@ _numbers = itertools.count(NOTICE)
 
 
 def notice_number(ports: Ports, sender: LocalActor, mesh_uid: int, mesh_name: str) -> int:
-    """What broadcasts of this actor to that mesh have for `Envelope.reply_to`."""
+    """What broadcasts of this actor to that mesh have for `Call.reply_to`."""
     number = sender.meshes.notices.get(mesh_uid)
     if number is None:
         number = sender.meshes.notices.setdefault(mesh_uid, next(_numbers))
@@ -533,7 +534,7 @@ def watch(caller: Caller, actor: ActorRef) -> Future[MeshFailure | None]:
     answer: Promise[MeshFailure | None] = Promise()
     awaited = Awaited(actor.process, str(actor), WATCH.name, actor, request=WATCH)
     port = caller.ports.open(OneReply(answer, awaited))
-    caller.send(actor.process, WATCH.envelope(None, target=actor.uid, port=port))
+    caller.send(actor.process, WATCH.message(None, target=actor.uid, port=port))
     ended: Promise[MeshFailure | None] = Promise()
 
     def outcome() -> MeshFailure | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from skipper.control.model.settings import Settings
 from skipper.control.runtime.supervision import RootActor
-from skipper.control.wire.envelope import ProcessRef
+from skipper.control.wire.process_ref import ProcessRef
 
 if TYPE_CHECKING:
     from skipper.control.runtime.actor_table import ActorTable

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from skipper.control.model.settings import Settings
 from skipper.control.runtime.procs.output_capture import Redirection
-from skipper.control.wire.envelope import ProcessRef
+from skipper.control.wire.process_ref import ProcessRef
 
 
 @dataclass(slots=True, eq=False)

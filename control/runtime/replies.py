@@ -26,7 +26,7 @@ from skipper.control.model.exception_text import (
 from skipper.control.model.failure import MeshFailure
 from skipper.control.runtime.interfaces import Replier
 from skipper.control.runtime.messages import Mail
-from skipper.control.wire.envelope import Kind, Payload
+from skipper.control.wire.messages import Call, Kind, Payload
 from skipper.control.wire.payload import pack, pack_inert, unpack
 
 if TYPE_CHECKING:
@@ -72,12 +72,12 @@ def refuse(
     flow: Flow, replier: Replier, mail: Mail, reason: str, failure: MeshFailure | None, *, delivered: bool = False
 ) -> None:
     """Answer a message that no actor will handle, or that was ``delivered`` and not finished."""
-    if mail.envelope.kind is Kind.CALL:
+    if isinstance(mail.message, Call):
         flow.handled(mail)
-    if mail.envelope.reply_to and not (delivered and not mail.envelope.wants_reply):
-        is_call = mail.envelope.kind is Kind.CALL
-        message = f"cannot answer {mail.envelope.method.removesuffix(WRAPPED)}: {reason}" if is_call else reason
-        replier.reply(mail, Kind.ERROR, pack_supervision(message, failure, is_unhandled=not delivered))
+    if mail.message.reply_to and not (delivered and not mail.message.wants_reply):
+        is_call = isinstance(mail.message, Call)
+        message = f"cannot answer {mail.message.method.removesuffix(WRAPPED)}: {reason}" if is_call else reason
+        replier.reply(mail, Kind.FAILURE, pack_supervision(message, failure, is_unhandled=not delivered))
 
 
 def open_supervision(payload: Payload) -> SupervisionError | None:
@@ -99,7 +99,7 @@ def open_reply(kind: Kind, payload: Payload) -> Any:
         PayloadError: the value cannot be unpickled here.
     """
     content = unpack(payload)
-    if kind is not Kind.ERROR:
+    if kind is not Kind.FAILURE:
         return content
     if content[0] == _SUPERVISION:
         raise _supervision_error(*content[1:])

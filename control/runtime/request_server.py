@@ -16,8 +16,9 @@ from skipper.control.model.future import Future, peek
 from skipper.control.runtime.interfaces import Replier
 from skipper.control.runtime.messages import Mail
 from skipper.control.runtime.replies import pack_error, pack_exception
-from skipper.control.wire.envelope import Envelope, Kind, ProcessRef
+from skipper.control.wire.messages import Kind, ProcessRequest
 from skipper.control.wire.payload import pack
+from skipper.control.wire.process_ref import ProcessRef
 
 if TYPE_CHECKING:
     from skipper.control.runtime.process_state import ProcessState
@@ -51,19 +52,19 @@ class RequestServer:
         """
         self._handlers[name] = handler
 
-    def handle(self, sender: ProcessRef, envelope: Envelope) -> None:
-        """Do what the envelope asks for."""
+    def handle(self, sender: ProcessRef, request: ProcessRequest) -> None:
+        """Do what is asked for."""
         try:
-            self._handlers[envelope.method](Mail(sender, envelope))
+            self._handlers[request.method](Mail(sender, request))
         except Exception as error:  # noqa: BLE001  (a request that cannot be served costs its asker, not the link)
             me = self._state.me.name
-            _log.exception("%s: the request %s from %s failed", me, envelope.method, sender.name)
-            packed = pack_exception(error, actor_id=me, endpoint=envelope.method)
-            self._replier.reply_to(sender, envelope, Kind.ERROR, packed)
+            _log.exception("%s: the request %s from %s failed", me, request.method, sender.name)
+            packed = pack_exception(error, actor_id=me, endpoint=request.method)
+            self._replier.reply_to(sender, request, Kind.FAILURE, packed)
 
     def run(self, request: Request[A, R], handler: Callable[[Mail, A], Future[R] | None], mail: Mail) -> None:
         """Serve a request that has come by a function as `serve` takes it."""
-        future = handler(mail, request.unpack(mail.envelope.payload))
+        future = handler(mail, request.unpack(mail.message.payload))
         if future is not None:
             self.answer(mail, future)
 
@@ -74,8 +75,8 @@ class RequestServer:
             try:
                 kind, payload = Kind.REPLY, pack(peek(settled))
             except ControlError as error:
-                kind = Kind.ERROR
-                payload = pack_error(error, actor_id=self._state.me.name, method=mail.envelope.method)
-            self._replier.reply_to(mail.sender, mail.envelope, kind, payload)
+                kind = Kind.FAILURE
+                payload = pack_error(error, actor_id=self._state.me.name, method=mail.message.method)
+            self._replier.reply_to(mail.sender, mail.message, kind, payload)
 
         future.add_done_callback(answer)

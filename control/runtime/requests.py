@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from skipper.control.wire.envelope import Envelope, Kind, Payload
+from skipper.control.wire.messages import Payload, ProcessRequest
 from skipper.control.wire.payload import pack, unpack
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Request(Generic[A, R]):
         """The inverse of `pack`."""
         return cast(A, unpack(payload) if payload else None)
 
-    def envelope(self, argument: A, *, target: int = 0, port: int = 0, rank: int = 0) -> Envelope:
+    def message(self, argument: A, *, target: int = 0, port: int = 0, rank: int = 0) -> ProcessRequest:
         """The request as it is sent.
 
         Args:
@@ -53,7 +53,7 @@ class Request(Generic[A, R]):
             port: where the answer is waited for; 0: nobody waits.
             rank: of the process among those that are asked.
         """
-        return Envelope(Kind.AGENT, target, self.pack(argument), self.name, port, rank)
+        return ProcessRequest(target, port, rank, self.name, payload=self.pack(argument))
 
     def __repr__(self) -> str:
         return f"<request {self.name}>"

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from skipper.control.model.failure import MeshFailure
 from skipper.control.runtime.interfaces import LocalActor, Ports, Requester
-from skipper.control.wire.envelope import Envelope, Kind, Payload, ProcessRef
+from skipper.control.wire.messages import Kind, Message, Payload
+from skipper.control.wire.process_ref import ProcessRef
 
 if TYPE_CHECKING:
     from skipper.control.runtime.context import BaseActorInstance
@@ -46,8 +47,8 @@ class RunningProcess(Requester, Protocol):
     def root_actor(self) -> RunningScript | None:
         """The script; None in a process that belongs to somebody."""
 
-    def send(self, to: ProcessRef, envelope: Envelope) -> None:
-        """Send an envelope."""
+    def send(self, to: ProcessRef, message: Message) -> None:
+        """Send a message."""
 
     def send_to_port(self, address: ReplyAddress, kind: Kind, payload: Payload, *, is_answer: bool) -> None:
         """Send to a port of any process, as an answer or for its own sake."""

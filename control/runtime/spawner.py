@@ -14,7 +14,7 @@ from skipper.control.runtime.actor_table import ActorTable
 from skipper.control.runtime.executor import AsyncExecutor, SyncExecutor
 from skipper.control.runtime.messages import Mail, SpawnRequest
 from skipper.control.runtime.requests import CONTROLLER, SPAWN
-from skipper.control.wire.envelope import Payload
+from skipper.control.wire.messages import Payload
 
 if TYPE_CHECKING:
     from skipper.control.runtime.flow_control import Flow
@@ -60,7 +60,7 @@ class Spawner:
 
     def _spawn(self, mail: Mail, argument: tuple[tuple[SpawnRequest, bool], Payload]) -> None:
         (request, is_async), body = argument
-        self._start(request, mail.envelope.rank, body, is_async=is_async)
+        self._start(request, mail.message.rank, body, is_async=is_async)
 
     def _controller(
         self, mail: Mail, argument: tuple[tuple[str, SpawnRequest, ActorInterface], Payload]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from skipper.control.model.shape import Point
 
 if TYPE_CHECKING:
-    from skipper.control.runtime.interfaces import Reply
+    from skipper.control.runtime.interfaces import ReplyHandler
     from skipper.control.runtime.messages import ActorRef, Mail
 
 VARIABLE = "SKIPPER_TRACING"
@@ -25,7 +25,7 @@ Attribute = str | bool | int | float
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class TracedCall:
     """What is about to be sent.
 
     Attributes:
@@ -57,7 +57,7 @@ class Sending(Protocol):
     ) -> None:
         """It is sent, or has not been."""
 
-    def until(self, reply: Reply) -> Reply:
+    def until(self, reply: ReplyHandler) -> ReplyHandler:
         """Have the span last until nothing more is expected there; returns what is to stand behind the port instead."""
 
 
@@ -91,7 +91,7 @@ class TracedActor(Protocol):
 class Tracer(Protocol):
     """Who records spans."""
 
-    def sending(self, call: Call) -> Sending:
+    def sending(self, call: TracedCall) -> Sending:
         """A call of the code that runs now."""
 
     def serving(self, actor: TracedActor, mail: Mail) -> AbstractContextManager[object]:

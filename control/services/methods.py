@@ -14,7 +14,7 @@ from skipper.control.runtime.port import Port, pack_with_ports
 from skipper.control.services.request_sequencer import RequestSequencer
 from skipper.control.services.requests import ServiceRequest, SessionBinding, SessionRequest, SlotRequest
 from skipper.control.services.service_client import Address, ServiceClient
-from skipper.control.wire.envelope import Payload
+from skipper.control.wire.messages import Payload
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)

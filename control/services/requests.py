@@ -18,7 +18,7 @@ from skipper.control.runtime.port import Port, link_port
 from skipper.control.runtime.process import Process
 from skipper.control.runtime.replies import open_reply, open_supervision
 from skipper.control.services.router import KnownReplica, Router
-from skipper.control.wire.envelope import Kind, Payload
+from skipper.control.wire.messages import Kind, Payload
 
 if TYPE_CHECKING:
     from skipper.control.services.service_client import ServiceClient
@@ -184,7 +184,7 @@ class SessionRequest(ServiceRequest):
 
 
 class RequestAttempt:
-    """One sending of a request; what stands behind the port for its answer (see `control.runtime.ports.Reply`)."""
+    """One sending of a request; takes its answer (see `control.runtime.interfaces.ReplyHandler`)."""
 
     __slots__ = (
         "_client",
@@ -211,10 +211,10 @@ class RequestAttempt:
 
     def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
         """Take the reply."""
-        error = open_supervision(payload) if kind is Kind.ERROR else None
+        error = open_supervision(payload) if kind is Kind.FAILURE else None
         if error is None:
-            if self._client.answered(self, is_error=kind is Kind.ERROR):
-                end = self.request.future.fail_by if kind is Kind.ERROR else self.request.future.settle_by
+            if self._client.answered(self, is_error=kind is Kind.FAILURE):
+                end = self.request.future.fail_by if kind is Kind.FAILURE else self.request.future.settle_by
                 end(lambda: open_reply(kind, payload))
         else:
             # An actor that only drops its response port lives on; of one that is stopped the controller tells.

@@ -1,17 +1,14 @@
 """Mutual proof that both ends of a stream know the job's secret.
 
 Each end picks a nonce. The server proves itself in its initial metadata, the client in its first message, each with an
-HMAC-SHA256 over its role, both nonces, what the client says of itself and whom it takes the server for. Nonces are
-fresh, so nothing can be replayed, and the roles differ, so nothing can be reflected.
+HMAC-SHA256 over its role, both versions and nonces, what the client says of itself and whom it takes the server
+for. Nonces are fresh, so nothing can be replayed, and the roles differ, so nothing can be reflected.
 """
 
 from __future__ import annotations
 
 import hmac
 import secrets
-
-VERSION = "4"
-"""Version of the protocol; both ends must speak the same."""
 
 NOT_OUR_SECRET = "whoever listens there does not know the job's secret"
 """Part of the reason why a link is lost whose other end could not prove itself."""
@@ -35,7 +32,12 @@ def new_nonce() -> bytes:
 
 
 def client_proof(secret: bytes, *transcript: bytes) -> bytes:
-    """The client's proof over the transcript: client nonce, server nonce, client, id of the server; 32 bytes."""
+    """The client's proof over the transcript; 32 bytes.
+
+    Args:
+        secret: the job's.
+        transcript: version and nonce of the client, version and nonce of the server, client, id of the server.
+    """
     return _mac(secret, b"client", transcript)
 
 
@@ -51,7 +53,7 @@ def verify(expected: bytes, given: object) -> bool:
 
 def _mac(secret: bytes, role: bytes, transcript: tuple[bytes, ...]) -> bytes:
     mac = hmac.new(secret, digestmod="sha256")
-    for part in (b"skipper link", VERSION.encode(), role, *transcript):
+    for part in (b"skipper link", role, *transcript):
         mac.update(len(part).to_bytes(8, "little"))  # lengths keep neighbouring parts apart
         mac.update(part)
     return mac.digest()

@@ -7,11 +7,11 @@ import contextlib
 from collections.abc import Callable, Collection, Sequence
 
 from skipper.control.wire.certificates import Certificates
-from skipper.control.wire.envelope import ProcessRef
 from skipper.control.wire.grpc_listener import StreamListener
 from skipper.control.wire.grpc_streams import OPTIONS, IncomingStream
 from skipper.control.wire.handshake import Guest
 from skipper.control.wire.identity import Role
+from skipper.control.wire.process_ref import ProcessRef
 from skipper.control.wire.strangers import HANDSHAKE_TIMEOUT_S, Strangers
 
 _LIMITS = (("grpc.max_concurrent_streams", 4),)

@@ -9,11 +9,12 @@ from skipper.control.model.errors import CertificateError, ProtocolError
 from skipper.control.wire import auth
 from skipper.control.wire.addresses import dialed, within_host
 from skipper.control.wire.certificates import Certificates
-from skipper.control.wire.envelope import ProcessRef
 from skipper.control.wire.frames import decode_process, encode_process
 from skipper.control.wire.grpc_streams import OutgoingStream
 from skipper.control.wire.identity import Identity, Role
 from skipper.control.wire.message_stream import DialedStream, DialingStream, MessageStream, Metadata, Status, User
+from skipper.control.wire.process_ref import ProcessRef
+from skipper.control.wire.version import VERSION, obstacle
 
 WELCOME = b"\x01"
 
@@ -71,7 +72,7 @@ class Dial:
         self._me, self._peer = encode_process(me), peer.id.encode()
         self._missing = {"sent", "welcome"}
         self._reason = ""
-        metadata = ((_VERSION_KEY, auth.VERSION), (_PROCESS_KEY, self._me), (_NONCE_KEY, self._nonce))
+        metadata = ((_VERSION_KEY, VERSION), (_PROCESS_KEY, self._me), (_NONCE_KEY, self._nonce))
         self._target = address or within_host(peer.id)
         self.stream: DialingStream
         if connect is None:
@@ -87,10 +88,13 @@ class Dial:
 
     def opened(self, metadata: dict[str, Any]) -> None:
         """The other side has said who it is."""
-        theirs = metadata.get(_NONCE_KEY)
+        theirs, version = metadata.get(_NONCE_KEY), metadata.get(_VERSION_KEY)
         if not isinstance(theirs, bytes) or len(theirs) != auth.NONCE_NBYTES:
             return  # it turns us away: why is about to follow
-        transcript = (self._nonce, theirs, self._me, self._peer)
+        if (why := obstacle(version)) is not None:
+            self.give_up(why)
+            return
+        transcript = (VERSION.encode(), self._nonce, str(version).encode(), theirs, self._me, self._peer)
         if not auth.verify(auth.server_proof(self._secret, *transcript), metadata.get(_PROOF_KEY)):
             self.give_up(auth.NOT_OUR_SECRET)
             return
@@ -172,15 +176,17 @@ class Guest:
     def receive(self) -> bool:
         """Hear what it has to say; False where it was turned away at once."""
         metadata = self.stream.metadata
-        nonce = metadata.get(_NONCE_KEY, b"")
-        if metadata.get(_VERSION_KEY) != auth.VERSION:
-            self.stream.turn_away("failed_precondition", f"this process speaks version {auth.VERSION}")
+        nonce, version = metadata.get(_NONCE_KEY, b""), metadata.get(_VERSION_KEY)
+        if (why := obstacle(version)) is not None:
+            self.stream.turn_away("failed_precondition", why)
         elif len(nonce) != auth.NONCE_NBYTES:
             self.stream.turn_away("unauthenticated", "no nonce")
         else:
             ours = auth.new_nonce()
-            self._transcript = (nonce, ours, self._encoded, self._me)
-            answer = ((_NONCE_KEY, ours), (_PROOF_KEY, auth.server_proof(self._secret, *self._transcript)))
+            said = (str(version).encode(), nonce, VERSION.encode(), ours)
+            self._transcript = (*said, self._encoded, self._me)
+            proof = auth.server_proof(self._secret, *self._transcript)
+            answer = ((_VERSION_KEY, VERSION), (_NONCE_KEY, ours), (_PROOF_KEY, proof))
             try:
                 self.stream.answer((*answer, *self._admit()))
             except CertificateError as error:

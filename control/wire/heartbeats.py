@@ -18,8 +18,9 @@ import time
 from collections.abc import Callable, Mapping
 
 from skipper.control.wire.addresses import host_of
-from skipper.control.wire.envelope import BEATS, JUDGED, NO_SIGN_OF_LIFE, Envelope, Kind, ProcessRef
 from skipper.control.wire.link import Link
+from skipper.control.wire.messages import Ping
+from skipper.control.wire.process_ref import BEATS, JUDGED, NO_SIGN_OF_LIFE, ProcessRef
 from skipper.control.wire.vitals import Condition, Vitals, look_at, own_namespace
 
 _log = logging.getLogger("skipper.control")
@@ -68,7 +69,7 @@ class Heartbeats:
 
     def greet(self, link: Link) -> None:
         """Show a sign of life on a link; it says where in this host's table of processes this one is found."""
-        link.post(Envelope(Kind.PING, os.getpid(), rank=self._namespace))
+        link.post(Ping(os.getpid(), self._namespace))
 
     async def run(self) -> None:
         """Look after the links until cancelled; on the loop thread."""

@@ -13,19 +13,20 @@ from collections.abc import Callable, Iterator
 from time import monotonic as _now
 from typing import Any
 
-from skipper.control.wire.envelope import NOTICE, STOPPED, Envelope, Kind, ProcessRef
 from skipper.control.wire.frames import Decoder, encode, is_whole
 from skipper.control.wire.identity import Identity
 from skipper.control.wire.message_stream import CLOSED, MessageStream, Status
+from skipper.control.wire.messages import NOTICE, Bye, Call, Cast, Kind, LoanReturned, Message, Ping
+from skipper.control.wire.process_ref import STOPPED, ProcessRef
 
 _SHARING = frozenset((Kind.CALL, Kind.REPLY, Kind.CREDIT, Kind.VALUE))
 _BURST_S = 50e-6
-"""What is posted no later than this after the last envelope belongs to a burst."""
+"""What is posted no later than this after the last message belongs to a burst."""
 _MOST_TOGETHER = 32
-"""Envelopes of a burst that leave together."""
+"""Messages of a burst that leave together."""
 
-Deliver = Callable[[ProcessRef, Envelope], None]
-"""Takes an envelope that arrived; runs on the stream's thread and must not block."""
+Deliver = Callable[[ProcessRef, Message], None]
+"""Takes a message that arrived; runs on the stream's thread and must not block."""
 
 
 class Link:
@@ -45,7 +46,7 @@ class Link:
         """What the peer's certificate says, where the stream came to be by TLS."""
         self.lost: str | None = None
         """Why nothing can be sent any more, once that is so."""
-        self.unsent: list[Envelope] = []
+        self.unsent: list[Call | Cast] = []
         """Once the link is lost: what nobody waits for and was still to be sent."""
         self.connected = False
         self.dialing = False
@@ -55,7 +56,7 @@ class Link:
         self.peer_namespace = 0
         """The pid namespace that this id belongs to."""
         self.heard_messages = 0
-        """How many envelopes have come."""
+        """How many messages have come."""
         self.heard_nbytes = 0
         """How many bytes have, of whole frames and of pieces."""
         self._deliver = deliver
@@ -64,26 +65,26 @@ class Link:
         self._stream: MessageStream | None = None
         self._not_ours: MessageStream | None = None
         """In a forked copy the stream of the original, kept because dropping it would end a call of the original."""
-        self._outbox: deque[Envelope] = deque()
+        self._outbox: deque[Message] = deque()
         self._posted_s = 0.0
         self._is_flushed_soon = False
         """Whether `_flush` is going to be called."""
         self._pieces: Iterator[bytes] | None = None
-        """The rest of a frame that is too large for one message."""
+        """The rest of a frame that is too large for one piece."""
         self._writing = threading.Lock()
-        """Held from the beginning of a message until it is out, whichever thread writes it."""
+        """Held from the beginning of a piece until it is out, whichever thread writes it."""
         self._decoder = Decoder(self._give_back)
 
-    def post(self, envelope: Envelope) -> None:
-        """Send an envelope; of one thread they arrive in the order of posting. Dropped if the link is lost.
+    def post(self, message: Message) -> None:
+        """Send a message; of one thread they arrive in the order of posting. Dropped if the link is lost.
 
         If nothing is on its way out, this thread writes it. Otherwise it leaves with whatever else has queued up when
-        what is on its way is out: so bursts share messages, and single envelopes wait for nobody. Where sending takes
+        what is on its way is out: so bursts share frames, and single messages wait for nobody. Where sending takes
         no time, what comes in quick succession leaves together in a moment.
         """
-        self._outbox.append(envelope)
+        self._outbox.append(message)
         now = _now()
-        if now - self._posted_s < _BURST_S and envelope.kind in _SHARING and len(self._outbox) < _MOST_TOGETHER:
+        if now - self._posted_s < _BURST_S and message.kind in _SHARING and len(self._outbox) < _MOST_TOGETHER:
             self._posted_s = now
             if self._is_flushed_soon or ((stream := self._stream) is not None and stream.flush_soon(self._flush)):
                 self._is_flushed_soon = True
@@ -108,7 +109,8 @@ class Link:
             return False
         self.lost = reason
         self.connected = False
-        self.unsent = [envelope for envelope in list(self._outbox) if envelope.reply_to >= NOTICE]
+        calls = (message for message in list(self._outbox) if isinstance(message, Call | Cast))
+        self.unsent = [call for call in calls if call.reply_to >= NOTICE]
         self._outbox.clear()
         if self._stream is not None:
             self._stream.end()
@@ -127,23 +129,23 @@ class Link:
     def opened(self, metadata: dict[str, Any]) -> None:
         """Do nothing: that was before the stream became this link's."""
 
-    def received(self, message: bytes) -> bool:
-        """Deliver what a message brings."""
+    def received(self, piece: bytes) -> bool:
+        """Deliver what a piece of a frame brings."""
         if self._ended or self.lost is not None:
             return False
         self.last_heard_s = _now()
         try:
-            envelopes = self._decoder.feed(message)
-            self.heard_messages += len(envelopes)
-            self.heard_nbytes += len(message)
-            for envelope in envelopes:
-                if envelope.kind is Kind.BYE:
+            messages = self._decoder.feed(piece)
+            self.heard_messages += len(messages)
+            self.heard_nbytes += len(piece)
+            for message in messages:
+                if isinstance(message, Bye):
                     self._end(STOPPED)
                     return False
-                if envelope.kind is Kind.PING:
-                    self.peer_pid, self.peer_namespace = envelope.target, envelope.rank
+                if isinstance(message, Ping):
+                    self.peer_pid, self.peer_namespace = message.pid, message.namespace
                 else:
-                    self._deliver(self.peer, envelope)
+                    self._deliver(self.peer, message)
         except Exception as error:  # noqa: BLE001  (a peer whose message fails loses its link)
             self._end(_broken(error))
             return False
@@ -173,7 +175,7 @@ class Link:
         """Tell the peer that a segment that it has lent is not needed any more."""
         if self.lost is None:
             with contextlib.suppress(RuntimeError):  # the interpreter ends
-                self.post(Envelope(Kind.GIVE_BACK, number, rank=int(is_readable)))
+                self.post(LoanReturned(number, is_readable))
 
     def _flush(self) -> None:
         self._is_flushed_soon = False  # before the look at what there is
@@ -186,46 +188,46 @@ class Link:
             self._writing.release()
 
     def _send_all(self) -> bool:
-        """Send until nothing is left, or one message is on its way out. The caller holds the lock.
+        """Send until nothing is left, or a piece is on its way out. The caller holds the lock.
 
         Returns:
-            Whether the lock stays with that message.
+            Whether the lock stays with what is on its way.
         """
         while (self._outbox or self._pieces is not None) and (stream := self._stream) is not None:
             try:
-                message = self._next_message(stream.max_nbytes)
+                piece = self._next_piece(stream.max_nbytes)
             except Exception as error:  # noqa: BLE001  (nothing of the batch can be sent any more, nor behind it)
                 self._end(_broken(error))
                 return True
-            if message is not None and not stream.send(message):
+            if piece is not None and not stream.send(piece):
                 return True
         return False
 
-    def _next_message(self, max_nbytes: int) -> bytes | None:
+    def _next_piece(self, max_nbytes: int) -> bytes | None:
         """The next piece of the frame that is on its way, or else the beginning of the next one."""
-        if self._pieces is not None and (message := next(self._pieces, None)) is not None:
-            return message
+        if self._pieces is not None and (piece := next(self._pieces, None)) is not None:
+            return piece
         self._pieces = None
         batch = self._next_batch(max_nbytes // 2)
         if not batch:
             return None
-        messages = encode(batch, max_nbytes)
-        message = next(messages)
-        if not is_whole(message):
-            self._pieces = messages
-        return message
+        pieces = encode(batch, max_nbytes)
+        piece = next(pieces)
+        if not is_whole(piece):
+            self._pieces = pieces
+        return piece
 
-    def _next_batch(self, enough_nbytes: int) -> list[Envelope]:
+    def _next_batch(self, enough_nbytes: int) -> list[Message]:
         """What goes into the next frame: everything that queued up, to about this size."""
-        batch: list[Envelope] = []
+        batch: list[Message] = []
         nbytes = 0
         while nbytes < enough_nbytes:
             try:
-                envelope = self._outbox.popleft()
+                message = self._outbox.popleft()
             except IndexError:
                 break
-            nbytes += 64 + sum(map(len, envelope.payload))
-            batch.append(envelope)
+            nbytes += 64 + sum(map(len, message.payload))
+            batch.append(message)
         return batch
 
 

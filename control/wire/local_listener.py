@@ -11,10 +11,10 @@ from typing import Any
 
 from skipper.control.model.errors import WireError
 from skipper.control.wire._poller import Poller
-from skipper.control.wire.envelope import ProcessRef
 from skipper.control.wire.handshake import Guest
 from skipper.control.wire.local_stream import IncomingLocalStream, is_of_this_user, new_socket, socket_name
 from skipper.control.wire.message_stream import Status
+from skipper.control.wire.process_ref import ProcessRef
 from skipper.control.wire.strangers import HANDSHAKE_TIMEOUT_S, Strangers
 
 _log = logging.getLogger("skipper.control")

@@ -22,7 +22,7 @@ import cloudpickle  # type: ignore[import-untyped]
 from skipper.control.model.errors import PayloadError
 from skipper.control.model.exception_text import is_interrupt, summarize
 from skipper.control.wire.bulk import BULK_NBYTES, Incoming, Outgoing
-from skipper.control.wire.envelope import Payload, Whole
+from skipper.control.wire.messages import Payload, Whole
 
 OUT_OF_BAND_NBYTES = 16 << 10
 """Buffers from this size on travel beside the pickle instead of within it."""

@@ -28,7 +28,6 @@ from skipper.control.wire._poller import Poller
 from skipper.control.wire.auth import NOT_ADMITTED
 from skipper.control.wire.auth_listener import AuthListeners
 from skipper.control.wire.certificates import REVIEW_S, Certificates
-from skipper.control.wire.envelope import Envelope, Kind, ProcessRef
 from skipper.control.wire.handshake import WELCOME, Dial, Guest
 from skipper.control.wire.heartbeats import Heartbeats
 from skipper.control.wire.identity import MEMBERS, Role
@@ -44,6 +43,8 @@ from skipper.control.wire.message_stream import (
     on_stream_thread,
     serve_here,
 )
+from skipper.control.wire.messages import Bye
+from skipper.control.wire.process_ref import ProcessRef
 
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
 """How long to wait for a process of this host that does not listen yet, at first and later."""
@@ -55,7 +56,7 @@ class Transport:
     Args:
         me: this process; it listens within its host and, where ``me.address`` says so, on TCP.
         secret: the job's secret.
-        deliver: takes every envelope that arrives, those of one process in order, on the thread of its stream.
+        deliver: takes every message that arrives, those of one process in order, on the thread of its stream.
         on_lost: told once for each process whose link is lost, on the loop thread, with the reason.
         on_connected: told when a link's stream stands, on the loop thread.
         on_dial: told when a process is being dialed, on the loop thread.
@@ -168,7 +169,7 @@ class Transport:
         return sum(link.connected for link in list(self._links.values()))
 
     def heard(self) -> tuple[int, int]:
-        """How many envelopes have come from others, and how many bytes."""
+        """How many messages have come from others, and how many bytes."""
         links = list(self._links.values())
         messages, nbytes = self._heard_of_forgotten
         return messages + sum(link.heard_messages for link in links), nbytes + sum(link.heard_nbytes for link in links)
@@ -227,7 +228,7 @@ class Transport:
             return
         self._closed = True
         for link in list(self._links.values()):
-            link.post(Envelope(Kind.BYE))
+            link.post(Bye())
         self._look_for_streams()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(flush_timeout_s):

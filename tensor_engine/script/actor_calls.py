@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from skipper.control import Actor, ActorMesh, Endpoint, ProcMesh
-from skipper.control.wire.envelope import ProcessRef
+from skipper.control.wire.process_ref import ProcessRef
 from skipper.tensor_engine.errors import MeshMismatchError
 from skipper.tensor_engine.script import recording
 from skipper.tensor_engine.script.arguments import PackedArguments

@@ -2,20 +2,21 @@ import pytest
 
 from skipper.benchmarks.scale.command import main
 from skipper.benchmarks.scale.model import (
-    BUNDLE_ENTRY_NBYTES,
-    BUNDLE_HEADER_NBYTES,
-    CAST_HEADER_NBYTES,
-    ENVELOPE_NBYTES,
+    ANSWERS_NBYTES,
+    CALL_NBYTES,
+    CAST_NBYTES,
+    ENTRY_NBYTES,
+    REPLY_NBYTES,
     SEGMENT_NBYTES,
     Costs,
     latency_us,
     traffic,
 )
-from skipper.control.runtime.cast.messages import Answer, CastHeader, pack_answers
-from skipper.control.runtime.cast.relay import cast_envelope
+from skipper.control.runtime.cast.messages import GivenAnswer, pack_answers
+from skipper.control.runtime.cast.relay import cast_for
 from skipper.control.runtime.cast.tree import RankSpan
-from skipper.control.wire.envelope import Envelope, Kind
 from skipper.control.wire.frames import encode
+from skipper.control.wire.messages import Call, Kind, Reply
 
 from .quick import quick_run
 
@@ -63,13 +64,12 @@ def test_messages_are_counted_as_they_are_sent() -> None:
 def test_the_sizes_of_the_model_are_those_on_the_wire() -> None:
     tag = 1
     arguments, result = bytes(100), bytes(50)
-    plain = Envelope(Kind.CALL, 1, (arguments,), "echo", 2)
-    assert sum(map(len, encode([plain]))) == tag + ENVELOPE_NBYTES + 4 + 100
-    cast = cast_envelope(plain, (CastHeader(1, 2, 3).encode(RankSpan(0, 4)), arguments))
-    assert sum(map(len, encode([cast]))) == tag + ENVELOPE_NBYTES + SEGMENT_NBYTES + 4 + CAST_HEADER_NBYTES + 100
-    bundle = Envelope(Kind.GATHER, 1, pack_answers(7, [Answer(n, Kind.REPLY, (result,)) for n in range(3)]))
-    entries = 3 * (BUNDLE_ENTRY_NBYTES + SEGMENT_NBYTES + 50)
-    assert sum(map(len, encode([bundle]))) == tag + ENVELOPE_NBYTES + BUNDLE_HEADER_NBYTES + entries
+    call = Call(1, 2, method="echo", payload=(arguments,))
+    assert sum(map(len, encode([call]))) == tag + CALL_NBYTES + 4 + 100
+    assert sum(map(len, encode([Reply(2, payload=(result,))]))) == tag + REPLY_NBYTES + 50
+    assert sum(map(len, encode([cast_for(RankSpan(0, 4), 1, 2, 3, (), call)]))) == tag + CAST_NBYTES + 4 + 100
+    answers = pack_answers(1, 7, 2, [GivenAnswer(n, Kind.REPLY, (result,)) for n in range(3)], is_home=True)
+    assert sum(map(len, encode([answers]))) == tag + ANSWERS_NBYTES + 3 * (ENTRY_NBYTES + SEGMENT_NBYTES + 50)
 
 
 def test_a_wrong_command_line_starts_nothing(capsys: pytest.CaptureFixture[str]) -> None:

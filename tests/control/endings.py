@@ -25,10 +25,11 @@ from skipper.control.wire import grpc_poller
 grpc_poller.choose()
 
 from skipper.control.wire.auth_listener import AuthListener  # noqa: E402
-from skipper.control.wire.envelope import Envelope, Kind, ProcessRef  # noqa: E402
 from skipper.control.wire.grpc_streams import OutgoingStream  # noqa: E402
 from skipper.control.wire.handshake import WELCOME, Dial, Guest  # noqa: E402
 from skipper.control.wire.link import Link  # noqa: E402
+from skipper.control.wire.messages import Bye, Ping  # noqa: E402
+from skipper.control.wire.process_ref import ProcessRef  # noqa: E402
 
 if TYPE_CHECKING:
     from skipper.control.wire.message_stream import MessageStream
@@ -62,21 +63,21 @@ class _Server:
     def close(self, chance: random.Random) -> None:
         """End it, as an agent or a process does, with the streams in whatever state they are."""
         for link in list(self.links):
-            link.post(Envelope(Kind.BYE))
+            link.post(Bye())
         self.listener.close()
         for link in list(self.links):
             what = chance.randrange(3)
             if what == 0:
-                link.post(Envelope(Kind.PING))
+                link.post(Ping())
             elif what == 1:
                 link.lose("the end")
         if chance.random() < 0.5 or not self.closed.wait(chance.random() * 0.01):
             self.listener.cut()
         for link in list(self.links):
-            link.post(Envelope(Kind.PING))
+            link.post(Ping())
         assert self.closed.wait(PATIENCE_S), "a listener does not end"
         for link in list(self.links):
-            link.post(Envelope(Kind.PING))
+            link.post(Ping())
             link.lose("the end")
 
 
@@ -105,9 +106,9 @@ class _Client:
         self.link.connected = True
         self.link.open(stream)
         for _ in range(3):
-            self.link.post(Envelope(Kind.PING))
+            self.link.post(Ping())
         if self._says_bye:
-            self.link.post(Envelope(Kind.BYE))
+            self.link.post(Bye())
 
     def _ended(self, link: Link, reason: str) -> None:
         link.lose(reason)
@@ -158,7 +159,7 @@ def end_this_process(how: str, seed: int) -> None:
     def post() -> None:
         while True:
             for link in links + [link for server in list(servers) for link in list(server.links)]:
-                link.post(Envelope(Kind.PING))
+                link.post(Ping())
 
     def dial(left: tuple[_Server, ...]) -> None:
         while True:

@@ -24,11 +24,10 @@ from skipper.control import (
 from skipper.control.model.future import Promise
 from skipper.control.model.settings import adopt, settings
 from skipper.control.runtime import current_runtime as runtime
-from skipper.control.runtime.cast.messages import Answer, pack_answers
-from skipper.control.runtime.cast.relay import HOME
+from skipper.control.runtime.cast.messages import GivenAnswer, pack_answers
 from skipper.control.runtime.cast.tree import Tree
 from skipper.control.runtime.ports import Awaited, OneReply
-from skipper.control.wire.envelope import Envelope, Kind
+from skipper.control.wire.messages import Kind
 from skipper.control.wire.payload import pack
 from tests.freezing import freeze
 
@@ -137,9 +136,9 @@ def test_a_cast_has_a_value_of_every_rank_and_the_tree_carried_it(
     trees, bundles = runtime.current().casts, []
     take = trees.take
 
-    def count(sender: Any, envelope: Any) -> None:
+    def count(sender: Any, message: Any) -> None:
         bundles.append(sender.id)
-        take(sender, envelope)
+        take(sender, message)
 
     monkeypatch.setattr(trees, "take", count)
     assert list(witnesses.rank.call().get(PATIENCE_S)) == list(range(SIZE))
@@ -265,10 +264,10 @@ def test_replies_for_a_route_that_a_relay_has_forgotten_end_nothing_of_its_own(w
     process = runtime.current()
     future: Promise[Any] = Promise()
     port = process.ports.open(OneReply(future, Awaited(process.me, "nobody", "nothing")))
-    late = pack_answers(1, [Answer(0, Kind.REPLY, pack("of somebody else's call"))])
-    process.casts.take(process.me, Envelope(Kind.GATHER, port, late, reply_to=1))
+    given = [GivenAnswer(0, Kind.REPLY, pack("of somebody else's call"))]
+    process.casts.take(process.me, pack_answers(1, 1, port, given, is_home=False))
     assert not future.done()
-    process.casts.take(process.me, Envelope(Kind.GATHER, port, late, HOME, reply_to=1))
+    process.casts.take(process.me, pack_answers(1, 1, port, given, is_home=True))
     assert future.get(0) == "of somebody else's call"
 
 

@@ -7,7 +7,6 @@ between processes of one job may raise what Python raises; it must still not cra
 from skipper.control.model.errors import HostError, JobNotFoundError, ProtocolError, ServiceUrlError, WorkspaceError
 from skipper.control.rpc.encoding import ArgumentsError
 from skipper.control.rpc.wire.session import BadAnswerError, Refused
-from skipper.control.runtime.cast.messages import CastHeader, Opening
 from skipper.control.wire.frames import decode_process
 from skipper.control.wire.local_stream import unpack_metadata
 from skipper.dataplane.errors import BufferDroppedError, DataplaneError, DescriptorError, TransferError
@@ -24,9 +23,8 @@ TARGETS = (
     # Links
     Target("frames", wire.feed_frames, wire.frame_seeds, (ProtocolError,)),
     Target("process", decode_process, wire.process_seeds, (ProtocolError,)),
-    Target("cast-header", CastHeader.decode, wire.cast_header_seeds, (ProtocolError,)),
     Target("answers", wire.unpack_answers, wire.answers_seeds, (ProtocolError,)),
-    Target("opening", Opening.decode, wire.opening_seeds, (ProtocolError,), mutate_json),
+    Target("opening", wire.open_route, wire.opening_seeds, (ProtocolError,), mutate_json),
     Target("metadata", unpack_metadata, wire.metadata_seeds, (ProtocolError,)),
     Target("guest", wire.meet_guest, wire.guest_seeds),
     Target("guest-that-proves", wire.meet_guest_that_proves, wire.proving_guest_seeds),

@@ -34,7 +34,7 @@ def test_a_run_that_finds_nothing_succeeds(tmp_path: Path, how: str) -> None:
     if how == "guided" and not has_atheris():
         pytest.skip("atheris is not installed")
     options = ["--unguided"] if how == "unguided" else []
-    ran = python("-m", "tests.fuzz", "cast-header", "--seconds", "1", "--out", str(tmp_path), *options)
+    ran = python("-m", "tests.fuzz", "opening", "--seconds", "1", "--out", str(tmp_path), *options)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stdout.startswith("1 targets")
     assert ran.stdout.rstrip().endswith("0 findings")

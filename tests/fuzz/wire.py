@@ -34,10 +34,13 @@ from skipper.control.runtime.join_file import Connection
 from skipper.control.wire import addresses, auth, frames
 from skipper.control.wire._generated.actor_service_pb2 import ListMethodsRequest
 from skipper.control.wire.bulk import Outgoing
-from skipper.control.wire.envelope import Envelope, Kind, ProcessRef, Whole
 from skipper.control.wire.handshake import Dial, Guest
 from skipper.control.wire.local_stream import pack_metadata
+from skipper.control.wire.messages import Bye, Call, Cast, CastAnswers, Kind, Ping, Reply, RouteOpened, Whole
 from skipper.control.wire.payload import pack
+from skipper.control.wire.process_ref import ProcessRef
+from skipper.control.wire.protocol_page import EXAMPLES
+from skipper.control.wire.version import VERSION
 from tests.fuzz.mutation import join_parts, mutate_json, split_parts
 from tests.fuzz.verdicts import Broken
 
@@ -54,21 +57,23 @@ def feed_frames(data: bytes) -> None:
     """A stream's messages, one after the other; what they bring is looked at as a link does."""
     decoder = frames.Decoder()
     for message in split_parts(data):
-        for envelope in decoder.feed(message):
-            repr(envelope)
-            envelope.for_rank(1)
-            len(envelope.extent)
-            sum(map(len, envelope.payload))
+        for brought in decoder.feed(message):
+            repr(brought)
+            sum(map(len, brought.payload))
+            if isinstance(brought, Call):
+                len(brought.for_rank(1).extent)
+            elif isinstance(brought, Cast):
+                len(brought.call_for(1).extent)
 
 
 def frame_seeds() -> Iterator[bytes]:
-    """One envelope, several, one of each form of a segment, and pieces of a large one."""
-    call = Envelope(Kind.CALL, 7, pack(([1, "a"], {})), "step", 9, 3, Extent(("hosts", "gpus"), (2, 8)), TRACE)
-    reply = Envelope(Kind.REPLY, 9, (b"x" * 40, Whole(b"y" * 10), memoryview(b"z")), rank=2)
+    """One message, several, one of each kind, one of each form of a segment, and pieces of a large one."""
+    call = Call(7, 9, 3, "step", Extent(("hosts", "gpus"), (2, 8)), payload=pack(([1, "a"], {})), trace=TRACE)
+    reply = Reply(9, 2, payload=(b"x" * 40, Whole(b"y" * 10), memoryview(b"z")))
     lent = Outgoing(b"l" * 300)
     lent.descriptor = _descriptor()
-    borrowed = Envelope(Kind.CALL, 1, (b"head", lent), "take", 4)
-    for batch in ([call], [reply], [borrowed], [call, reply, Envelope(Kind.PING, os.getpid())], [Envelope(Kind.BYE)]):
+    borrowed = Call(1, 4, method="take", payload=(b"head", lent))
+    for batch in ([call], [reply], [borrowed], [call, reply, Ping(os.getpid())], [Bye()], EXAMPLES):
         yield join_parts(*frames.encode(batch))
     whole = next(frames.encode([call]))
     yield join_parts(b"\x01" + whole[1:20], b"\x01" + whole[20:50], b"\x02" + whole[50:])
@@ -89,29 +94,29 @@ def process_seeds() -> Iterator[bytes]:
 # Trees
 
 
-def cast_header_seeds() -> Iterator[bytes]:
-    """Headers of casts."""
-    yield tree_wire.CastHeader(1, 2, 1).encode(RankSpan(0, 8))
-    yield tree_wire.CastHeader(1, 3, 2, ((1, 2, 4), (2, 8, 1))).encode(RankSpan(0, 8))
-
-
-def unpack_answers(data: bytes) -> object:
-    """A bundle of replies; its first part is the header."""
-    return tree_wire.unpack_answers(tuple(split_parts(data)))
+def unpack_answers(data: bytes) -> None:
+    """A frame with answers to a cast."""
+    for brought in frames.Decoder().feed(data):
+        if isinstance(brought, CastAnswers):
+            tree_wire.unpack_answers(brought)
 
 
 def answers_seeds() -> Iterator[bytes]:
-    """Bundles of replies."""
-    answers = [tree_wire.Answer(rank, Kind.REPLY, (b"value", b"buffer")) for rank in range(3)]
-    yield join_parts(*(bytes(segment) for segment in tree_wire.pack_answers(5, answers)))  # type: ignore[arg-type]
-    yield join_parts(*(bytes(segment) for segment in tree_wire.pack_answers(5, [])))  # type: ignore[arg-type]
+    """Answers to casts."""
+    given = [tree_wire.GivenAnswer(rank, Kind.REPLY, (b"value", b"buffer")) for rank in range(3)]
+    for some in (given, []):
+        yield from frames.encode([tree_wire.pack_answers(3, 5, 9, some, is_home=True)])
+
+
+def open_route(data: bytes) -> object:
+    """What opens a route."""
+    return tree_wire.Opening.of(RouteOpened(payload=(data,)))
 
 
 def opening_seeds() -> Iterator[bytes]:
     """Openings of routes."""
-    yield tree_wire.Opening(
-        3, SCRIPT, 8, RankSpan(0, 2), 1, [(0, SCRIPT), (1, WORKER)], [(0, True), (3, False)]
-    ).encode()
+    opening = tree_wire.Opening(3, SCRIPT, 8, RankSpan(0, 2), 1, [(0, SCRIPT), (1, WORKER)], [(0, True), (3, False)])
+    yield b"".join(map(bytes, opening.message().payload))  # type: ignore[arg-type]
 
 
 # The handshake
@@ -170,24 +175,24 @@ def meet_guest_that_proves(data: bytes) -> None:
     """The same of one who knows the secret, and says odd things of itself."""
     (process,) = split_parts(data)[:1] or [b""]
     nonce = auth.new_nonce()
-    stream: Any = _Stream(_metadata([auth.VERSION.encode(), process, nonce]))
+    stream: Any = _Stream(_metadata([VERSION.encode(), process, nonce]))
     guest = Guest(stream, "job-1", SECRET, on_proven=lambda _, peer: None, on_gone=lambda _: None)
     if guest.receive():
-        theirs = dict(stream.answered)[_KEYS[2]]
+        said = (VERSION.encode(), nonce, VERSION.encode(), dict(stream.answered)[_KEYS[2]])
         encoded = stream.metadata.get(_KEYS[1], b"")
-        guest.received(auth.client_proof(SECRET, nonce, theirs, encoded, b"job-1"))
+        guest.received(auth.client_proof(SECRET, *said, encoded, b"job-1"))
 
 
 def metadata_seeds() -> Iterator[bytes]:
     """What each side says first within a host."""
     nonce, process = bytes(auth.NONCE_NBYTES), frames.encode_process(WORKER)
-    yield pack_metadata(((_KEYS[0], auth.VERSION), (_KEYS[1], process), (_KEYS[2], nonce)))
+    yield pack_metadata(((_KEYS[0], VERSION), (_KEYS[1], process), (_KEYS[2], nonce)))
     yield pack_metadata(((_KEYS[2], nonce), (_KEYS[3], bytes(auth.PROOF_NBYTES))))
 
 
 def guest_seeds() -> Iterator[bytes]:
     """What a process of the job says; its proof cannot be there."""
-    said = (auth.VERSION.encode(), frames.encode_process(WORKER), bytes(auth.NONCE_NBYTES))
+    said = (VERSION.encode(), frames.encode_process(WORKER), bytes(auth.NONCE_NBYTES))
     yield join_parts(*said)
     yield join_parts(*said, b"", bytes(auth.PROOF_NBYTES))
 
@@ -360,18 +365,18 @@ def join_file_seeds() -> Iterator[bytes]:
 
 def read_agents_words(data: bytes) -> None:
     """A request to an agent, or its answer."""
-    content = protocol.read_answer(Envelope(Kind.REPLY, 1, tuple(split_parts(data))))
+    content = protocol.read_answer(Reply(1, payload=tuple(split_parts(data))))
     protocol.check_versions(content, "here")
 
 
 def agents_words_seeds() -> Iterator[bytes]:
     """Requests and answers."""
-    for envelope in (
+    for message in (
         protocol.request("launch", {"name": "worker", "nonce": secrets.token_hex(4), **protocol.versions()}, 1),
         protocol.answer(1, {"id": "job-3", "port": 4711}),
         protocol.refusal(1, ProtocolError("no")),
     ):
-        yield join_parts(*(bytes(segment) for segment in envelope.payload))  # type: ignore[arg-type]
+        yield join_parts(*(bytes(segment) for segment in message.payload))  # type: ignore[arg-type]
 
 
 def mutate_words(data: bytes, random: Random) -> bytes:

@@ -27,11 +27,12 @@ from skipper.control.runtime import current_runtime as runtime
 from skipper.control.wire import addresses, auth
 from skipper.control.wire.auth_listener import AuthListener
 from skipper.control.wire.certificates import SECRET, Certificates
-from skipper.control.wire.envelope import ProcessRef
 from skipper.control.wire.frames import encode_process
 from skipper.control.wire.grpc_streams import OutgoingStream
 from skipper.control.wire.handshake import WELCOME, Dial
 from skipper.control.wire.identity import MEMBERS, Role
+from skipper.control.wire.process_ref import ProcessRef
+from skipper.control.wire.version import VERSION
 from tests.control.conftest import PATIENCE_S, Failures, alive, wait_until
 from tests.control.rpc.conftest import client_of
 from tests.control.rpc.parties import Calculator
@@ -75,7 +76,7 @@ def knock(address: str, folder: Path | None, trusted: Path) -> tuple[grpc.Status
     shown = (None, None) if folder is None else ((folder / "key.pem").read_bytes(), (folder / "cert.pem").read_bytes())
     credentials = grpc.ssl_channel_credentials((trusted / "ca.pem").read_bytes(), *shown)
     hello = (
-        ("skipper-version", auth.VERSION),
+        ("skipper-version", VERSION),
         ("skipper-process-bin", encode_process(ProcessRef("stranger", "", "stranger"))),
         ("skipper-nonce-bin", auth.new_nonce()),
     )

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from skipper.control.cluster.hosts.protocol import AGENT, answer, read_answer, refusal, request
+from skipper.control.cluster.hosts.protocol import answer, read_answer, refusal, request
 from skipper.control.model.errors import HostError, HostMismatchError
 from skipper.control.wire import addresses
 from skipper.control.wire.addresses import device_of
 from skipper.control.wire.bulk import BULK_NBYTES
-from skipper.control.wire.envelope import Envelope, Kind
 from skipper.control.wire.frames import Decoder, encode
+from skipper.control.wire.messages import Call, Reply
 from skipper.control.wire.payload import in_full, pack_arguments, unpack
 from tests.sameness import assert_same
 
@@ -18,10 +18,10 @@ def test_large_values_that_go_in_full_arrive_as_they_were() -> None:
     plain, array = bytes(range(256)) * (BULK_NBYTES // 128), np.arange(BULK_NBYTES, dtype=np.int64)
     payload = in_full(pack_arguments((plain, array), {"again": plain}))
     there = Decoder()
-    (envelope,) = [
-        envelope for message in encode([Envelope(Kind.CALL, 1, payload, "echo")]) for envelope in there.feed(message)
+    (message,) = [
+        message for piece in encode([Call(1, method="echo", payload=payload)]) for message in there.feed(piece)
     ]
-    (first, second), keywords = unpack(envelope.payload)
+    (first, second), keywords = unpack(message.payload)
     assert type(first) is bytes
     assert_same(first, plain)
     assert_same(keywords["again"], plain)
@@ -70,4 +70,4 @@ def test_agents_and_scripts_understand_each_other_and_nothing_else() -> None:
         read_answer(refusal(7, HostMismatchError("other")))
     for nonsense in (b"", b"\xff", b"[1]"):
         with pytest.raises(HostError, match="does not speak"):
-            read_answer(Envelope(Kind.REPLY, 7, (nonsense,), AGENT))
+            read_answer(Reply(7, payload=(nonsense,)))

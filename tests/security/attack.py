@@ -28,8 +28,9 @@ import grpc
 
 from skipper.control.rpc import FixedResolver, RpcClient, use_namespace
 from skipper.control.wire import auth
-from skipper.control.wire.envelope import ProcessRef
 from skipper.control.wire.frames import encode_process
+from skipper.control.wire.process_ref import ProcessRef
+from skipper.control.wire.version import VERSION
 from tests.security.attacker import LINK
 from tests.security.job import Calculator
 from tests.security.target import PATIENCE_S, ROOT, Target
@@ -182,13 +183,14 @@ def _deceive(job: Target, folder: Path, impostor: str) -> list[str]:
 def _open_link(address: str, root: ProcessRef, secret: bytes) -> None:
     """Speak with the script as who knows the secret, and hang up."""
     me, nonce = encode_process(ProcessRef("recorded", "unix-abstract:recorded", "recorded")), auth.new_nonce()
-    metadata = (("skipper-version", auth.VERSION), ("skipper-process-bin", me), ("skipper-nonce-bin", nonce))
+    metadata = (("skipper-version", VERSION), ("skipper-process-bin", me), ("skipper-nonce-bin", nonce))
     outgoing: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     with grpc.insecure_channel(address) as channel:
         method = channel.stream_stream(LINK, _registered_method=False)
         call = method(iter(outgoing.get, b""), metadata=metadata, timeout=PATIENCE_S)
         theirs = dict(call.initial_metadata())["skipper-nonce-bin"]
-        outgoing.put(auth.client_proof(secret, nonce, theirs, me, root.id.encode()))
+        said = (VERSION.encode(), nonce, VERSION.encode(), theirs)
+        outgoing.put(auth.client_proof(secret, *said, me, root.id.encode()))
         assert next(call) == b"\x01"
         outgoing.put(b"")
         call.cancel()

@@ -34,9 +34,10 @@ import numpy as np
 from skipper import dataplane
 from skipper.control.wire import auth
 from skipper.control.wire._generated import actor_service_pb2 as actors_pb
-from skipper.control.wire.envelope import ProcessRef
 from skipper.control.wire.frames import encode_process
 from skipper.control.wire.local_stream import new_socket, pack_metadata
+from skipper.control.wire.process_ref import ProcessRef
+from skipper.control.wire.version import VERSION
 from skipper.dataplane import RDMABuffer
 from tests.security.job import CANARY
 
@@ -317,7 +318,7 @@ class Attacker:
             if family != socket.AF_UNIX or "logs" in address:
                 continue
             nonce = self.random.randbytes(auth.NONCE_NBYTES)
-            version = self.random.choice((auth.VERSION, auth.VERSION, "0", "999999"))
+            version = self.random.choice((VERSION, VERSION, "0", "999999"))
             metadata = (("skipper-version", version), ("skipper-process-bin", stranger), ("skipper-nonce-bin", nonce))
             if address.endswith("/local"):
                 hits += self._try_packets(address, pack_metadata(metadata))

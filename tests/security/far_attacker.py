@@ -18,8 +18,9 @@ from typing import Any
 import grpc
 
 from skipper.control.wire import auth
-from skipper.control.wire.envelope import ProcessRef
 from skipper.control.wire.frames import encode_process
+from skipper.control.wire.process_ref import ProcessRef
+from skipper.control.wire.version import VERSION
 from tests.security.attacker import ACTORS, LINK, PREFACE, SHORT_S, TALKS, Attacker, Hits, talk
 
 _AT_ONCE = 512
@@ -121,7 +122,7 @@ class FarAttacker(Attacker):
         hits: Hits = []
         stranger = encode_process(ProcessRef("stranger", "tcp://10.0.0.1:1", "stranger"))
         metadata = (
-            ("skipper-version", self.random.choice((auth.VERSION, auth.VERSION, "0"))),
+            ("skipper-version", self.random.choice((VERSION, VERSION, "0"))),
             ("skipper-process-bin", stranger),
             ("skipper-nonce-bin", self.random.randbytes(auth.NONCE_NBYTES)),
         )

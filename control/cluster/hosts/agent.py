@@ -32,9 +32,10 @@ from skipper.control.cluster.hosts.adopted import SocketForwarder
 from skipper.control.model.errors import ControlError, HostError
 from skipper.control.wire import addresses, grpc_poller
 from skipper.control.wire.certificates import REVIEW_S, Certificates
-from skipper.control.wire.envelope import JUDGED, Envelope, Kind, ProcessRef
 from skipper.control.wire.identity import Role
 from skipper.control.wire.link import Link
+from skipper.control.wire.messages import Bye, Message, ProcessRequest
+from skipper.control.wire.process_ref import JUDGED, ProcessRef
 
 MEMBER = Path(__file__).with_name("member.py")
 
@@ -149,7 +150,7 @@ class HostAgent:
         for job in list(self._jobs.values()):
             self._end(job, "the agent ends")
         for link in list(self._links):
-            link.post(Envelope(Kind.BYE))
+            link.post(Bye())
         self._auth_listener.close()
         if not self._gone.wait(0.5):
             self._auth_listener.cut()
@@ -185,7 +186,7 @@ class HostAgent:
     # On the listener's thread
 
     def _came(self, guest: Any, peer: ProcessRef) -> None:
-        link = Link(peer, lambda _, envelope: self._soon(self._ask, link, envelope), self._hung_up)
+        link = Link(peer, lambda _, message: self._soon(self._ask, link, message), self._hung_up)
         link.connected, link.identity = True, guest.identity
         self._soon(self._links.add, link)
         from skipper.control.wire.handshake import WELCOME
@@ -204,27 +205,27 @@ class HostAgent:
     def _awake(self) -> None:
         os.eventfd_read(self._wake)
 
-    def _ask(self, link: Link, envelope: Envelope) -> None:
-        if link.lost is not None:
-            return  # its certificate has been revoked
+    def _ask(self, link: Link, request: Message) -> None:
+        if link.lost is not None or not isinstance(request, ProcessRequest):
+            return  # its certificate has been revoked; or it says something that is nothing for agents
         try:
-            content = protocol.read(envelope)
-            if envelope.method == "attach":
-                self._attach(link, envelope.reply_to, content)
-            elif envelope.method == "drain":
+            content = protocol.read(request)
+            if request.method == "attach":
+                self._attach(link, request.reply_to, content)
+            elif request.method == "drain":
                 self._draining = True
                 _log.info("takes no new jobs any more; %d are left", len(self._jobs))
-                link.post(protocol.answer(envelope.reply_to, {"jobs": len(self._jobs)}))
-            elif envelope.method == "status":
+                link.post(protocol.answer(request.reply_to, {"jobs": len(self._jobs)}))
+            elif request.method == "status":
                 names = [job.link.peer.name for job in self._jobs.values()]
-                link.post(protocol.answer(envelope.reply_to, {"jobs": names, "versions": protocol.versions()}))
+                link.post(protocol.answer(request.reply_to, {"jobs": names, "versions": protocol.versions()}))
             else:
-                raise HostError(f"this agent does not know the request {envelope.method!r}")
+                raise HostError(f"this agent does not know the request {request.method!r}")
         except ControlError as error:
-            link.post(protocol.refusal(envelope.reply_to, error))
+            link.post(protocol.refusal(request.reply_to, error))
         except (KeyError, TypeError, ValueError, OSError) as error:
-            refusal = HostError(f"the request {envelope.method!r} failed: {type(error).__name__}: {error}")
-            link.post(protocol.refusal(envelope.reply_to, refusal))
+            refusal = HostError(f"the request {request.method!r} failed: {type(error).__name__}: {error}")
+            link.post(protocol.refusal(request.reply_to, refusal))
 
     def _attach(self, link: Link, number: int, content: dict[str, Any]) -> None:
         if self._draining:

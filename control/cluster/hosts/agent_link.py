@@ -10,13 +10,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from skipper.control.cluster.hosts import protocol
-from skipper.control.model.errors import AuthenticationError, DeadlineError, HostUnreachableError
+from skipper.control.model.errors import AuthenticationError, DeadlineError, HostMismatchError, HostUnreachableError
 from skipper.control.model.future import Promise
 from skipper.control.wire import addresses, grpc_poller
 from skipper.control.wire.auth import NOT_ADMITTED, NOT_OUR_SECRET
 from skipper.control.wire.certificates import REVIEW_S, Certificates
-from skipper.control.wire.envelope import Envelope, Kind, ProcessRef
 from skipper.control.wire.identity import Role
+from skipper.control.wire.messages import Answer, Message, Ping
+from skipper.control.wire.process_ref import ProcessRef
+from skipper.control.wire.version import DO_NOT_GO_TOGETHER
 
 
 class AgentLink:
@@ -140,7 +142,7 @@ class AgentLink:
 
     def ping(self) -> None:
         """Show a sign of life."""
-        self._link.post(Envelope(Kind.PING))
+        self._link.post(Ping())
 
     def wait_for_end(self, timeout: float) -> bool:
         """Wait until the agent has gone; False where it is still there."""
@@ -163,14 +165,16 @@ class AgentLink:
     def _fail(self, reason: str) -> None:
         if NOT_OUR_SECRET in reason or "wrong proof" in reason:
             raise AuthenticationError(f"the agent of {self.name} has another secret")
+        if DO_NOT_GO_TOGETHER in reason:
+            raise HostMismatchError(f"the agent of {self.name} and this process part: {reason}")
         if NOT_ADMITTED in reason:
             raise AuthenticationError(f"the agent of {self.name} and this process part: {reason}")
         raise HostUnreachableError(f"the agent of {self.name} cannot be reached: {reason}")
 
-    def _deliver(self, peer: ProcessRef, envelope: Envelope) -> None:
-        future = self._answers.get(envelope.target)
+    def _deliver(self, peer: ProcessRef, message: Message) -> None:
+        future = self._answers.get(message.port) if isinstance(message, Answer) else None
         if future is not None:
-            future.settle_by(lambda: protocol.read_answer(envelope))
+            future.settle_by(lambda: protocol.read_answer(message))
 
     def _lost(self, link: object, reason: str) -> None:
         self._link.lose(reason)

@@ -20,7 +20,7 @@ from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.requests import PING
 from skipper.control.wire.addresses import at
 from skipper.control.wire.certificates import REVIEW_S, Certificates
-from skipper.control.wire.envelope import BEATS, ProcessRef
+from skipper.control.wire.process_ref import BEATS, ProcessRef
 
 if TYPE_CHECKING:
     from skipper.control.runtime.process import Process

@@ -41,7 +41,7 @@ def _join(config: dict[str, Any]) -> str:
     from skipper.control.model.settings import Settings
     from skipper.control.runtime import current_runtime
     from skipper.control.wire.addresses import at
-    from skipper.control.wire.envelope import ProcessRef
+    from skipper.control.wire.process_ref import ProcessRef
 
     root = ProcessRef(config["root"]["id"], config["root"]["address"], config["root"]["name"])
     me = ProcessRef(config["me"]["id"], at(config["me"]["host"], 0), config["me"]["name"], root)

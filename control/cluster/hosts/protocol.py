@@ -21,7 +21,9 @@ from skipper.control.model.errors import ControlError, HostError, HostMismatchEr
 from skipper.control.support import private_file
 from skipper.control.wire import addresses
 from skipper.control.wire.auth import SECRET_NBYTES
-from skipper.control.wire.envelope import Envelope, Kind
+from skipper.control.wire.messages import Message, ProcessRequest, Reply
+from skipper.control.wire.version import VERSION as PROTOCOL
+from skipper.control.wire.version import obstacle
 
 AGENT = "host-agent"
 """Whom a script dials at the address of an agent."""
@@ -36,29 +38,29 @@ _ERRORS: dict[str, type[ControlError]] = {
 }
 
 
-def request(method: str, content: Mapping[str, Any], number: int) -> Envelope:
+def request(method: str, content: Mapping[str, Any], number: int) -> ProcessRequest:
     """Something that an agent is asked."""
-    return Envelope(Kind.AGENT, 0, (json.dumps(content).encode(),), method, number)
+    return ProcessRequest(0, number, method=method, payload=(json.dumps(content).encode(),))
 
 
-def answer(number: int, content: Mapping[str, Any]) -> Envelope:
+def answer(number: int, content: Mapping[str, Any]) -> Reply:
     """What an agent answers."""
-    return Envelope(Kind.REPLY, number, (json.dumps(content).encode(),))
+    return Reply(number, payload=(json.dumps(content).encode(),))
 
 
-def refusal(number: int, error: ControlError) -> Envelope:
+def refusal(number: int, error: ControlError) -> Reply:
     """Why an agent does not do what it was asked."""
     return answer(number, {"error": type(error).__name__, "message": str(error)})
 
 
-def read(envelope: Envelope) -> dict[str, Any]:
+def read(message: Message) -> dict[str, Any]:
     """The content of a request or an answer.
 
     Raises:
         HostError: it is no such thing.
     """
     try:
-        content = json.loads(bytes(envelope.payload[0]))  # type: ignore[arg-type]  # nothing here is lent
+        content = json.loads(bytes(message.payload[0]))  # type: ignore[arg-type]  # nothing here is lent
     except (ValueError, TypeError, IndexError, RecursionError) as error:
         raise HostError(f"the other side does not speak like this version: {error}") from None
     if not isinstance(content, dict):
@@ -66,23 +68,20 @@ def read(envelope: Envelope) -> dict[str, Any]:
     return content
 
 
-def read_answer(envelope: Envelope) -> dict[str, Any]:
+def read_answer(message: Message) -> dict[str, Any]:
     """The content of an answer.
 
     Raises:
         HostError: the agent refuses, in the words of its error.
     """
-    content = read(envelope)
+    content = read(message)
     if "error" in content:
         raise _ERRORS.get(str(content["error"]), HostError)(str(content.get("message")))
     return content
 
 
 def versions() -> dict[str, str]:
-    """What has to be the same in a script and in the processes of its job on other hosts.
-
-    Functions and classes travel as the bytecode of one minor version of Python.
-    """
+    """What tells whether a script and the processes of its job on other hosts understand each other, and of whom."""
     from importlib.metadata import PackageNotFoundError, version  # most processes do without
 
     try:
@@ -90,19 +89,31 @@ def versions() -> dict[str, str]:
     except PackageNotFoundError:
         skipper = "unknown"
     major, minor = sys.version_info[:2]
-    return {"skipper": skipper, "python": f"{major}.{minor}", "cloudpickle": version("cloudpickle")}
+    return {
+        "skipper": skipper,
+        "protocol": PROTOCOL,
+        "python": f"{major}.{minor}",
+        "cloudpickle": version("cloudpickle"),
+    }
 
 
 def check_versions(theirs: Mapping[str, object], who: str) -> None:
-    """See that both sides run the same.
+    """See that both sides understand each other.
+
+    Functions and classes travel as the bytecode of one minor version of Python, by cloudpickle. What processes say to
+    each other is covered by the version of the protocol, whatever Skippers they are.
 
     Raises:
         HostMismatchError: they do not.
     """
     ours = versions()
     different = [
-        f"{name} {theirs.get(name)} there and {ours[name]} on {who}" for name in ours if ours[name] != theirs.get(name)
+        f"{name} {theirs.get(name)} there and {ours[name]} on {who}"
+        for name in ("python", "cloudpickle")
+        if ours[name] != theirs.get(name)
     ]
+    if (why := obstacle(theirs.get("protocol"))) is not None:
+        different.append(f"Skipper {theirs.get('skipper')} there and {ours['skipper']} on {who}, where {why}")
     if different:
         raise HostMismatchError(f"the script cannot use {who}: {'; '.join(different)}")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from skipper.control.api.actor import Actor, concurrent_endpoint
 from skipper.control.model.shape import Extent
-from skipper.control.wire.envelope import ProcessRef
+from skipper.control.wire.process_ref import ProcessRef
 
 REGISTRY = "skipper-spmd-ranks"
 """The name by which all ranks find the registry."""

@@ -24,9 +24,10 @@ from skipper.control.runtime.process import Process
 from skipper.control.runtime.requests import JOIN
 from skipper.control.wire import addresses
 from skipper.control.wire.certificates import SECRET, Certificates
-from skipper.control.wire.envelope import Envelope, ProcessRef
 from skipper.control.wire.identity import MEMBERS, Role
 from skipper.control.wire.link import Link
+from skipper.control.wire.messages import Message, ProcessRequest
+from skipper.control.wire.process_ref import ProcessRef
 
 PORT = 7432
 """The port at which rank 0 listens by default."""
@@ -141,7 +142,7 @@ class SpmdRendezvousServer:
     def _came(self, guest: Any, peer: ProcessRef) -> None:
         from skipper.control.wire.handshake import WELCOME
 
-        link = Link(peer, lambda _, envelope: self._asked(link, envelope), self._hung_up)
+        link = Link(peer, lambda _, message: self._asked(link, message), self._hung_up)
         self._links.add(link)
         link.connected = True
         link.open(guest.stream, greeting=WELCOME)
@@ -150,15 +151,15 @@ class SpmdRendezvousServer:
         link.lose(reason)
         self._links.discard(link)
 
-    def _asked(self, link: Link, envelope: Envelope) -> None:
-        if envelope.method != "come":
-            return  # a heartbeat
+    def _asked(self, link: Link, request: Message) -> None:
+        if not isinstance(request, ProcessRequest) or request.method != "come":
+            return
         try:
-            link.post(protocol.answer(envelope.reply_to, self._introduction(protocol.read(envelope))))
+            link.post(protocol.answer(request.reply_to, self._introduction(protocol.read(request))))
         except ControlError as error:
-            link.post(protocol.refusal(envelope.reply_to, error))
+            link.post(protocol.refusal(request.reply_to, error))
         except (KeyError, TypeError, ValueError) as error:
-            link.post(protocol.refusal(envelope.reply_to, HostError(f"{type(error).__name__}: {error}")))
+            link.post(protocol.refusal(request.reply_to, HostError(f"{type(error).__name__}: {error}")))
 
     def _introduction(self, asked: dict[str, Any]) -> dict[str, Any]:
         protocol.check_versions(asked["versions"], "rank 0")

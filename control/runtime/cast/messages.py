@@ -1,27 +1,18 @@
-"""What travels in trees beside the payloads: fixed layouts and JSON, so that a relay unpickles nothing."""
+"""What the messages of trees say in their payloads: JSON, so that a relay unpickles nothing, and what others packed."""
 
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from skipper.control.model.errors import ProtocolError
-from skipper.control.runtime.cast.order import Move
 from skipper.control.runtime.cast.tree import RankSpan
 from skipper.control.wire.addresses import host_of
 from skipper.control.wire.bulk import Incoming, Outgoing
-from skipper.control.wire.envelope import Kind, Payload, ProcessRef
-
-_CAST = struct.Struct("<QQQI")
-"""The numbers of route, cast, and last settled cast; how many moves follow."""
-_MOVE = struct.Struct("<IIQ")
-"""See `order.Move`."""
-_NUMBER = struct.Struct("<Q")
-_ENTRY = struct.Struct("<IBI")
-"""Of a reply: rank, kind, number of segments."""
+from skipper.control.wire.messages import CastAnswers, Kind, Payload, RouteOpened
+from skipper.control.wire.process_ref import ProcessRef
 
 Segment: TypeAlias = bytes | bytearray | memoryview
 Node = tuple[int, ProcessRef]
@@ -32,85 +23,36 @@ that comes straight, behind what has no number."""
 
 
 @dataclass(frozen=True, slots=True)
-class CastHeader:
-    """What stands before the payload of a cast.
-
-    Attributes:
-        route: the number of the route.
-        number: of the cast on this route; they count from 1 without a gap.
-        settled: up to which cast no reply is waited for any more.
-        moves: what was numbered between the last cast of the route and this one.
-    """
-
-    route: int
-    number: int
-    settled: int
-    moves: Sequence[Move] = ()
-
-    def encode(self, span: RankSpan) -> bytes:
-        """The header for a subtree."""
-        moves = [move for move in self.moves if move[0] < span.end and span.first < move[1]]
-        head = _CAST.pack(self.route, self.number, self.settled, len(moves))
-        return b"".join((head, *(_MOVE.pack(*move) for move in moves)))
-
-    @staticmethod
-    def decode(segment: Segment | Outgoing | Incoming) -> CastHeader:
-        """The inverse of `encode`.
-
-        Raises:
-            ProtocolError: this is no such header.
-        """
-        data = plain(segment)
-        try:
-            route, number, settled, count = _CAST.unpack_from(data)
-            if len(data) != _CAST.size + count * _MOVE.size:
-                raise ProtocolError("the header of a cast has the wrong size")
-            moves = tuple(_MOVE.iter_unpack(data[_CAST.size :])) if count else ()
-        except struct.error as error:
-            raise ProtocolError(f"not the header of a cast: {error}") from error
-        return CastHeader(route, number, settled, moves)
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The reply of one rank on its way up."""
+class GivenAnswer:
+    """The answer of one rank on its way up."""
 
     rank: int
     kind: Kind
     payload: Payload
 
 
-def pack_answers(number: int, answers: Sequence[Answer]) -> Payload:
-    """Replies to one cast as the payload of one message; their segments are passed on as they are."""
-    parts = [_NUMBER.pack(number)]
-    segments: list[Any] = []
-    for answer in answers:
-        parts.append(_ENTRY.pack(answer.rank, answer.kind, len(answer.payload)))
-        segments += answer.payload
-    return (b"".join(parts), *segments)
+def pack_answers(route: int, number: int, port: int, given: Sequence[GivenAnswer], *, is_home: bool) -> CastAnswers:
+    """CastAnswers to one cast as one message; their segments are passed on as they are."""
+    entries = tuple((answer.rank, answer.kind, len(answer.payload)) for answer in given)
+    payload = tuple(segment for answer in given for segment in answer.payload)
+    return CastAnswers(route, number, port, is_home, entries, payload=payload)
 
 
-def unpack_answers(payload: Payload) -> tuple[int, list[Answer]]:
+def unpack_answers(answers: CastAnswers) -> list[GivenAnswer]:
     """The inverse of `pack_answers`.
 
     Raises:
-        ProtocolError: this is no such payload.
+        ProtocolError: it does not say whose its segments are.
     """
-    if not payload:
-        raise ProtocolError("a bundle of replies without a header")
-    header, segments = plain(payload[0]), payload[1:]
-    answers = []
-    try:
-        (number,) = _NUMBER.unpack_from(header)
-        begin = 0
-        for rank, kind, count in _ENTRY.iter_unpack(header[_NUMBER.size :]):
-            answers.append(Answer(rank, Kind(kind), segments[begin : begin + count]))
-            begin += count
-    except (struct.error, ValueError) as error:
-        raise ProtocolError(f"not a bundle of replies: {error}") from error
-    if begin != len(segments):
-        raise ProtocolError("a bundle of replies of the wrong size")
-    return number, answers
+    given, begin = [], 0
+    for rank, kind, count in answers.entries:
+        if kind not in (Kind.REPLY, Kind.FAILURE):
+            raise ProtocolError(f"an answer to a cast of kind {kind}")
+        given.append(GivenAnswer(rank, Kind(kind), answers.payload[begin : begin + count]))
+        begin += count
+    if begin != len(answers.payload):
+        raise ProtocolError("answers to a cast of the wrong size")
+    return given
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +82,8 @@ class Opening:
         part = slice(span.first - self.span.first, span.end - self.span.first)
         return Opening(self.route, self.origin, self.fanout, span, self.since, self.nodes[part], self.starts[part])
 
-    def encode(self) -> bytes:
-        """As JSON; every process stands there once, and its launcher before it."""
+    def message(self) -> RouteOpened:
+        """What says it, in JSON; every process stands there once, and its launcher before it."""
         rows: dict[str, tuple[int, list[object]]] = {}
         origin = _row(self.origin, rows)
         places = [
@@ -149,17 +91,18 @@ class Opening:
             for (rank, process), (before, waits) in zip(self.nodes, self.starts, strict=True)
         ]
         fixed = [self.route, origin, self.fanout, self.span.first, self.span.end, self.since]
-        return json.dumps([fixed, [row for _, row in rows.values()], places], separators=(",", ":")).encode()
+        content = json.dumps([fixed, [row for _, row in rows.values()], places], separators=(",", ":"))
+        return RouteOpened(payload=(content.encode(),))
 
     @staticmethod
-    def decode(segment: Segment | Outgoing | Incoming) -> Opening:
-        """The inverse of `encode`.
+    def of(message: RouteOpened) -> Opening:
+        """The inverse of `message`.
 
         Raises:
             ProtocolError: this is no opening.
         """
         try:
-            fixed, rows, places = json.loads(bytes(plain(segment)))
+            fixed, rows, places = json.loads(b"".join(map(_plain, message.payload)))
             route, origin, fanout, first, end, since = map(int, fixed)
             processes = _processes(rows)
             nodes = [(int(rank), processes[place]) for rank, place, _, _ in places]
@@ -200,7 +143,7 @@ def _processes(rows: Iterable[tuple[str, str, str, int]]) -> list[ProcessRef]:
     return processes
 
 
-def plain(segment: Segment | Outgoing | Incoming) -> Segment:
+def _plain(segment: Segment | Outgoing | Incoming) -> Segment:
     """A segment that is no loan.
 
     Raises:

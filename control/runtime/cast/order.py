@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 
-T = TypeVar("T")
+from skipper.control.wire.messages import Move
 
-Move = tuple[int, int, int]
-"""For positions from the one to before the other: how much else was numbered since the last cast of the route."""
+T = TypeVar("T")
 
 
 def runs(moved: dict[int, int]) -> Iterator[Move]:

@@ -12,17 +12,19 @@ import contextlib
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from skipper.control.model.errors import ProtocolError
-from skipper.control.runtime.cast.messages import Answer, CastHeader, Opening, host_starts, pack_answers
+from skipper.control.runtime.cast.messages import GivenAnswer, Opening, host_starts, pack_answers
 from skipper.control.runtime.cast.order import moved_at
 from skipper.control.runtime.cast.tree import RankSpan
 from skipper.control.runtime.interfaces import Sender
-from skipper.control.runtime.messages import Cast, Mail
+from skipper.control.runtime.messages import CastPath, Mail
 from skipper.control.wire.bulk import Incoming, Outgoing
-from skipper.control.wire.envelope import Envelope, Kind, Payload, ProcessRef
+from skipper.control.wire.messages import Call, Cast, Kind, Move, Payload, RouteDone
+from skipper.control.wire.process_ref import ProcessRef
 
 if TYPE_CHECKING:
     from skipper.control.runtime.actor_table import ActorTable
@@ -39,9 +41,6 @@ _REPORT_NBYTES = 4 << 20
 _KEPT_MESSAGES = 1024
 _KEPT_NBYTES = 4 << 20
 """Own replies that are kept until the caster is known to have them; what exceeds this goes straight."""
-
-HOME = "home"
-"""Says of replies that they are up with the caster: to a relay, the number of a port of the caster's means nothing."""
 
 _BUCKETS = 1024
 """Casts of which it is remembered how many have replied; beyond that, the rest of an old cast waits for its time."""
@@ -63,7 +62,7 @@ class _Bucket:
 
     port: int
     began_s: float
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[GivenAnswer] = field(default_factory=list)
     count: int = 0
     is_timed: bool = False
 
@@ -73,7 +72,7 @@ class _Kept:
     """An own reply, where it goes, and its size."""
 
     port: int
-    answer: Answer
+    answer: GivenAnswer
     nbytes: int
 
 
@@ -84,12 +83,12 @@ class HeldCast:
     Attributes:
         relay: that it has come by.
         number: of the cast on its route.
-        envelope: for the actor.
+        call: for the actor.
     """
 
     relay: Relay
     number: int
-    envelope: Envelope
+    call: Call
 
     def deliver(self) -> None:
         """Give it to the actor."""
@@ -151,7 +150,7 @@ class Relay:
 
     # Down
 
-    def take(self, envelope: Envelope, header: CastHeader) -> tuple[int, HeldCast] | None:
+    def take(self, cast: Cast) -> tuple[int, HeldCast] | None:
         """A cast has come: pass it on.
 
         Returns:
@@ -160,38 +159,29 @@ class Relay:
         Raises:
             ProtocolError: one before it has not come.
         """
-        if header.number <= self.received:
+        if cast.number <= self.received:
             return None  # it came by another way, too
-        if header.number != self.received + 1:
-            raise ProtocolError(f"cast {header.number} came where {self.received + 1} was to come")
-        self.received = header.number
+        if cast.number != self.received + 1:
+            raise ProtocolError(f"cast {cast.number} came where {self.received + 1} was to come")
+        self.received = cast.number
+        own = cast.call_for(self.rank)
         with self._lock:
-            self._settle(header.settled)
-            if envelope.wants_reply and self.below:
-                self._came_s[header.number] = time.monotonic()
+            self._settle(cast.settled)
+            if own.wants_reply and self.below:
+                self._came_s[cast.number] = time.monotonic()
                 if len(self._came_s) > _BUCKETS:
                     self._came_s.popitem(last=False)
-        content = envelope.payload[1:]
         for node in self.below.values():
-            payload = (header.encode(node.span), *content)
-            self._sender.pass_on(node.process, cast_envelope(envelope, payload))
-        own = Envelope(
-            Kind.CALL,
-            envelope.target,
-            content,
-            envelope.method,
-            envelope.reply_to,
-            self.rank,
-            envelope.extent,
-            envelope.trace,
-        )
-        self._order += 1 + moved_at(header.moves, self._span.first)
-        return self._order, HeldCast(self, header.number, own)
+            self._sender.pass_on(
+                node.process, cast_for(node.span, self.number, cast.number, cast.settled, cast.moves, own)
+            )
+        self._order += 1 + moved_at(cast.moves, self._span.first)
+        return self._order, HeldCast(self, cast.number, own)
 
     def deliver(self, held: HeldCast) -> None:
         """Give the actor a cast, in its turn."""
         self.delivered = held.number
-        self._actors.deliver(Mail(self.origin, held.envelope, Cast(self, held.number)))
+        self._actors.deliver(Mail(self.origin, held.call, CastPath(self, held.number)))
 
     @property
     def is_over(self) -> bool:
@@ -206,11 +196,11 @@ class Relay:
         """Take up a new parent, or find that a node above has one: what was on its way up may be lost."""
         self.parent = parent
         for node in self.below.values():
-            self._sender.pass_on(node.process, tree_message("open", 0, 0, opening.part(node.span).encode()))
+            self._sender.pass_on(node.process, opening.part(node.span).message())
         with self._lock:
             for number, kept in self._kept.items():
                 self._send_up(number, kept.port, [kept.answer])
-            self._sender.pass_on(self.parent, tree_message("done", self.number, self._reported))
+            self._sender.pass_on(self.parent, RouteDone(self.number, self._reported))
 
     def settle(self, number: int) -> None:
         """Let go of replies that nobody waits for any more, up to that cast."""
@@ -227,31 +217,30 @@ class Relay:
 
     # Up
 
-    def reply(self, number: int, envelope: Envelope, kind: Kind, payload: Payload) -> bool:
+    def reply(self, number: int, call: Call, kind: Kind, payload: Payload) -> bool:
         """Answer a cast by way of the tree; False where that has to go straight. From any thread."""
         if any(isinstance(segment, Outgoing | Incoming) for segment in payload):
             return False
-        answer, nbytes = Answer(self.rank, kind, payload), sum(map(len, payload))
+        answer, nbytes = GivenAnswer(self.rank, kind, payload), sum(map(len, payload))
         with self._lock:
-            if envelope.wants_reply:
+            if call.wants_reply:
                 if len(self._kept) >= _KEPT_MESSAGES or self._kept_nbytes + nbytes > _KEPT_NBYTES:
                     return False  # straight, it need not be kept
-                self._kept[number] = _Kept(envelope.reply_to, answer, nbytes)
+                self._kept[number] = _Kept(call.reply_to, answer, nbytes)
                 self._kept_nbytes += nbytes
-            self._gather(number, envelope.reply_to, [answer])
+            self._gather(number, call.reply_to, [answer])
         return True
 
-    def gather(self, port: int, number: int, answers: list[Answer]) -> None:
+    def gather(self, port: int, number: int, answers: list[GivenAnswer]) -> None:
         """Take replies that come from below; on any thread."""
         with self._lock:
             self._gather(number, port, answers)
 
-    def undelivered(self, process_id: str, envelope: Envelope, payload: Payload) -> None:
+    def undelivered(self, process_id: str, cast: Cast, payload: Payload) -> None:
         """Answer a broadcast for a node below that is gone, to which it was not even sent."""
         node = self.below.get(process_id)
         if node is not None:
-            number = CastHeader.decode(envelope.payload[0]).number
-            self.gather(envelope.reply_to, number, [Answer(node.rank, Kind.ERROR, payload)])
+            self.gather(cast.reply_to, cast.number, [GivenAnswer(node.rank, Kind.FAILURE, payload)])
 
     def flush(self) -> None:
         """Send up whatever waits for others."""
@@ -288,9 +277,9 @@ class Relay:
         done = min([self._own_done, *(node.done for node in self.below.values())])
         if done > self._reported:
             self._reported = done
-            self._sender.pass_on(self.parent, tree_message("done", self.number, done))
+            self._sender.pass_on(self.parent, RouteDone(self.number, done))
 
-    def _gather(self, number: int, port: int, answers: list[Answer]) -> None:
+    def _gather(self, number: int, port: int, answers: list[GivenAnswer]) -> None:
         bucket = self._buckets.get(number)
         if bucket is None:
             now = time.monotonic()
@@ -302,7 +291,7 @@ class Relay:
         if bucket.count >= self._size:
             del self._buckets[number]
             self._empty(number, bucket)
-        elif any(answer.kind is Kind.ERROR for answer in answers):
+        elif any(answer.kind is Kind.FAILURE for answer in answers):
             self._empty(number, bucket)
         elif not bucket.is_timed:
             bucket.is_timed = True
@@ -323,26 +312,22 @@ class Relay:
         if answers:
             self._send_up(number, bucket.port, answers)
 
-    def _send_up(self, number: int, port: int, answers: list[Answer]) -> None:
-        method = HOME if self.parent.id == self.origin.id else ""
-        self._sender.pass_on(
-            self.parent, Envelope(Kind.GATHER, port, pack_answers(number, answers), method, reply_to=self.number)
-        )
+    def _send_up(self, number: int, port: int, answers: list[GivenAnswer]) -> None:
+        is_home = self.parent.id == self.origin.id
+        self._sender.pass_on(self.parent, pack_answers(self.number, number, port, answers, is_home=is_home))
 
 
-def cast_envelope(envelope: Envelope, payload: Payload) -> Envelope:
-    """A cast for one node: what the caster says to all, with that node's header."""
-    return Envelope(
-        Kind.CAST,
-        envelope.target,
-        payload,
-        envelope.method,
-        envelope.reply_to,
-        extent=envelope.extent,
-        trace=envelope.trace,
+def cast_for(span: RankSpan, route: int, number: int, settled: int, moves: Sequence[Move], call: Call) -> Cast:
+    """A cast for the node at the top of a part of the tree."""
+    return Cast(
+        route,
+        number,
+        settled,
+        call.target,
+        call.reply_to,
+        call.method,
+        call.extent,
+        tuple(move for move in moves if move[0] < span.end and span.first < move[1]),
+        payload=call.payload,
+        trace=call.trace,
     )
-
-
-def tree_message(method: str, route: int, number: int, content: bytes = b"") -> Envelope:
-    """What the nodes of a tree tell each other besides casts and replies."""
-    return Envelope(Kind.TREE, route, (content,) if content else (), method, number)

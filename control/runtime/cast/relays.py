@@ -12,13 +12,28 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
-from skipper.control.runtime.cast.messages import CastHeader, Opening, plain
+from skipper.control.runtime.cast.messages import Opening
 from skipper.control.runtime.cast.order import ArrivalOrder
-from skipper.control.runtime.cast.relay import HeldCast, Relay, tree_message
+from skipper.control.runtime.cast.relay import HeldCast, Relay
 from skipper.control.runtime.interfaces import Sender
 from skipper.control.runtime.messages import CastNode, Loss, Mail
 from skipper.control.runtime.replies import pack_supervision
-from skipper.control.wire.envelope import Envelope, Kind, ProcessRef
+from skipper.control.wire.messages import (
+    Answer,
+    Call,
+    Cast,
+    Filler,
+    OfTree,
+    ProcessRequest,
+    RouteBegun,
+    RouteClosed,
+    RouteCut,
+    RouteDone,
+    RouteLost,
+    RouteOpened,
+    RouteSettled,
+)
+from skipper.control.wire.process_ref import ProcessRef
 
 if TYPE_CHECKING:
     from skipper.control.runtime.actor_table import ActorTable
@@ -27,7 +42,7 @@ if TYPE_CHECKING:
 _GRACE_S = 10.0
 """How long relays are kept that are given up, or whose caster is gone: what was cast may still be on its way."""
 
-_Arrived: TypeAlias = "HeldCast | Envelope"
+_Arrived: TypeAlias = HeldCast | Call | ProcessRequest | Answer | Filler
 """What has come from a caster, by a tree or straight."""
 
 
@@ -62,41 +77,43 @@ class Relays:
 
     # What comes
 
-    def cast(self, envelope: Envelope) -> None:
+    def cast(self, cast: Cast) -> None:
         """Take a cast."""
-        header = CastHeader.decode(envelope.payload[0])
         with self._lock:
-            relay = self._relays.get(header.route)
-            if relay is not None and (came := relay.take(envelope, header)) is not None:
+            relay = self._relays.get(cast.route)
+            if relay is not None and (came := relay.take(cast)) is not None:
                 self._order_of(relay.origin).put(*came)
                 self._go_on(relay.origin)
 
-    def message(self, sender: ProcessRef, envelope: Envelope) -> None:
+    def message(self, sender: ProcessRef, message: OfTree) -> None:
         """Take what another node, or the caster, has to say."""
         with self._lock:
-            if envelope.method == "open":
-                self._open(sender, Opening.decode(envelope.payload[0]))
-            elif envelope.method == "begin":
-                self._order_of(sender).begin()
-                self._go_on(sender)
-            elif envelope.method == "passed":
-                self.arrive(sender, envelope)
-            elif envelope.method == "close":
-                self._close_at(sender, envelope)
-            elif (relay := self._relays.get(envelope.target)) is None:
-                return
-            elif envelope.method == "done":
-                relay.done(sender.id, envelope.reply_to)
-            elif envelope.method == "settle":
-                relay.settle(envelope.reply_to)
-                self._pass_on(relay, envelope)
-            elif envelope.method == "drop":
-                relay.drop(bytes(plain(envelope.payload[0])).decode())
+            match message:
+                case RouteOpened():
+                    self._open(sender, Opening.of(message))
+                case RouteBegun():
+                    self._order_of(sender).begin()
+                    self._go_on(sender)
+                case Filler():
+                    self.arrive(sender, message)
+                case RouteClosed():
+                    self._close_at(sender, message)
+                case RouteDone():
+                    if (relay := self._relays.get(message.route)) is not None:
+                        relay.done(sender.id, message.number)
+                case RouteSettled():
+                    if (relay := self._relays.get(message.route)) is not None:
+                        relay.settle(message.number)
+                        for node in relay.below.values():
+                            self._sender.pass_on(node.process, RouteSettled(message.route, message.number))
+                case RouteCut():
+                    if (relay := self._relays.get(message.route)) is not None:
+                        relay.drop(message.process)
 
-    def arrive(self, sender: ProcessRef, envelope: Envelope) -> None:
+    def arrive(self, sender: ProcessRef, message: Call | ProcessRequest | Answer | Filler) -> None:
         """Take what has come straight and has a number: calls and requests are handled in their turn."""
         with self._lock:
-            self._order_of(sender).put(envelope.sequence, envelope)
+            self._order_of(sender).put(message.sequence, message)
             self._go_on(sender)
 
     # Ends
@@ -107,16 +124,16 @@ class Relays:
             self._speaks.discard(peer.id)
             for relay in self._relays.values():
                 if relay.parent.id == peer.id and relay.origin.id != peer.id:
-                    self._sender.pass_on(relay.origin, tree_message("orphan", relay.number, 0))
+                    self._sender.pass_on(relay.origin, RouteLost(relay.number))
             if peer.id in self._orders:
                 self._later(self._forget, peer)
 
-    def undelivered(self, peer: ProcessRef, envelope: Envelope, loss: Loss) -> None:
+    def undelivered(self, peer: ProcessRef, cast: Cast, loss: Loss) -> None:
         """A broadcast could not be passed on to a process that is gone: tell the caster."""
         with self._lock:
-            relay = self._relays.get(CastHeader.decode(envelope.payload[0]).route)
+            relay = self._relays.get(cast.route)
             if relay is not None:
-                relay.undelivered(peer.id, envelope, pack_supervision(loss.reason, None))
+                relay.undelivered(peer.id, cast, pack_supervision(loss.reason, None))
 
     def flush(self) -> None:
         """Send up all replies that wait for others: this process ends."""
@@ -137,19 +154,15 @@ class Relays:
         if not opening.starts[0][1]:
             order.begin()
         for node in relay.below.values():
-            self._sender.pass_on(node.process, tree_message("open", 0, 0, opening.part(node.span).encode()))
+            self._sender.pass_on(node.process, opening.part(node.span).message())
 
-    def _pass_on(self, relay: Relay, envelope: Envelope) -> None:
-        for node in relay.below.values():
-            self._sender.pass_on(node.process, tree_message(envelope.method, envelope.target, envelope.reply_to))
-
-    def _close_at(self, caster: ProcessRef, envelope: Envelope) -> None:
+    def _close_at(self, caster: ProcessRef, closed: RouteClosed) -> None:
         """Forget a route once its last cast has been delivered, or will not be any more."""
-        relay = self._relays.get(envelope.target)
+        relay = self._relays.get(closed.route)
         if relay is None:
             self._later(self._look_for_gap, caster)  # its opening, and all casts, may have died with a node above
             return
-        relay.close_behind(envelope.reply_to)
+        relay.close_behind(closed.number)
         if relay.is_over:
             self._close(relay)
         else:
@@ -201,7 +214,7 @@ class Relays:
                 arrived.deliver()
                 if arrived.relay.is_over:
                     self._close(arrived.relay)
-            elif arrived.kind is Kind.CALL:
+            elif isinstance(arrived, Call):
                 self._actors.deliver(Mail(caster, arrived))
-            elif arrived.kind is Kind.AGENT:
+            elif isinstance(arrived, ProcessRequest):
                 self._requests.handle(caster, arrived)

@@ -6,12 +6,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from skipper.control.runtime.cast.messages import CastHeader, Node, Opening, Start, host_starts
-from skipper.control.runtime.cast.order import Move, runs
-from skipper.control.runtime.cast.relay import cast_envelope
+from skipper.control.runtime.cast.messages import Node, Opening, Start, host_starts
+from skipper.control.runtime.cast.order import runs
+from skipper.control.runtime.cast.relay import cast_for
 from skipper.control.runtime.cast.tree import RankSpan, Tree
 from skipper.control.runtime.flow_control import Window
-from skipper.control.wire.envelope import Envelope, ProcessRef
+from skipper.control.wire.messages import Call, Cast, Move
+from skipper.control.wire.process_ref import ProcessRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class _Sent:
     """A cast that some rank may not have handled."""
 
     number: int
-    envelope: Envelope
+    call: Call
     moves: Sequence[Move]
     nbytes: int
 
@@ -88,7 +89,7 @@ class Route:
 
     def cast(
         self,
-        envelope: Envelope,
+        call: Call,
         others: Iterable[Route],
         nbytes: int,
         is_open: Callable[[int], bool],
@@ -96,7 +97,7 @@ class Route:
         """Number a cast and remember it; `newest` is then what to send.
 
         Args:
-            envelope: what is said to all.
+            call: what is said to all.
             others: all routes of this process: what was cast there before stays before.
             nbytes: its size.
             is_open: whether a reply is waited for at a port.
@@ -107,23 +108,22 @@ class Route:
         for other in others:
             if other is not self and (by := self._news_of(other)):
                 moves += [(span.first, span.end, by) for span in self._common_with(other)]
-        self._waited_for.append((self.last, envelope.reply_to if envelope.wants_reply else 0))
+        self._waited_for.append((self.last, call.reply_to if call.wants_reply else 0))
         self._settled_told = self.settled(is_open)
-        self._sent.append(_Sent(self.last, envelope, moves, nbytes))
+        self._sent.append(_Sent(self.last, call, moves, nbytes))
         if not self.heads:
             self._trim()
 
-    def newest(self, span: RankSpan) -> Envelope:
+    def newest(self, span: RankSpan) -> Cast:
         """The last cast, for a subtree."""
         return self._for(self._sent[-1], span)
 
-    def unfinished(self, span: RankSpan) -> list[Envelope]:
+    def unfinished(self, span: RankSpan) -> list[Cast]:
         """All casts that the subtree may not have got."""
         return [self._for(sent, span) for sent in self._sent]
 
-    def _for(self, sent: _Sent, span: RankSpan) -> Envelope:
-        header = CastHeader(self.number, sent.number, self._settled_told, sent.moves)
-        return cast_envelope(sent.envelope, (header.encode(span), *sent.envelope.payload))
+    def _for(self, sent: _Sent, span: RankSpan) -> Cast:
+        return cast_for(span, self.number, sent.number, self._settled_told, sent.moves, sent.call)
 
     def _common_with(self, other: Route) -> list[RankSpan]:
         """The positions whose processes are in another route, too."""

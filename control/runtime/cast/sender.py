@@ -39,15 +39,30 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from skipper.control.model.settings import settings
-from skipper.control.runtime.cast.messages import CastHeader, Start, unpack_answers
-from skipper.control.runtime.cast.relay import HOME, tree_message
+from skipper.control.runtime.cast.messages import Start, unpack_answers
 from skipper.control.runtime.cast.relays import Relays
 from skipper.control.runtime.cast.route import Route
 from skipper.control.runtime.cast.tree import RankSpan
 from skipper.control.runtime.interfaces import Sender
 from skipper.control.runtime.messages import Loss, Mail
 from skipper.control.wire.bulk import Incoming, Outgoing
-from skipper.control.wire.envelope import Envelope, Kind, Payload, ProcessRef
+from skipper.control.wire.messages import (
+    Call,
+    Cast,
+    CastAnswers,
+    Filler,
+    Kind,
+    Message,
+    OfTree,
+    Payload,
+    RouteBegun,
+    RouteClosed,
+    RouteCut,
+    RouteDone,
+    RouteLost,
+    RouteSettled,
+)
+from skipper.control.wire.process_ref import ProcessRef
 
 if TYPE_CHECKING:
     from skipper.control.runtime.flow_control import Flow
@@ -99,82 +114,84 @@ class CastSender:
 
     # Sending
 
-    def cast(self, members: tuple[ProcessRef, ...], envelope: Envelope) -> bool:
+    def cast(self, members: tuple[ProcessRef, ...], call: Call) -> bool:
         """Send a message to every member, down a tree; False where it has to go straight.
 
         Args:
             members: the processes of a mesh, in rank order.
-            envelope: what goes to each, but for the rank.
+            call: what goes to each, but for the rank.
 
         Raises:
             BackpressureError: the members are too far behind; nothing has been sent.
         """
         me = self._state.me
-        if members[0].job != me.job or any(isinstance(part, Outgoing | Incoming) for part in envelope.payload):
+        if members[0].job != me.job or any(isinstance(part, Outgoing | Incoming) for part in call.payload):
             return False
-        nbytes = sum(map(len, envelope.payload))
+        nbytes = sum(map(len, call.payload))
         while True:
-            route, is_new = self._route(envelope.target, members)
+            route, is_new = self._route(call.target, members)
             if is_new:
                 self._watch(route)
-            self._flow.admit_cast(route.window, envelope, nbytes)
+            self._flow.admit_cast(route.window, call, nbytes)
             with self._lock:
                 if not route.is_closed:
-                    self._post_cast(route, envelope, nbytes)
+                    self._post_cast(route, call, nbytes)
                     break
         for rank, member in enumerate(members):
             if member.id == me.id:
-                self._sender.send(member, envelope.for_rank(rank))
+                self._sender.send(member, call.for_rank(rank))
         for rank, member in list(route.gone):
-            self._sender.send(member, envelope.for_rank(rank))  # which tells whoever waits
+            self._sender.send(member, call.for_rank(rank))  # which tells whoever waits
         return True
 
-    def post(self, link: Link, envelope: Envelope) -> None:
+    def post(self, link: Link, message: Message) -> None:
         """Post a message that goes straight, in its place among the casts. Dropped if the link is lost."""
         to = link.peer.id
         with self._lock:
             if to in self._straight:
                 self._straight[to] += 1
-                envelope.sequence = self._straight[to]
+                message.sequence = self._straight[to]
                 for route in self._of_process.get(to, ()):
                     position = route.position[to]
                     route.moved[position] = route.moved.get(position, 0) + 1
-                    envelope.sequence += route.last
+                    message.sequence += route.last
             if link.lost is None:
-                link.post(envelope)
+                link.post(message)
 
     def stay_behind(self, link: Link) -> None:
         """Have casts stay behind what was posted on a link just now, without a number."""
-        self.post(link, tree_message("passed", 0, 0))
+        self.post(link, Filler())
 
     def reply(self, mail: Mail, kind: Kind, payload: Payload) -> bool:
         """Answer what has come by a tree the way it came; False where the answer has to go straight."""
-        cast = mail.cast
-        if cast is None or self.relays.answers_straight(cast.relay):
+        way, call = mail.cast, mail.message
+        if way is None or not isinstance(call, Call) or self.relays.answers_straight(way.relay):
             return False
-        return cast.relay.reply(cast.number, mail.envelope, kind, payload)
+        return way.relay.reply(way.number, call, kind, payload)
 
     # Receiving
 
-    def take(self, sender: ProcessRef, envelope: Envelope) -> None:
+    def take(self, sender: ProcessRef, message: OfTree) -> None:
         """Take what comes from another node, or from a caster."""
-        if envelope.kind is Kind.CAST:
-            self.relays.cast(envelope)
-        elif envelope.kind is Kind.GATHER:
-            number, answers = unpack_answers(envelope.payload)
-            if envelope.method == HOME:
-                for answer in answers:
-                    self._ports.deliver(envelope.target, answer.rank, answer.kind, answer.payload)
-            elif (relay := self.relays.get(envelope.reply_to)) is not None:
-                relay.gather(envelope.target, number, answers)
-        elif (route := self._routes.get(envelope.target)) is None:
-            self.relays.message(sender, envelope)
-        elif envelope.method == "done":
-            with self._lock:
-                route.done(sender.id, envelope.reply_to)
-        elif envelope.method == "orphan":
-            with self._lock:
-                self._adopt(route, *route.adopt(sender.id), sender)
+        match message:
+            case Cast():
+                self.relays.cast(message)
+            case CastAnswers():
+                given = unpack_answers(message)
+                if message.is_home:
+                    for answer in given:
+                        self._ports.deliver(message.port, answer.rank, answer.kind, answer.payload)
+                elif (relay := self.relays.get(message.route)) is not None:
+                    relay.gather(message.port, message.number, given)
+            case RouteDone() if (route := self._routes.get(message.route)) is not None:
+                with self._lock:
+                    route.done(sender.id, message.number)
+            case RouteLost():
+                if (route := self._routes.get(message.route)) is not None:
+                    with self._lock:
+                        self._adopt(route, *route.adopt(sender.id), sender)
+            case _:
+                self.relays.message(sender, message)
 
     def peer_gone(self, peer: ProcessRef) -> None:
         """Have those below a dead node get what it should have passed on, and forget what a dead caster wants."""
@@ -186,12 +203,12 @@ class CastSender:
             self._has_begun.discard(peer.id)
         self.relays.peer_gone(peer)
 
-    def undelivered(self, peer: ProcessRef, envelope: Envelope, loss: Loss) -> None:
+    def undelivered(self, peer: ProcessRef, cast: Cast, loss: Loss) -> None:
         """Tell whoever broadcast it that a process is gone which it was not even sent to."""
-        if CastHeader.decode(envelope.payload[0]).route in self._routes:
-            self._ports.undelivered(envelope.reply_to, loss)
+        if cast.route in self._routes:
+            self._ports.undelivered(cast.reply_to, loss)
         else:
-            self.relays.undelivered(peer, envelope, loss)
+            self.relays.undelivered(peer, cast, loss)
 
     def close(self, uid: int) -> None:
         """Give up the routes to a mesh that has ended."""
@@ -236,16 +253,16 @@ class CastSender:
             self._straight[member.id] = 0
             if link is not None:
                 self._has_begun.add(member.id)
-                self._sender.pass_on(member, tree_message("begin", 0, 0))
+                self._sender.pass_on(member, RouteBegun())
         casts = sum(route.last for route in self._of_process.get(member.id, ()))
         return self._straight[member.id] + casts, member.id in self._has_begun
 
     def _introduce(self, route: Route, span: RankSpan) -> None:
         process = route.nodes[span.first][1]
-        self._sender.pass_on(process, tree_message("open", 0, 0, route.opening(span).encode()))
+        self._sender.pass_on(process, route.opening(span).message())
 
-    def _post_cast(self, route: Route, envelope: Envelope, nbytes: int) -> None:
-        route.cast(envelope, self._routes.values(), nbytes, self._ports.is_open)
+    def _post_cast(self, route: Route, call: Call, nbytes: int) -> None:
+        route.cast(call, self._routes.values(), nbytes, self._ports.is_open)
         for position in route.heads:
             self._sender.pass_on(route.nodes[position][1], route.newest(route.tree.span_at[position]))
         if route.waits and not route.is_settling:
@@ -254,11 +271,11 @@ class CastSender:
     def _adopt(self, route: Route, parent: ProcessRef | None, spans: list[RankSpan], child: ProcessRef) -> None:
         for span in spans:
             self._introduce(route, span)
-            for envelope in route.unfinished(span):
-                self._sender.pass_on(route.nodes[span.first][1], envelope)
+            for cast in route.unfinished(span):
+                self._sender.pass_on(route.nodes[span.first][1], cast)
         if parent is not None:
             # Until now it has counted the child among those that have not handled everything: nothing was forgotten.
-            self._sender.pass_on(parent, tree_message("drop", route.number, 0, child.id.encode()))
+            self._sender.pass_on(parent, RouteCut(route.number, child.id))
 
     def _close(self, uid: int, route: Route) -> None:
         self._routes.pop(route.number, None)
@@ -270,7 +287,7 @@ class CastSender:
         for _, member in route.nodes:
             if member.id in self._straight:
                 self._straight[member.id] += route.last
-            self._sender.pass_on(member, tree_message("close", route.number, route.last))
+            self._sender.pass_on(member, RouteClosed(route.number, route.last))
             routes = self._of_process.get(member.id)
             if routes is not None and route in routes:
                 routes.remove(route)
@@ -298,7 +315,7 @@ class CastSender:
             settled = route.news_of_settled(self._ports.is_open)
             if settled is not None:
                 for position in route.heads:
-                    self._sender.pass_on(route.nodes[position][1], tree_message("settle", route.number, settled))
+                    self._sender.pass_on(route.nodes[position][1], RouteSettled(route.number, settled))
             if route.waits:
                 self._settle_later(route)
 

@@ -18,7 +18,7 @@ from skipper.control.runtime.process_state import ProcessState
 from skipper.control.runtime.procs import thread_limit
 from skipper.control.runtime.procs.worker_config import EXIT_BINDING, EXIT_BOOTSTRAP, EXIT_THREADS, WorkerConfig
 from skipper.control.support.cgroup import OomWatch
-from skipper.control.wire.envelope import NO_SIGN_OF_LIFE, ProcessRef
+from skipper.control.wire.process_ref import NO_SIGN_OF_LIFE, ProcessRef
 
 if TYPE_CHECKING:
     from skipper.control.runtime.procs.binding import CpuBinding

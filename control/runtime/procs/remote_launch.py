@@ -20,7 +20,7 @@ from skipper.control.runtime.procs.binding import CpuBinding
 from skipper.control.runtime.requests import ADDRESS, EXIT, KILL_LAUNCHED, LAUNCH, STOP_LAUNCHED
 from skipper.control.runtime.stops import HANDED_DOWN
 from skipper.control.wire.addresses import port_of, within_host
-from skipper.control.wire.envelope import ProcessRef
+from skipper.control.wire.process_ref import ProcessRef
 
 if TYPE_CHECKING:
     from skipper.control.runtime.process_state import ProcessState
@@ -180,7 +180,7 @@ class RemoteLaunch:
             ValueError: they cannot be bound as asked for.
         """
         bindings = [CpuBinding.of(options) for options in order.proc_bind] or [CpuBinding()] * len(order.members)
-        self._launched[mail.envelope.target] = mail.sender, order.members
+        self._launched[mail.message.target] = mail.sender, order.members
         self._children.launch(order.members, order.env, order.bootstrap, bindings)
         for member in order.members:
             self._follow(member.id)
@@ -188,7 +188,7 @@ class RemoteLaunch:
 
     def _asked_to_stop(self, mail: Mail, timeout: float) -> Future[None]:
         """Stop what was launched for a mesh."""
-        uid = mail.envelope.target
+        uid = mail.message.target
         _, members = self._launched.get(uid, (None, ()))
         future = self._children.stop(members, timeout)
         future.add_done_callback(lambda _: self._launched.pop(uid, None))
@@ -196,7 +196,7 @@ class RemoteLaunch:
 
     def _asked_to_kill(self, mail: Mail, verdict: str) -> Future[None]:
         """Kill what was launched for a mesh."""
-        _, members = self._launched.get(mail.envelope.target, (None, ()))
+        _, members = self._launched.get(mail.message.target, (None, ()))
         self._children.kill([member.id for member in members], verdict)
         return Future.of(None)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from skipper.control.model.settings import Settings
 from skipper.control.runtime.procs.binding import CpuBinding
 from skipper.control.runtime.procs.output_capture import Redirection
-from skipper.control.wire.envelope import ProcessRef
+from skipper.control.wire.process_ref import ProcessRef
 
 FORK_SERVER = "fork-server"
 EXIT_BOOTSTRAP = 97

@@ -24,17 +24,13 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\nlink.proto\x12\x12skipper.control.v1\"4\n\x07Process\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"%\n\x06\x45xtent\x12\x0c\n\x04\x61xes\x18\x01 \x03(\t\x12\r\n\x05sizes\x18\x02 \x03(\r*\xa0\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x08\n\x04\x43\x41LL\x10\x01\x12\t\n\x05REPLY\x10\x02\x12\t\n\x05\x45RROR\x10\x03\x12\t\n\x05\x41GENT\x10\x04\x12\x08\n\x04PING\x10\x05\x12\x07\n\x03\x42YE\x10\x06\x12\n\n\x06\x43REDIT\x10\x07\x12\r\n\tGIVE_BACK\x10\x08\x12\x08\n\x04\x43\x41ST\x10\t\x12\n\n\x06GATHER\x10\n\x12\x08\n\x04TREE\x10\x0b\x12\t\n\x05VALUE\x10\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\nlink.proto\x12\x12skipper.control.v1\"4\n\x07Process\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'link_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_KIND']._serialized_start=128
-  _globals['_KIND']._serialized_end=288
   _globals['_PROCESS']._serialized_start=34
   _globals['_PROCESS']._serialized_end=86
-  _globals['_EXTENT']._serialized_start=88
-  _globals['_EXTENT']._serialized_end=125
 # @@protoc_insertion_point(module_scope)

@@ -26,7 +26,7 @@ from skipper.control import (
     serve_job,
 )
 from skipper.control.runtime import current_runtime, join_file
-from skipper.control.wire.envelope import ProcessRef
+from skipper.control.wire.process_ref import ProcessRef
 from tests.control.actors import Echo
 from tests.control.conftest import PATIENCE_S, Failures, Script, wait_until
 from tests.freezing import freeze

@@ -13,7 +13,7 @@ from skipper import control
 from skipper.control import ActorError, ActorMesh, BackpressureError, ProcMesh, SupervisionError, this_host
 from skipper.control.observe import enable_tracing, span
 from skipper.control.runtime import current_runtime, tracing
-from skipper.control.wire.envelope import Envelope, Kind
+from skipper.control.wire.messages import Call
 from skipper.control.wire.payload import pack
 from tests.control.conftest import PATIENCE_S, Failures, Script, wait_until
 from tests.control.observe.spans import AsyncLink, Link, Made, bootstrap, provider, read
@@ -276,8 +276,8 @@ def test_the_environment_turns_it_on_and_names_the_exporter(script: Callable[[st
 
 def test_what_a_sender_says_of_its_trace_is_taken_or_left(chain: ActorMesh[Link], folder: Path) -> None:
     for junk in (b"\xff\xfe", b"00-zz-zz-01", b"x" * 200):
-        envelope = Envelope(Kind.CALL, chain.uid, pack(((), {})), "note", 0, trace=junk)
-        current_runtime.current().send(chain.members[0], envelope)
+        call = Call(chain.uid, method="note", payload=pack(((), {})), trace=junk)
+        current_runtime.current().send(chain.members[0], call)
     assert chain.pid.call_one().get(PATIENCE_S)
     wait_until(
         lambda: sum(made.parent is None for made in _after(folder, 3, "first.note", "CONSUMER")) == 3,

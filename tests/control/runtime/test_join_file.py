@@ -11,7 +11,7 @@ from skipper import trust
 from skipper.control import JobExistsError, JobNotFoundError, RemoteHostError, Settings, UnsafeFileError
 from skipper.control.runtime import join_file
 from skipper.control.runtime.join_file import Connection
-from skipper.control.wire.envelope import ProcessRef
+from skipper.control.wire.process_ref import ProcessRef
 
 SECRET = bytes(range(32))
 

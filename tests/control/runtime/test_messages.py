@@ -1,7 +1,7 @@
 import pytest
 
 from skipper.control.runtime.messages import Loss
-from skipper.control.wire.envelope import ProcessRef
+from skipper.control.wire.process_ref import ProcessRef
 
 
 @pytest.mark.parametrize(

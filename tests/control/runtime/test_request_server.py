@@ -12,7 +12,8 @@ from skipper.control.runtime.process_state import ProcessState
 from skipper.control.runtime.replies import open_reply
 from skipper.control.runtime.request_server import RequestServer
 from skipper.control.runtime.requests import PING, STOP_ACTOR, Request, RequestWithBody
-from skipper.control.wire.envelope import Envelope, Kind, Payload, ProcessRef
+from skipper.control.wire.messages import Call, Kind, Payload, ProcessRequest
+from skipper.control.wire.process_ref import ProcessRef
 
 ME = ProcessRef("job-1", "unix-abstract:job-1", "me")
 ASKER = ProcessRef("job-2", "unix-abstract:job-2", "asker")
@@ -27,7 +28,7 @@ class Answers:
     def reply(self, mail: Mail, kind: Kind, payload: Payload) -> None:
         raise AssertionError("a request is no message for an actor")
 
-    def reply_to(self, sender: ProcessRef, envelope: Envelope, kind: Kind, payload: Payload) -> None:
+    def reply_to(self, sender: ProcessRef, message: Call | ProcessRequest, kind: Kind, payload: Payload) -> None:
         self.given.append((sender, kind, payload))
 
 
@@ -58,11 +59,11 @@ def test_a_request_is_answered_once_its_future_ends(server: RequestServer, answe
     promise: Promise[None] = Promise()
 
     def stop(mail: Mail, timeout: float) -> Future[None]:
-        asked.append((mail.envelope.target, timeout))
+        asked.append((mail.message.target, timeout))
         return promise
 
     server.serve(STOP_ACTOR, stop)
-    server.handle(ASKER, STOP_ACTOR.envelope(2.5, target=7, port=3))
+    server.handle(ASKER, STOP_ACTOR.message(2.5, target=7, port=3))
     assert (asked, answers.given) == ([(7, 2.5)], [])
     promise.set_result(None)
     ((sender, kind, payload),) = answers.given
@@ -73,7 +74,7 @@ def test_an_error_of_the_runtime_is_the_same_error_for_whoever_asks(server: Requ
     promise: Promise[None] = Promise()
     promise.set_exception(SupervisionError("it is gone"))
     server.serve(PING, lambda mail, _: promise)
-    server.handle(ASKER, PING.envelope(None, port=3))
+    server.handle(ASKER, PING.message(None, port=3))
     ((_, kind, payload),) = answers.given
     with pytest.raises(SupervisionError, match="it is gone"):
         open_reply(kind, payload)
@@ -87,7 +88,7 @@ def test_a_request_that_cannot_be_served_costs_its_asker_alone(
         raise ValueError("cannot be done")
 
     server.serve(PING, fail)
-    server.handle(ASKER, request_.envelope(None, port=3))
+    server.handle(ASKER, request_.message(None, port=3))
     ((_, kind, payload),) = answers.given
     with pytest.raises(ActorError):
         open_reply(kind, payload)
@@ -95,5 +96,5 @@ def test_a_request_that_cannot_be_served_costs_its_asker_alone(
 
 def test_a_handler_without_a_future_gives_no_answer(server: RequestServer, answers: Answers) -> None:
     server.serve(PING, lambda mail, _: None)
-    server.handle(ASKER, PING.envelope(None))
+    server.handle(ASKER, PING.message(None))
     assert answers.given == []

@@ -16,8 +16,8 @@ from skipper.control import ActorMesh, PayloadError, ProcMesh, SupervisionError,
 from skipper.control.model.errors import ProtocolError
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.wire.bulk import BULK_NBYTES, Incoming, Loans, Outgoing
-from skipper.control.wire.envelope import Envelope, Kind
 from skipper.control.wire.frames import Decoder, encode
+from skipper.control.wire.messages import Kind, Reply
 from skipper.control.wire.payload import pack, unpack
 from tests.control.actors import Echo
 from tests.control.conftest import PATIENCE_S, Failures, Script, wait_until
@@ -152,15 +152,15 @@ def test_a_segment_is_read_once_and_given_back_once() -> None:
     loans.lend(payload, "b")
     loans.complete(payload)
     given: list[int] = []
-    (message,) = encode([Envelope(Kind.REPLY, 1, payload)])
-    assert len(message) < 4096
-    (envelope,) = Decoder(lambda number, is_readable: given.append(number)).feed(message)
-    assert unpack(envelope.payload) == BIG
+    (piece,) = encode([Reply(1, payload=payload)])
+    assert len(piece) < 4096
+    (message,) = Decoder(lambda number, is_readable: given.append(number)).feed(piece)
+    assert unpack(message.payload) == BIG
     with pytest.raises(PayloadError, match="read before"):
-        unpack(envelope.payload)
+        unpack(message.payload)
     with pytest.raises(TypeError, match="passed on unread"):
-        list(encode([envelope]))
-    del envelope
+        list(encode([message]))
+    del message
     assert len(given) == 1
     loans.give_back(given[0], "a", is_readable=False)
     assert len(loans) == 1
@@ -175,8 +175,8 @@ def test_a_receiver_reads_behind_the_sender(monkeypatch: pytest.MonkeyPatch, int
     value = os.urandom(7 << 20)
     payload = pack(value, lend=True)
     loans.lend(payload, "a")
-    (message,) = encode([Envelope(Kind.REPLY, 1, payload)])
-    (envelope,) = Decoder().feed(message)
+    (piece,) = encode([Reply(1, payload=payload)])
+    (message,) = Decoder().feed(piece)
     has_begun, arrived = threading.Event(), []
     sleep = time.sleep
 
@@ -186,7 +186,7 @@ def test_a_receiver_reads_behind_the_sender(monkeypatch: pytest.MonkeyPatch, int
 
     def read() -> None:
         try:
-            arrived.append(unpack(envelope.payload))
+            arrived.append(unpack(message.payload))
         except PayloadError as error:
             arrived.append(error)
 

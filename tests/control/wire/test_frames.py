@@ -1,79 +1,88 @@
 import random
+import struct
 
 import pytest
 
 from skipper.control.model.errors import ProtocolError
 from skipper.control.model.shape import Extent
-from skipper.control.wire.envelope import Envelope, Kind, ProcessRef
 from skipper.control.wire.frames import MAX_MESSAGE_NBYTES, Decoder, decode_process, encode, encode_process
+from skipper.control.wire.messages import MESSAGES, Call, Ping, Reply
+from skipper.control.wire.process_ref import ProcessRef
+from skipper.control.wire.protocol_page import EXAMPLES
+from tests.control.wire.plain import plain
 
-ENVELOPES = [
-    Envelope(Kind.CALL, 2**63 - 1, (b"pickle", b"", bytes(70_000)), "step", 5, 3, Extent(("hosts", "gpus"), (2, 4))),
-    Envelope(Kind.REPLY, 7, (b"value",), rank=2),
-    Envelope(Kind.CAST, 9, (b"a", b"b"), "step", 5, 3, Extent(("gpus",), (4,)), b"00-trace"),
-    Envelope(Kind.CALL, 9, (b"a",), trace=b"00-trace"),
-    Envelope(Kind.PING),
+MESSAGES_OF_ALL_KINDS = [
+    *EXAMPLES,
+    Call(2**63 - 1, 5, 3, "step", Extent(("hosts", "gpus"), (2, 4)), payload=(b"pickle", b"", bytes(70_000))),
+    Call(9, payload=(b"a",), trace=b"00-trace"),
+    Ping(),
 ]
 
 
-def plain(envelope: Envelope) -> tuple[object, ...]:
-    payload = tuple(bytes(segment) for segment in envelope.payload)
-    return (
-        envelope.kind,
-        envelope.target,
-        payload,
-        envelope.method,
-        envelope.reply_to,
-        envelope.rank,
-        envelope.extent,
-        envelope.trace,
-    )
+def test_there_is_an_example_of_every_kind_and_numbers_differ() -> None:
+    assert [type(example) for example in EXAMPLES] == list(MESSAGES)
+    kinds = [int(cls.kind) for cls in MESSAGES]
+    assert kinds == sorted(set(kinds))
 
 
-def test_envelopes_survive_the_way() -> None:
-    (message,) = encode(ENVELOPES)
-    assert [plain(envelope) for envelope in Decoder().feed(message)] == [plain(envelope) for envelope in ENVELOPES]
+def test_messages_survive_the_way() -> None:
+    (frame,) = encode(MESSAGES_OF_ALL_KINDS)
+    assert [plain(message) for message in Decoder().feed(frame)] == MESSAGES_OF_ALL_KINDS
 
 
 def test_large_frames_travel_in_bounded_pieces() -> None:
-    big = Envelope(Kind.CALL, 1, (b"p", random.Random(1).randbytes(3 * MAX_MESSAGE_NBYTES)))
-    messages = list(encode([big, ENVELOPES[1]]))
-    assert len(messages) == 4
-    assert max(map(len, messages)) <= MAX_MESSAGE_NBYTES
+    big = Call(1, payload=(b"p", random.Random(1).randbytes(3 * MAX_MESSAGE_NBYTES)))
+    small = Reply(7, 2, payload=(b"value",))
+    pieces = list(encode([big, small]))
+    assert len(pieces) == 4
+    assert max(map(len, pieces)) <= MAX_MESSAGE_NBYTES
     decoder = Decoder()
-    arrived = [envelope for message in messages for envelope in decoder.feed(message)]
-    assert [plain(envelope) for envelope in arrived] == [plain(big), plain(ENVELOPES[1])]
-    assert [plain(envelope) for envelope in decoder.feed(next(encode(ENVELOPES)))] == [plain(e) for e in ENVELOPES]
+    assert [plain(message) for piece in pieces for message in decoder.feed(piece)] == [big, small]
+    assert [plain(message) for message in decoder.feed(next(encode(EXAMPLES)))] == list(EXAMPLES)
 
 
 def test_every_truncation_is_a_protocol_error() -> None:
-    (message,) = encode([Envelope(Kind.CALL, 1, (b"payload",), "step", 5, 3, Extent(("gpus",), (4,)), b"00-trace")])
-    for nbytes in range(len(message)):
+    for example in EXAMPLES:
+        (frame,) = encode([example])
+        for nbytes in range(len(frame)):
+            with pytest.raises(ProtocolError):
+                Decoder().feed(frame[:nbytes])
         with pytest.raises(ProtocolError):
-            Decoder().feed(message[:nbytes])
-    with pytest.raises(ProtocolError):
-        Decoder().feed(message + b"x")
+            Decoder().feed(frame + b"x")
 
 
 def test_flipped_bytes_never_raise_anything_else() -> None:
-    (message,) = encode(ENVELOPES[1:])
     rng = random.Random(7)
-    for _ in range(2_000):
-        mangled = bytearray(message)
-        for _ in range(rng.randrange(1, 4)):
-            mangled[rng.randrange(len(mangled))] = rng.randrange(256)
-        try:
-            Decoder().feed(bytes(mangled))
-        except ProtocolError:
-            continue
+    for example in EXAMPLES:
+        (frame,) = encode([example, EXAMPLES[0]])
+        for _ in range(200):
+            mangled = bytearray(frame)
+            for _ in range(rng.randrange(1, 4)):
+                mangled[rng.randrange(len(mangled))] = rng.randrange(256)
+            try:
+                Decoder().feed(bytes(mangled))
+            except ProtocolError:
+                continue
+
+
+def test_fields_that_are_too_short_or_exceed_their_message_are_refused() -> None:
+    header = struct.Struct("<BBII")
+    for fields in (b"", bytes(11), struct.pack("<QQIHH", 1, 0, 0, 5, 0) + b"four"):
+        with pytest.raises(ProtocolError, match=r"exceeds its message|unpack_from requires"):
+            Decoder().feed(b"\x00" + header.pack(Call.kind, 0, len(fields), 0) + fields)
+    with pytest.raises(ProtocolError, match="too short"):  # what they lack stands in the next message
+        Decoder().feed(b"\x00" + header.pack(Reply.kind, 0, 4, 0) + bytes(4) + next(encode([Ping(1, 2)]))[1:])
+    following = next(encode([Ping(1, 2)]))[1:]
+    with pytest.raises(ProtocolError, match="exceeds its message"):  # what they lack stands in the next message
+        Decoder().feed(b"\x00" + header.pack(Call.kind, 0, 4, 0) + bytes(4) + following)
 
 
 def test_a_whole_frame_between_pieces_is_refused() -> None:
     decoder = Decoder()
-    first, *_ = encode([Envelope(Kind.CALL, 1, (bytes(2 * MAX_MESSAGE_NBYTES),))])
+    first, *_ = encode([Call(1, payload=(bytes(2 * MAX_MESSAGE_NBYTES),))])
     assert decoder.feed(first) == []
     with pytest.raises(ProtocolError, match="between the pieces"):
-        decoder.feed(next(encode(ENVELOPES)))
+        decoder.feed(next(encode(EXAMPLES)))
 
 
 def test_process_references_survive_the_way() -> None:

@@ -16,10 +16,14 @@ from skipper.control.model.errors import ProtocolError
 from skipper.control.model.shape import Extent
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.wire import auth
-from skipper.control.wire.envelope import NO_EXTENT, Envelope, Kind, ProcessRef
+from skipper.control.wire.codec import LAYOUTS
 from skipper.control.wire.frames import MAX_MESSAGE_NBYTES, Decoder, encode, encode_process
+from skipper.control.wire.messages import MESSAGES, NO_EXTENT, Kind, Message, Reply
+from skipper.control.wire.process_ref import ProcessRef
+from skipper.control.wire.version import VERSION
 from tests.control.actors import Echo
 from tests.control.conftest import PATIENCE_S
+from tests.control.wire.plain import plain
 
 METHOD = "/skipper.control.v1.Link/Connect"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -28,43 +32,55 @@ extents = st.builds(
     lambda sizes: Extent(tuple(sizes), tuple(sizes.values())),
     st.dictionaries(st.text(min_size=1, max_size=8), st.integers(1, 2**31), max_size=4),
 )
-envelopes = st.builds(
-    Envelope,
-    st.sampled_from(Kind),
-    st.integers(0, 2**64 - 1),
-    st.lists(st.binary(max_size=300), max_size=5).map(tuple),
-    st.text(max_size=20),
-    st.integers(0, 2**64 - 1),
-    st.integers(0, 2**32 - 1),
-    st.one_of(st.just(NO_EXTENT), extents),
-)
+rows = {8: st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 255), st.integers(0, 2**32 - 1))}
+rows[16] = st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1))
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "32 bits": st.integers(0, 2**32 - 1),
+    "64 bits": st.integers(0, 2**64 - 1),
+    "8 bits, 0 or 1": st.booleans(),
+    "UTF-8": st.text(max_size=20),
+    "each axis: its size, 32 bits; that of its name in bytes, 16 bits; its name": st.one_of(
+        st.just(NO_EXTENT), extents
+    ),
+    "rows of 32, 32 and 64 bits: positions from, to before, by how much": st.lists(rows[16], max_size=3).map(tuple),
+    "rows of 32, 8 and 32 bits: rank, kind, number of segments": st.lists(rows[8], max_size=3).map(tuple),
+}
+"""What a field may be, by what is said of its layout."""
 
 
-def plain(envelope: Envelope) -> tuple[object, ...]:
-    payload = tuple(bytes(segment) for segment in envelope.payload)
-    return (envelope.kind, envelope.target, payload, envelope.method, envelope.reply_to, envelope.rank, envelope.extent)
+def any_of(cls: type[Message]) -> st.SearchStrategy[Message]:
+    """Messages of a class, of whatever its fields can hold."""
+    return st.builds(
+        cls,
+        **{field.name: VALUES[field.form.words] for field in LAYOUTS[cls].fields},
+        payload=st.lists(st.binary(max_size=300), max_size=5).map(tuple),
+        trace=st.binary(max_size=255),
+        sequence=st.integers(0, 2**64 - 1),
+    )
 
 
-@given(st.lists(envelopes, min_size=1, max_size=5))
-def test_every_envelope_survives_the_way(sent: list[Envelope]) -> None:
+messages_of_all_kinds = st.sampled_from(MESSAGES).flatmap(any_of)
+
+
+@given(st.lists(messages_of_all_kinds, min_size=1, max_size=5))
+def test_every_message_survives_the_way(sent: list[Message]) -> None:
     decoder = Decoder()
-    arrived = [envelope for message in encode(sent) for envelope in decoder.feed(message)]
-    assert [plain(envelope) for envelope in arrived] == [plain(envelope) for envelope in sent]
+    assert [plain(message) for piece in encode(sent) for message in decoder.feed(piece)] == sent
 
 
 @settings(max_examples=300)
 @given(st.lists(st.binary(max_size=200), max_size=5))
-def test_any_bytes_are_envelopes_or_a_protocol_error(messages: list[bytes]) -> None:
+def test_any_bytes_are_messages_or_a_protocol_error(pieces: list[bytes]) -> None:
     decoder = Decoder()
-    for message in messages:
-        for tagged in (message, b"\x00" + message, b"\x01" + message, b"\x02" + message):
+    for piece in pieces:
+        for tagged in (piece, b"\x00" + piece, b"\x01" + piece, b"\x02" + piece):
             with contextlib.suppress(ProtocolError):
-                assert all(isinstance(envelope, Envelope) for envelope in decoder.feed(tagged))
+                assert all(isinstance(message, Message) for message in decoder.feed(tagged))
 
 
 @settings(max_examples=300)
-@given(st.lists(envelopes, min_size=1, max_size=3), st.data())
-def test_mangled_frames_are_envelopes_or_a_protocol_error(sent: list[Envelope], data: st.DataObject) -> None:
+@given(st.lists(messages_of_all_kinds, min_size=1, max_size=3), st.data())
+def test_mangled_frames_are_messages_or_a_protocol_error(sent: list[Message], data: st.DataObject) -> None:
     mangled = bytearray(next(encode(sent)))
     for _ in range(data.draw(st.integers(1, 4))):
         where = data.draw(st.integers(0, len(mangled) - 1))
@@ -81,11 +97,13 @@ def test_mangled_frames_are_envelopes_or_a_protocol_error(sent: list[Envelope], 
 
 
 def test_a_frame_that_promises_more_than_it_holds_allocates_nothing() -> None:
-    header = struct.pack("<BIQQHHI", Kind.CALL, 0, 1, 0, 0, 0, 0xFFFFFFFF)
+    header = struct.pack("<BBII", Kind.BYE, 0, 0, 0xFFFFFFFF)
     with pytest.raises(ProtocolError, match="4294967295 segments"):
         Decoder().feed(b"\x00" + header)
     with pytest.raises(ProtocolError, match="exceeds its frame"):
-        Decoder().feed(b"\x00" + struct.pack("<BIQQHHIQ", Kind.CALL, 0, 1, 0, 0, 0, 1, 2**61))
+        Decoder().feed(b"\x00" + struct.pack("<BBIIQ", Kind.BYE, 0, 0, 1, 2**61))
+    with pytest.raises(ProtocolError, match="fields of 4294967295 bytes"):
+        Decoder().feed(b"\x00" + struct.pack("<BBII", Kind.BYE, 0, 0xFFFFFFFF, 0))
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +146,7 @@ values = st.one_of(st.binary(max_size=100), st.just(encode_process(ProcessRef("s
 metadata = st.fixed_dictionaries(
     {},
     optional={
-        "skipper-version": st.sampled_from([auth.VERSION, "0", "9" * 100]),
+        "skipper-version": st.sampled_from([VERSION, "0", "9" * 100]),
         "skipper-process-bin": values,
         "skipper-nonce-bin": st.one_of(st.binary(min_size=auth.NONCE_NBYTES, max_size=auth.NONCE_NBYTES), values),
         "skipper-proof-bin": values,
@@ -154,12 +172,12 @@ def prove(me: ProcessRef, peer: ProcessRef, messages: list[bytes]) -> list[bytes
     """Dial with the secret, as a peer that misbehaves once it is welcome; what it received until its link was gone."""
     nonce = auth.new_nonce()
     ours = encode_process(me)
-    hello = (("skipper-version", auth.VERSION), ("skipper-process-bin", ours), ("skipper-nonce-bin", nonce))
+    hello = (("skipper-version", VERSION), ("skipper-process-bin", ours), ("skipper-nonce-bin", nonce))
     requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     with grpc.insecure_channel(peer.address) as channel:
         call = channel.stream_stream(METHOD)(iter(requests.get, None), metadata=hello, timeout=PATIENCE_S)
         theirs = dict(call.initial_metadata())["skipper-nonce-bin"]
-        transcript = (nonce, theirs, ours, peer.id.encode())
+        transcript = (VERSION.encode(), nonce, VERSION.encode(), theirs, ours, peer.id.encode())
         requests.put(auth.client_proof(runtime.current().secret, *transcript))
         received = [next(call)]
         for message in messages:
@@ -183,5 +201,5 @@ def test_a_peer_that_talks_nonsense_loses_its_link_and_nothing_else_happens(
 
 
 def test_the_largest_message_is_that_of_the_stream() -> None:
-    (message,) = encode([Envelope(Kind.REPLY, 1, (bytes(MAX_MESSAGE_NBYTES - 100),))])
+    (message,) = encode([Reply(1, payload=(bytes(MAX_MESSAGE_NBYTES - 100),))])
     assert len(message) <= MAX_MESSAGE_NBYTES

@@ -16,12 +16,14 @@ import pytest
 from skipper.control.model.errors import ProtocolError, WireError
 from skipper.control.wire import auth, local_listener, local_stream, strangers
 from skipper.control.wire._poller import Poller
-from skipper.control.wire.envelope import Envelope, Kind, ProcessRef
 from skipper.control.wire.handshake import WELCOME, Dial, Guest
 from skipper.control.wire.link import Link
 from skipper.control.wire.local_listener import LocalListener
 from skipper.control.wire.local_stream import MAX_METADATA_NBYTES, OutgoingLocalStream, pack_metadata, unpack_metadata
 from skipper.control.wire.message_stream import MessageStream, Status, serve_here
+from skipper.control.wire.messages import Bye, Call, Message, Reply
+from skipper.control.wire.process_ref import ProcessRef
+from skipper.control.wire.version import VERSION
 from tests.control.conftest import PATIENCE_S, wait_until
 
 SECRET = b"s" * 32
@@ -37,7 +39,7 @@ class Process:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
-        self.came: list[Envelope] = []
+        self.came: list[Message] = []
         self.links: list[Link] = []
         self.failures: list[tuple[str, Status]] = []
         self.ends: list[str] = []
@@ -95,24 +97,24 @@ def two() -> Iterator[tuple[Process, Process]]:
         yield processes
 
 
-def call(number: int, payload: bytes = b"") -> Envelope:
+def call(number: int, payload: bytes = b"") -> Call:
     """A message for an actor."""
-    return Envelope(Kind.CALL, number, (payload,), "method", 1)
+    return Call(number, 1, method="method", payload=(payload,))
 
 
-def test_envelopes_of_every_size_arrive_in_order_both_ways(two: tuple[Process, Process]) -> None:
+def test_messages_of_every_size_arrive_in_order_both_ways(two: tuple[Process, Process]) -> None:
     a, b = two
     there = a.dial(b.me)
     payloads = [b"x" * nbytes for nbytes in (0, 1, 100, 30_000, 65_535, 65_536, 65_537, 500_000, 3_000_000, 5)]
     for number, payload in enumerate(payloads):
         there.post(call(number, payload))
     wait_until(lambda: len(b.came) == len(payloads), "all to arrive")
-    assert [bytes(envelope.payload[0]) for envelope in b.came] == payloads  # type: ignore[arg-type]
+    assert [bytes(message.payload[0]) for message in b.came] == payloads  # type: ignore[arg-type]
     (back,) = b.links
     for number, payload in enumerate(payloads):
-        back.post(Envelope(Kind.REPLY, number, (payload,)))
+        back.post(Reply(number, payload=(payload,)))
     wait_until(lambda: len(a.came) == len(payloads), "all to arrive")
-    assert [envelope.target for envelope in a.came] == list(range(len(payloads)))
+    assert [message.port for message in a.came if isinstance(message, Reply)] == list(range(len(payloads)))
 
 
 def test_threads_that_post_at_once_keep_each_its_order(two: tuple[Process, Process]) -> None:
@@ -146,7 +148,7 @@ def test_a_process_that_does_not_read_gets_all_once_it_does(two: tuple[Process, 
 
 def test_a_goodbye_and_an_end_without_one_are_told_apart(two: tuple[Process, Process]) -> None:
     a, b = two
-    for farewell, reason in (([Envelope(Kind.BYE)], "it has stopped"), ([], "the connection was closed")):
+    for farewell, reason in (([Bye()], "it has stopped"), ([], "the connection was closed")):
         b.ends.clear()
         there = a.dial(b.me)
         for envelope in [call(1), *farewell]:
@@ -174,7 +176,7 @@ def test_nobody_gets_in_without_the_secret(two: tuple[Process, Process]) -> None
 def test_who_proves_nothing_is_told_why(two: tuple[Process, Process]) -> None:
     a, _ = two
     nonce = auth.new_nonce()
-    hello = (("skipper-version", auth.VERSION), ("skipper-process-bin", b"\x0a\x01x"), ("skipper-nonce-bin", nonce))
+    hello = (("skipper-version", VERSION), ("skipper-process-bin", b"\x0a\x01x"), ("skipper-nonce-bin", nonce))
     for metadata, messages, word in (
         (hello, [bytes(32)], b"unauthenticated:wrong proof"),
         (hello[:2], [], b"unauthenticated:no nonce"),

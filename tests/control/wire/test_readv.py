@@ -16,8 +16,8 @@ from skipper.control import ActorMesh, PayloadError, ProcMesh
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.wire import readv
 from skipper.control.wire.bulk import BULK_NBYTES, Incoming, Loans
-from skipper.control.wire.envelope import Envelope, Kind, Payload
 from skipper.control.wire.frames import Decoder, encode
+from skipper.control.wire.messages import Payload, Reply
 from skipper.control.wire.payload import pack, unpack
 from tests.control.actors import Echo
 from tests.control.conftest import PATIENCE_S, Failures, wait_until
@@ -39,11 +39,11 @@ def everything_is_given_back(echo: ActorMesh[Echo]) -> Iterator[None]:
 def sent(loans: Loans, payload: Payload) -> tuple[bytes, Payload, list[tuple[int, bool]]]:
     """The message that lends a payload to "a", the payload that arrives there, and what "a" gives back."""
     loans.lend(payload, "a")
-    (message,) = encode([Envelope(Kind.REPLY, 1, payload)])
+    (piece,) = encode([Reply(1, payload=payload)])
     loans.complete(payload)
     given: list[tuple[int, bool]] = []
-    (envelope,) = Decoder(lambda number, is_readable: given.append((number, is_readable))).feed(message)
-    return message, envelope.payload, given
+    (message,) = Decoder(lambda number, is_readable: given.append((number, is_readable))).feed(piece)
+    return piece, message.payload, given
 
 
 def known_reader() -> Loans:
@@ -89,11 +89,11 @@ def test_a_reader_that_may_not_read_gets_the_copy_that_is_made_for_it() -> None:
     payload = pack(BIG, lend=True)
     _, in_place, _ = sent(loans, payload)
     loans.lend(payload, "b")  # of which nothing is known
-    (message,) = encode([Envelope(Kind.REPLY, 1, payload)])
+    (piece,) = encode([Reply(1, payload=payload)])
     loans.complete(payload)
-    (envelope,) = Decoder().feed(message)
+    (message,) = Decoder().feed(piece)
     assert_same(unpack(in_place), BIG)
-    assert_same(unpack(envelope.payload), BIG)
+    assert_same(unpack(message.payload), BIG)
     loans.clear()
 
 

@@ -19,9 +19,11 @@ from skipper.control import ActorMesh, Future, ProcMesh
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.requests import PING
 from skipper.control.wire import auth, auth_listener, local_stream, strangers, transport
-from skipper.control.wire.envelope import Envelope, Kind, ProcessRef
 from skipper.control.wire.frames import encode, encode_process
+from skipper.control.wire.messages import Call, ProcessRequest
 from skipper.control.wire.payload import pack
+from skipper.control.wire.process_ref import ProcessRef
+from skipper.control.wire.version import VERSION
 from tests.control.actors import Echo
 from tests.control.conftest import PATIENCE_S, wait_until
 from tests.http2 import Stranger
@@ -30,7 +32,7 @@ METHOD = "/skipper.control.v1.Link/Connect"
 STRANGER = ProcessRef("stranger", "unix-abstract:stranger", "stranger")
 unpickled: list[str] = []
 OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
-IMPOSTORS_METADATA = (("skipper-nonce-bin", bytes(32)), ("skipper-proof-bin", bytes(32)))
+IMPOSTORS_METADATA = (("skipper-version", VERSION), ("skipper-nonce-bin", bytes(32)), ("skipper-proof-bin", bytes(32)))
 SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """An empty SETTINGS frame, with which a client's side of HTTP/2 begins."""
 
@@ -66,7 +68,7 @@ def connect(address: str, metadata: tuple[tuple[str, Any], ...], messages: list[
         return call.code(), received
 
 
-def hello(nonce: bytes = b"n" * auth.NONCE_NBYTES, version: str = auth.VERSION) -> tuple[tuple[str, Any], ...]:
+def hello(nonce: bytes = b"n" * auth.NONCE_NBYTES, version: str = VERSION) -> tuple[tuple[str, Any], ...]:
     process = encode_process(STRANGER)
     return (("skipper-version", version), ("skipper-process-bin", process), ("skipper-nonce-bin", nonce))
 
@@ -78,7 +80,7 @@ def targets(echo: ActorMesh[Echo]) -> list[str]:
 
 def frames(echo: ActorMesh[Echo]) -> list[bytes]:
     trap = pack(Trap())
-    return list(encode([Envelope(Kind.CALL, echo.uid, trap, "echo"), Envelope(Kind.AGENT, 0, trap, "spawn")]))
+    return list(encode([Call(echo.uid, method="echo", payload=trap), ProcessRequest(0, method="spawn", payload=trap)]))
 
 
 def test_a_wrong_proof_is_turned_away_before_anything_is_decoded(echo: ActorMesh[Echo]) -> None:
@@ -102,7 +104,8 @@ def test_a_proof_cannot_be_replayed(echo: ActorMesh[Echo]) -> None:
     with grpc.insecure_channel(address.address) as channel:
         call = channel.stream_stream(METHOD)(iter(()), metadata=hello(nonce), timeout=PATIENCE_S)
         theirs = dict(call.initial_metadata())["skipper-nonce-bin"]
-    transcript = (nonce, theirs, encode_process(STRANGER), encode_process(address))
+    said = (VERSION.encode(), nonce, VERSION.encode(), theirs)
+    transcript = (*said, encode_process(STRANGER), encode_process(address))
     once_valid = auth.client_proof(me.secret, *transcript)
     assert connect(address.address, hello(nonce), [once_valid, *frames(echo)])[0] is grpc.StatusCode.UNAUTHENTICATED
 
@@ -214,7 +217,7 @@ def test_a_stranger_that_drips_its_bytes_or_idles_is_cut_off(
         me,
         process.secret,
         process.loop,
-        deliver=lambda peer, envelope: None,
+        deliver=lambda peer, message: None,
         on_lost=lambda peer, reason: None,
         on_connected=lambda peer: None,
         on_dial=lambda peer: None,
@@ -290,7 +293,7 @@ def test_an_impostor_within_the_host_is_found_out(echo: ActorMesh[Echo]) -> None
         with listening.accept()[0] as dialed:
             dialed.settimeout(PATIENCE_S)
             said = local_stream.unpack_metadata(dialed.recv(1 << 16))
-            assert said["skipper-version"] == auth.VERSION
+            assert said["skipper-version"] == VERSION
             dialed.send(local_stream.pack_metadata(IMPOSTORS_METADATA))
             for message in frames(echo):
                 with contextlib.suppress(OSError):  # it has hung up

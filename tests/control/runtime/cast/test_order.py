@@ -20,7 +20,8 @@ from skipper.control.model import settings as bounds
 from skipper.control.runtime.cast.order import ArrivalOrder
 from skipper.control.runtime.cast.relays import Relays
 from skipper.control.runtime.cast.sender import CastSender
-from skipper.control.wire.envelope import Envelope, Kind, ProcessRef
+from skipper.control.wire.messages import Call, Message, OfTree, ProcessRequest
+from skipper.control.wire.process_ref import ProcessRef
 
 SIZE = 9
 PARTS = (range(1, SIZE), range(1, SIZE - 1), range(2, SIZE), (1, 3, 5, 7), (8, 4, 2))
@@ -57,11 +58,11 @@ class Wire:
     def __init__(self, peer: ProcessRef) -> None:
         self.peer = peer
         self.lost: str | None = None
-        self.queue: deque[Envelope] = deque()
+        self.queue: deque[Message] = deque()
 
-    def post(self, envelope: Envelope) -> None:
+    def post(self, message: Message) -> None:
         """Send."""
-        self.queue.append(envelope)
+        self.queue.append(message)
 
 
 class Process:
@@ -74,46 +75,46 @@ class Process:
         self.wires: dict[str, Wire] = {}
         loop: Any = Loop()
         actors: Any = SimpleNamespace(deliver=self._handle)
-        requests: Any = SimpleNamespace(handle=lambda sender, envelope: self._note(envelope))
+        requests: Any = SimpleNamespace(handle=lambda sender, message: self._note(message))
         self.relays = Relays(loop, self, actors, requests)
         state: Any = SimpleNamespace(me=self.me)
-        flow: Any = SimpleNamespace(admit_cast=lambda window, envelope, nbytes: None)
+        flow: Any = SimpleNamespace(admit_cast=lambda window, call, nbytes: None)
         ports: Any = SimpleNamespace(is_open=lambda number: False)
         transport: Any = SimpleNamespace(find=self.wires.get)
         self.casts = CastSender(state, loop, self, ports, transport, flow, self.relays, watch=lambda process: None)
 
     def _handle(self, mail: Any) -> None:
-        self._note(mail.envelope)
+        self._note(mail.message)
         if mail.cast is not None:
             mail.cast.relay.handled(mail.cast.number, 64 << 20)  # which is told upwards at once
 
-    def _note(self, envelope: Envelope) -> None:
-        self.seen.append(int(bytes(envelope.payload[-1])))  # type: ignore[arg-type]
+    def _note(self, message: Message) -> None:
+        self.seen.append(int(bytes(message.payload[-1])))  # type: ignore[arg-type]
 
     def wire(self, to: ProcessRef) -> Wire:
         """The link to a process, which comes to be with the first message."""
         return self.wires.setdefault(to.id, Wire(to))
 
-    def pass_on(self, to: ProcessRef, envelope: Envelope) -> None:
+    def pass_on(self, to: ProcessRef, message: Message) -> None:
         """As `Messenger.pass_on`."""
-        self.wire(to).post(envelope)
+        self.wire(to).post(message)
 
-    def send(self, to: ProcessRef, envelope: Envelope) -> None:
+    def send(self, to: ProcessRef, message: Message) -> None:
         """As `Messenger.send` does with calls and requests."""
         wire = self.wire(to)
         if self.casts.are_used:
-            self.casts.post(wire, envelope)  # type: ignore[arg-type]
+            self.casts.post(wire, message)  # type: ignore[arg-type]
         else:
-            wire.post(envelope)
+            wire.post(message)
 
-    def receive(self, sender: ProcessRef, envelope: Envelope) -> None:
+    def receive(self, sender: ProcessRef, message: Call | ProcessRequest | OfTree) -> None:
         """As `Messenger.deliver`."""
-        if envelope.sequence and envelope.kind in (Kind.CALL, Kind.AGENT):
-            self.relays.arrive(sender, envelope)
-        elif envelope.kind in (Kind.CALL, Kind.AGENT):
-            self._note(envelope)
+        if isinstance(message, OfTree):
+            self.casts.take(sender, message)
+        elif message.sequence:
+            self.relays.arrive(sender, message)
         else:
-            self.casts.take(sender, envelope)
+            self._note(message)
 
 
 class World:
@@ -137,16 +138,15 @@ class World:
         members = tuple(self.processes[at].me for at in PARTS[part])
         for member in members:
             self.said[member.id].append(self.count)
-        envelope = Envelope(Kind.CALL, mesh, (b"%d" % self.count,), "note")
-        self.caster.casts.cast(members, envelope)
+        self.caster.casts.cast(members, Call(mesh, method="note", payload=(b"%d" % self.count,)))
 
-    def say(self, at: int, kind: Kind) -> None:
+    def say(self, at: int, kind: type[Call | ProcessRequest]) -> None:
         """Send something straight."""
         self.count += 1
         to = self.processes[at].me
         if to.id not in self.dead:
             self.said[to.id].append(self.count)
-            self.caster.send(to, Envelope(kind, 1, (b"%d" % self.count,)))
+            self.caster.send(to, kind(1, payload=(b"%d" % self.count,)))
 
     def close(self, mesh: int) -> None:
         """A mesh has ended: its routes are given up."""
@@ -184,7 +184,7 @@ class World:
 
 ACTIONS = st.one_of(
     st.tuples(st.just("cast"), st.integers(0, len(PARTS) - 1), st.integers(1, 2)),
-    st.tuples(st.just("say"), st.integers(1, SIZE - 1), st.sampled_from((Kind.CALL, Kind.AGENT))),
+    st.tuples(st.just("say"), st.integers(1, SIZE - 1), st.sampled_from((Call, ProcessRequest))),
     st.tuples(st.just("step"), st.integers(0, 99)),
     st.tuples(st.just("step"), st.integers(0, 99)),
 )
@@ -243,7 +243,7 @@ def test_what_died_with_a_node_of_a_route_that_was_given_up_is_not_waited_for_fo
     below = [node.process.id for relay in parent.relays._relays.values() for node in relay.below.values()]
     world.close(1)
     world.kill(world.processes.index(parent))
-    world.say(world.processes.index(world.of[below[0]]), Kind.CALL)
+    world.say(world.processes.index(world.of[below[0]]), Call)
     while world.step(0):
         pass
     process = world.of[below[0]]

@@ -7,11 +7,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from skipper.control import ProtocolError
-from skipper.control.runtime.cast.messages import Answer, CastHeader, Opening, host_starts, pack_answers, unpack_answers
+from skipper.control.runtime.cast.messages import GivenAnswer, Opening, host_starts, pack_answers, unpack_answers
 from skipper.control.runtime.cast.order import moved_at, runs
+from skipper.control.runtime.cast.relay import cast_for
 from skipper.control.runtime.cast.tree import RankSpan, Tree
 from skipper.control.wire.bulk import Outgoing
-from skipper.control.wire.envelope import Kind, ProcessRef
+from skipper.control.wire.frames import Decoder, encode
+from skipper.control.wire.messages import Call, Cast, CastAnswers, Entry, Kind, RouteOpened
+from skipper.control.wire.process_ref import ProcessRef
+from tests.control.wire.plain import plain
 
 ROOT = ProcessRef("job-1", "unix-abstract:root", "script")
 HOST = ProcessRef("job-2", "unix-abstract:host", "hôte", ROOT)
@@ -104,38 +108,43 @@ def test_a_tree_has_to_branch() -> None:
 
 @settings(max_examples=60)
 @given(st.dictionaries(st.integers(0, 99), st.integers(1, 5), max_size=9), st.integers(0, 50), st.integers(1, 50))
-def test_the_header_for_a_subtree_says_to_it_what_was_said_beside_the_route(
+def test_a_cast_for_a_subtree_says_to_it_what_was_said_beside_the_route(
     moved: dict[int, int], first: int, size: int
 ) -> None:
     span = RankSpan(first, first + size)
     moves = list(runs(moved))
     assert {at: moved_at(moves, at) for at in range(100)} == {at: moved.get(at, 0) for at in range(100)}
-    header = CastHeader.decode(CastHeader(1 << 61, 7, 3, moves).encode(span))
-    assert {at: moved_at(header.moves, at) for at in range(first, first + size)} == {
+    (frame,) = encode([cast_for(span, 1 << 61, 7, 3, moves, Call(5, 9, method="step", payload=(b"args",)))])
+    (cast,) = Decoder().feed(frame)
+    assert isinstance(cast, Cast)
+    assert {at: moved_at(cast.moves, at) for at in range(first, first + size)} == {
         at: moved.get(at, 0) for at in range(first, first + size)
     }
-    assert len(header.moves) <= len(moves) <= len(moved)
-    assert (header.route, header.number, header.settled) == (1 << 61, 7, 3)
+    assert len(cast.moves) <= len(moves) <= len(moved)
+    assert (cast.route, cast.number, cast.settled) == (1 << 61, 7, 3)
+    assert plain(cast.call_for(4)) == Call(5, 9, 4, "step", payload=(b"args",))
 
 
 def test_an_opening_arrives_as_it_was_and_can_be_cut_up() -> None:
     starts = [(n, n % 2 == 0) for n in range(16)]
     opening = Opening(9, ROOT, 3, RankSpan(4, 20), 17, nodes(4, 20), starts)
-    there = Opening.decode(memoryview(opening.encode()))
+    there = Opening.of(opening.message())
     assert there == opening
     assert there.nodes[0][1].launcher == HOST
-    assert Opening.decode(there.part(RankSpan(6, 8)).encode()) == Opening(
+    assert Opening.of(there.part(RankSpan(6, 8)).message()) == Opening(
         9, ROOT, 3, RankSpan(6, 8), 17, nodes(6, 8), starts[2:4]
     )
 
 
 def test_replies_are_bundled_as_they_are() -> None:
     answers = [
-        Answer(3, Kind.REPLY, (b"a", memoryview(b"bc"))),
-        Answer(5, Kind.ERROR, (b"",)),
-        Answer(4, Kind.REPLY, ()),
+        GivenAnswer(3, Kind.REPLY, (b"a", memoryview(b"bc"))),
+        GivenAnswer(5, Kind.FAILURE, (b"",)),
+        GivenAnswer(4, Kind.REPLY, ()),
     ]
-    assert unpack_answers(pack_answers(12, answers)) == (12, answers)
+    message = pack_answers(11, 12, 9, answers, is_home=True)
+    assert (message.route, message.number, message.port) == (11, 12, 9)
+    assert unpack_answers(message) == answers
 
 
 GARBAGE = [b"", b"x", b"\xff" * 20, b"[1,2]", b'[[1,0,2,0,1,0],[["a","b","c",7]],[[0,0]]]', b"[" * 5000]
@@ -144,13 +153,15 @@ GARBAGE = [b"", b"x", b"\xff" * 20, b"[1,2]", b'[[1,0,2,0,1,0],[["a","b","c",7]]
 @pytest.mark.parametrize("garbage", GARBAGE)
 def test_garbage_is_an_error_of_the_protocol(garbage: bytes) -> None:
     with pytest.raises(ProtocolError):
-        Opening.decode(garbage)
-    with pytest.raises(ProtocolError):
-        CastHeader.decode(garbage)
-    with pytest.raises(ProtocolError):
-        unpack_answers((garbage, b"more than announced") if garbage else ())
+        Opening.of(RouteOpened(payload=(garbage,)))
 
 
-def test_headers_are_not_lent() -> None:
+@pytest.mark.parametrize("entries", [(), ((0, 2, 2),), ((0, 2, 1), (1, 2, 1)), ((0, 1, 1),), ((0, 200, 1),)])
+def test_answers_that_do_not_fit_their_segments_are_an_error_of_the_protocol(entries: tuple[Entry, ...]) -> None:
+    with pytest.raises(ProtocolError, match=r"of kind|of the wrong size"):
+        unpack_answers(CastAnswers(1, 2, 3, is_home=False, entries=entries, payload=(b"result",)))
+
+
+def test_openings_are_not_lent() -> None:
     with pytest.raises(ProtocolError, match="lent"):
-        CastHeader.decode(Outgoing(b"12345"))
+        Opening.of(RouteOpened(payload=(Outgoing(b"12345"),)))
