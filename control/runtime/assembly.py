@@ -29,7 +29,6 @@ from skipper.control.runtime.procs.remote_launch import RemoteLaunch
 from skipper.control.runtime.request_server import RequestServer
 from skipper.control.runtime.requests import ADDRESS, EXIT, LINK, PING
 from skipper.control.runtime.spawner import Spawner
-from skipper.control.wire import grpc_poller
 from skipper.control.wire.addresses import host_of
 from skipper.control.wire.bulk import Loans
 from skipper.control.wire.certificates import Certificates
@@ -67,7 +66,6 @@ def build_process(
         leave: has the main thread of a worker return (see `Ending`).
         extensions: called with the process before it can be reached, for what is above the runtime to add requests.
     """
-    grpc_poller.choose()  # before the transport imports gRPC
     from skipper.control.wire.transport import Transport
 
     trust.enter_job(secret)  # before any memory is registered: the data plane proves its handles by it

@@ -10,7 +10,6 @@ from skipper.control.wire import auth
 from skipper.control.wire.addresses import dialed, within_host
 from skipper.control.wire.certificates import Certificates
 from skipper.control.wire.frames import decode_process, encode_process
-from skipper.control.wire.grpc_streams import OutgoingStream
 from skipper.control.wire.identity import Identity, Role
 from skipper.control.wire.message_stream import DialedStream, DialingStream, MessageStream, Metadata, Status, User
 from skipper.control.wire.process_ref import ProcessRef
@@ -76,6 +75,8 @@ class Dial:
         self._target = address or within_host(peer.id)
         self.stream: DialingStream
         if connect is None:
+            from skipper.control.wire.grpc_streams import OutgoingStream  # gRPC is imported where it is needed
+
             self.stream = OutgoingStream(self._target, metadata, self, certificates)
         else:
             self.stream = connect(metadata, self)

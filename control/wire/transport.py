@@ -19,15 +19,15 @@ import math
 import threading
 from collections.abc import Callable, Collection, Coroutine
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skipper.control.model.errors import ControlError
 from skipper.control.model.future import Future, peek, reader, set_reader
-from skipper.control.wire import addresses
+from skipper.control.wire import addresses, grpc_poller
 from skipper.control.wire._poller import Poller
 from skipper.control.wire.auth import NOT_ADMITTED
-from skipper.control.wire.auth_listener import AuthListeners
 from skipper.control.wire.certificates import REVIEW_S, Certificates
+from skipper.control.wire.grpc_door import GrpcDoor
 from skipper.control.wire.handshake import WELCOME, Dial, Guest
 from skipper.control.wire.heartbeats import Heartbeats
 from skipper.control.wire.identity import MEMBERS, Role
@@ -45,6 +45,9 @@ from skipper.control.wire.message_stream import (
 )
 from skipper.control.wire.messages import Bye
 from skipper.control.wire.process_ref import ProcessRef
+
+if TYPE_CHECKING:
+    from skipper.control.wire.auth_listener import AuthListeners
 
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
 """How long to wait for a process of this host that does not listen yet, at first and later."""
@@ -113,7 +116,8 @@ class Transport:
         self._dials: dict[str, Dial] = {}
         """The dials that have neither succeeded nor failed, by the dialed process; on the loop thread."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._auth_listeners = AuthListeners(me.id, secret, loop, on_proven=self._take_in)
+        self._auth_listeners: AuthListeners | None = None
+        self._door: GrpcDoor | None = None
         self._poller = Poller("control-local", serve_here)
         self._local_listener: LocalListener | None = None
         self._closed = False
@@ -130,13 +134,12 @@ class Transport:
         self._local_listener = LocalListener(
             self._me.id, self._secret, self._poller, self._loop, on_proven=self._take_in
         )
-        within: tuple[str, Certificates | None] = (addresses.within_host(self._me.id), None)
         if host := addresses.host_of(self._me.address):
-            beyond = addresses.at(host, 0)
-            _, port = self._auth_listeners.open([within, (beyond, self._certificates)], MEMBERS)
+            within = (addresses.within_host(self._me.id), None)
+            _, port = self._listeners().open([within, (addresses.at(host, 0), self._certificates)], MEMBERS)
             self._me = dataclasses.replace(self._me, address=addresses.at(host, port))
         else:
-            self._auth_listeners.open([within])
+            self._door = GrpcDoor(self._me.id, self._poller, lambda target: self._listeners().open([(target, None)]))
         self._spawn(self._heartbeats.run())
         if self._certificates is not None:
             self._spawn(self._review(self._certificates))
@@ -153,7 +156,7 @@ class Transport:
             WireError: the address cannot be listened on.
         """
         self._certificates = certificates
-        (port,) = self._auth_listeners.open([(addresses.at(host, 0), certificates)], MEMBERS)
+        (port,) = self._listeners().open([(addresses.at(host, 0), certificates)], MEMBERS)
         if certificates is not None:
             self._tell(lambda: self._spawn(self._review(certificates)))
         self._me = dataclasses.replace(self._me, address=addresses.at(host, port))
@@ -213,6 +216,8 @@ class Transport:
         self._poller.fall_silent()
         if self._local_listener is not None:
             self._local_listener.fall_silent()
+        if self._door is not None:
+            self._door.fall_silent()
 
     def forget(self, process_id: str) -> None:
         """Remove a lost link: a later message to that process dials it again, and fails again. On the loop thread."""
@@ -240,10 +245,23 @@ class Transport:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._local_listener is not None:
             self._local_listener.close()
-        await self._auth_listeners.close(flush_timeout_s)
+        if self._door is not None:
+            await self._door.close()
+        if self._auth_listeners is not None:
+            await self._auth_listeners.close(flush_timeout_s)
         if reader() is self._poller:
             set_reader(None)
         self._poller.close()
+
+    def _listeners(self) -> AuthListeners:
+        """Where others dial by gRPC, which is imported with the first of them. From any thread."""
+        grpc_poller.choose()
+        from skipper.control.wire.auth_listener import AuthListeners
+
+        with self._lock:
+            if self._auth_listeners is None:
+                self._auth_listeners = AuthListeners(self._me.id, self._secret, self._loop, on_proven=self._take_in)
+            return self._auth_listeners
 
     def _new_link(self, peer: ProcessRef) -> Link:
         with self._lock:
@@ -373,6 +391,8 @@ class Transport:
             timer.cancel()
             self._dials.pop(link.peer.id, None)
 
+        if connect is None:
+            grpc_poller.choose()
         dial = Dial(
             self._me,
             link.peer,

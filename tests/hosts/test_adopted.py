@@ -12,6 +12,7 @@ import pytest
 
 from skipper import control
 from skipper.control.cluster.hosts import adopted, attach_to_hosts, command
+from skipper.control.wire.socket_forwarder import SocketForwarder
 from tests.control.actors import Echo
 from tests.control.conftest import PATIENCE_S
 from tests.hosts.conftest import environment
@@ -121,7 +122,7 @@ def test_a_relay_passes_on_bytes_and_ends_and_closes_what_it_has() -> None:
     with socket.create_server(("127.0.0.1", 0)) as outer, socket.socket(socket.AF_UNIX) as inner:
         inner.bind(f"\0{name}")
         inner.listen()
-        forwarder = adopted.SocketForwarder(outer.dup(), name)
+        forwarder = SocketForwarder(outer.dup(), name)
         with socket.create_connection(outer.getsockname(), PATIENCE_S) as client:
             there, _ = inner.accept()
             with there:

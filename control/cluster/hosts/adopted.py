@@ -1,20 +1,12 @@
-"""Listening sockets that another program has opened, such as systemd: an agent serves the connections that come in.
-
-gRPC listens on its own sockets only. So a thread forwards the bytes of each connection, in both directions and
-unchanged (TLS included), to a socket of this host at which the agent listens.
-"""
+"""Listening sockets that another program has opened, such as systemd, for an agent to serve what comes in."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
-import threading
 
 _FIRST_FD = 3
 """The first descriptor that a service manager passes on: SD_LISTEN_FDS_START of sd_listen_fds(3)."""
-
-_CHUNK_NBYTES = 1 << 16
 
 
 def adopt(fd: int) -> socket.socket:
@@ -53,60 +45,3 @@ def passed_on() -> int | None:
     if count != "1":
         raise ValueError(f"an agent listens on one socket, and {count} are passed on (LISTEN_FDS)")
     return _FIRST_FD
-
-
-class SocketForwarder:
-    """Forwards connections of an adopted socket to a socket of this host, in a thread of its own, until it is closed.
-
-    Args:
-        listening: the socket; it is closed with this.
-        name: of the other socket, in the abstract namespace.
-    """
-
-    def __init__(self, listening: socket.socket, name: str) -> None:
-        self._listening = listening
-        self._path = f"\0{name}"
-        self._loop = asyncio.new_event_loop()
-        self._closing = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, name="adopted-socket", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Accept no more connections, and cut the open ones. May be called again."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._closing.set)
-            self._thread.join()
-
-    def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._serve())
-
-    async def _serve(self) -> None:
-        server = await asyncio.start_server(self._pass_on, sock=self._listening)
-        await self._closing.wait()
-        server.close()  # the tasks of its connections are cancelled with the loop
-
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            inner_reader, inner_writer = await asyncio.open_unix_connection(self._path)
-        except OSError:
-            writer.close()  # the agent listens no more
-            return
-        try:
-            await asyncio.gather(_copy(reader, inner_writer), _copy(inner_reader, writer))
-        except asyncio.CancelledError:
-            return  # `close` cuts the connection
-        finally:
-            inner_writer.close()
-            writer.close()
-
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Forward what comes, and the end of the stream."""
-    try:
-        while data := await reader.read(_CHUNK_NBYTES):
-            writer.write(data)
-            await writer.drain()
-        writer.write_eof()
-    except OSError:
-        writer.close()  # one side is gone, so nobody needs the other

@@ -28,7 +28,6 @@ from types import FrameType
 from typing import Any
 
 from skipper.control.cluster.hosts import protocol
-from skipper.control.cluster.hosts.adopted import SocketForwarder
 from skipper.control.model.errors import ControlError, HostError
 from skipper.control.wire import addresses, grpc_poller
 from skipper.control.wire.certificates import REVIEW_S, Certificates
@@ -36,6 +35,7 @@ from skipper.control.wire.identity import Role
 from skipper.control.wire.link import Link
 from skipper.control.wire.messages import Bye, Message, ProcessRequest
 from skipper.control.wire.process_ref import JUDGED, ProcessRef
+from skipper.control.wire.socket_forwarder import SocketForwarder
 
 MEMBER = Path(__file__).with_name("member.py")
 

@@ -1,0 +1,97 @@
+"""`GrpcDoor`: where gRPC would listen within this host, for as long as nobody comes.
+
+Processes of a host speak through sockets of packets. What dials by gRPC within a host is of another user, or of another
+language: rare, and what gRPC needs is threads that wake some times in a second and a tenth of a second of imports. So
+a socket listens in its place, and with the first that comes gRPC is begun behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import socket
+import threading
+from collections.abc import Callable
+
+from skipper.control.model.errors import WireError
+from skipper.control.wire import addresses
+from skipper.control.wire._poller import Poller
+from skipper.control.wire.socket_forwarder import SocketForwarder
+
+_log = logging.getLogger("skipper.control")
+
+_BACKLOG = 128
+
+
+class GrpcDoor:
+    """The door of one process.
+
+    Args:
+        process_id: of this process, as which it is dialed.
+        poller: looks out for the first that comes.
+        open_listener: has gRPC listen at the target that it is given; on a thread of the door's.
+
+    Raises:
+        WireError: it cannot be listened.
+    """
+
+    def __init__(self, process_id: str, poller: Poller, open_listener: Callable[[str], object]) -> None:
+        self._inner = f"{addresses.within_host(process_id)}/grpc"
+        self._poller = poller
+        self._open_listener = open_listener
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._thread: threading.Thread | None = None
+        self._forwarder: SocketForwarder | None = None
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        try:
+            self._socket.bind("\0" + addresses.within_host(process_id).partition(":")[2])
+            self._socket.listen(_BACKLOG)
+            self._poller.watch(self._socket.fileno(), self._knocked)
+        except OSError as error:
+            self._socket.close()
+            raise WireError(f"cannot listen within this host: {error}") from error
+
+    async def close(self) -> None:
+        """Let no more in, and cut what has come; idempotent."""
+        with self._lock:
+            self._is_closed, thread = True, self._thread
+        if thread is None:
+            self.fall_silent()
+        else:
+            await asyncio.get_running_loop().run_in_executor(None, self._end, thread)
+
+    def fall_silent(self) -> None:
+        """Let go of the socket."""
+        if self._socket.fileno() >= 0:
+            self._poller.unwatch(self._socket.fileno())
+            self._socket.close()
+
+    def _knocked(self) -> None:
+        with self._lock:
+            if self._is_closed or self._thread is not None:
+                return
+            self._poller.unwatch(self._socket.fileno())
+            self._thread = threading.Thread(target=self._begin, name="control-door", daemon=True)
+            self._thread.start()
+
+    def _begin(self) -> None:
+        try:
+            self._open_listener(self._inner)
+        except WireError as error:
+            _log.warning("nobody is let in by gRPC within this host: %s", error)
+            self._socket.close()
+            return
+        self._forwarder = SocketForwarder(self._socket, self._inner.partition(":")[2], _most_connections())
+
+    def _end(self, thread: threading.Thread) -> None:
+        thread.join()
+        if self._forwarder is not None:
+            self._forwarder.close()
+
+
+def _most_connections() -> int:
+    """What leaves most of the descriptors to the rest of the process: each connection takes three."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 30 if soft == resource.RLIM_INFINITY else max(soft // 6, 8)

@@ -1,0 +1,83 @@
+"""`SocketForwarder`: brings connections to gRPC that come in at a socket which gRPC has not made.
+
+gRPC listens on its own sockets only. So a thread forwards the bytes of each connection, in both directions and
+unchanged (TLS included), to a socket of this host at which gRPC listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+
+_CHUNK_NBYTES = 1 << 16
+
+
+class SocketForwarder:
+    """Forwards connections of a socket to another one of this host, in a thread of its own, until it is closed.
+
+    Args:
+        listening: the socket; it is closed with this.
+        name: of the other socket, in the abstract namespace.
+        most: connections that are open at a time; what comes beyond them is closed.
+    """
+
+    def __init__(self, listening: socket.socket, name: str, most: int = 1 << 30) -> None:
+        self._listening = listening
+        self._most = most
+        self._open = 0
+        self._path = f"\0{name}"
+        self._loop = asyncio.new_event_loop()
+        self._closing = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="forwarder", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Accept no more connections, and cut the open ones. May be called again."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._closing.set)
+            self._thread.join()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(self._pass_on, sock=self._listening)  # a unix socket will do, too
+        await self._closing.wait()
+        server.close()  # the tasks of its connections are cancelled with the loop
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._open >= self._most:
+            writer.close()
+            return
+        self._open += 1
+        try:
+            await self._pass_on_one(reader, writer)
+        finally:
+            self._open -= 1
+
+    async def _pass_on_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            inner_reader, inner_writer = await asyncio.open_unix_connection(self._path)
+        except OSError:
+            writer.close()  # nobody listens there any more
+            return
+        try:
+            await asyncio.gather(_copy(reader, inner_writer), _copy(inner_reader, writer))
+        except asyncio.CancelledError:
+            return  # `close` cuts the connection
+        finally:
+            inner_writer.close()
+            writer.close()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Forward what comes, and the end of the stream."""
+    try:
+        while data := await reader.read(_CHUNK_NBYTES):
+            writer.write(data)
+            await writer.drain()
+        writer.write_eof()
+    except OSError:
+        writer.close()  # one side is gone, so nobody needs the other
