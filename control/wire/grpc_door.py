@@ -58,15 +58,15 @@ class GrpcDoor:
         with self._lock:
             self._is_closed, thread = True, self._thread
         if thread is None:
-            self.fall_silent()
+            if self._socket.fileno() >= 0:
+                self._poller.unwatch(self._socket.fileno())
+                self._socket.close()
         else:
             await asyncio.get_running_loop().run_in_executor(None, self._end, thread)
 
     def fall_silent(self) -> None:
-        """Let go of the socket."""
-        if self._socket.fileno() >= 0:
-            self._poller.unwatch(self._socket.fileno())
-            self._socket.close()
+        """Let go of the socket: this is a forked copy of the process, and what is watched is the original's."""
+        self._socket.close()
 
     def _knocked(self) -> None:
         with self._lock:

@@ -119,3 +119,22 @@ def test_a_door_that_nobody_knocks_at_has_no_thread() -> None:
     assert threading.active_count() == before
     asyncio.run(door.close())
     poller.close()
+
+
+def test_a_fork_leaves_the_door_to_the_original(script: Callable[[str], Script]) -> None:
+    running = script(
+        """
+import os
+from skipper.control import this_host
+from skipper.control.runtime import current_runtime
+
+this_host().spawn_procs().stop().get()
+if (copy := os.fork()) == 0:
+    os._exit(0)
+os.waitpid(copy, 0)
+from tests.control.wire.test_grpc_door import knock
+
+print(*knock(current_runtime.current().me.address))
+"""
+    )
+    assert running.finish() == (0, "StatusCode.UNAUTHENTICATED True\n", "")
