@@ -22,6 +22,7 @@ from skipper.control.wire.socket_forwarder import SocketForwarder
 _log = logging.getLogger("skipper.control")
 
 _BACKLOG = 128
+_LOOK_S = 0.002
 
 
 class GrpcDoor:
@@ -62,7 +63,11 @@ class GrpcDoor:
                 self._poller.unwatch(self._socket.fileno())
                 self._socket.close()
         else:
-            await asyncio.get_running_loop().run_in_executor(None, self._end, thread)
+            # While the interpreter ends no thread may be started any more that would tell of these ends.
+            while thread.is_alive():  # noqa: ASYNC110
+                await asyncio.sleep(_LOOK_S)
+            while self._forwarder is not None and not self._forwarder.end():  # noqa: ASYNC110
+                await asyncio.sleep(_LOOK_S)
 
     def fall_silent(self) -> None:
         """Let go of the socket: this is a forked copy of the process, and what is watched is the original's."""
@@ -84,11 +89,6 @@ class GrpcDoor:
             self._socket.close()
             return
         self._forwarder = SocketForwarder(self._socket, self._inner.partition(":")[2], _most_connections())
-
-    def _end(self, thread: threading.Thread) -> None:
-        thread.join()
-        if self._forwarder is not None:
-            self._forwarder.close()
 
 
 def _most_connections() -> int:

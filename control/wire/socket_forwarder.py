@@ -7,6 +7,7 @@ unchanged (TLS included), to a socket of this host at which gRPC listens.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 
@@ -34,9 +35,14 @@ class SocketForwarder:
 
     def close(self) -> None:
         """Accept no more connections, and cut the open ones. May be called again."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._closing.set)
+        if not self.end():
             self._thread.join()
+
+    def end(self) -> bool:
+        """Begin to close, at once; returns whether nothing is left. May be called again."""
+        with contextlib.suppress(RuntimeError):  # its loop is closed
+            self._loop.call_soon_threadsafe(self._closing.set)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
