@@ -12,7 +12,9 @@ import mmap
 import sys
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from functools import cache
+from operator import itemgetter
 from typing import Any
 
 HUGE_NBYTES = 4 << 20
@@ -24,8 +26,23 @@ KEPT_NBYTES = 256 << 20
 KEPT_S = 5.0
 """Objects that have not been filled for this long are forgotten."""
 
-_REFERENCES = 3
-"""To an object that only the list, the loop variable and the argument of `sys.getrefcount` refer to."""
+_Kept = tuple[float, bytes | bytearray]
+"""An object, and when it was filled last."""
+
+_OBJECT = itemgetter(1)
+
+
+def _references(kept: Iterable[_Kept]) -> Iterator[int]:
+    """How many references each object has.
+
+    C alone counts: whether a variable that is an argument has a reference of its own depends on the interpreter. From
+    3.14 on it has none, and a count that allows for it takes an object that somebody holds for one that nobody needs.
+    """
+    return map(sys.getrefcount, map(_OBJECT, kept))
+
+
+_UNNEEDED = next(_references([(0.0, bytearray(1))]))
+"""To an object that only the pool and the counting refer to."""
 
 
 class BufferPool:
@@ -33,7 +50,7 @@ class BufferPool:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: list[tuple[float, bytes | bytearray]] = []
+        self._kept: list[_Kept] = []
         self._timer: threading.Timer | None = None
 
     def allocate(self, nbytes: int, *, is_bytes: bool) -> tuple[bytes | bytearray, memoryview]:
@@ -49,10 +66,12 @@ class BufferPool:
 
     def _take(self, nbytes: int, kind: type) -> bytes | bytearray | None:
         with self._lock:
-            for index, (_, value) in enumerate(self._kept):
-                if len(value) == nbytes and type(value) is kind and sys.getrefcount(value) == _REFERENCES:
-                    del self._kept[index]
-                    return value
+            for index, references in enumerate(_references(self._kept)):
+                if references == _UNNEEDED:
+                    _, value = self._kept[index]
+                    if len(value) == nbytes and type(value) is kind:
+                        del self._kept[index]
+                        return value
         return None
 
     def _keep(self, value: bytes | bytearray) -> None:
