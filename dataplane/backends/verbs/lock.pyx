@@ -65,7 +65,11 @@ cdef class Mutex:
     def __exit__(self, *error):
         self.release()
 
-    # What a condition asks for, while it waits.
+    # What a condition asks for: that there is a `locked` from 3.14 on, the others while it waits.
+
+    def locked(self):
+        """Whether a thread holds it."""
+        return self.holder != 0
 
     def _is_owned(self):
         return self.holder == pthread_self()

@@ -37,7 +37,9 @@ def test_one_thread_at_a_time_holds_the_mutex_and_may_take_it_again() -> None:
     for thread in threads:
         thread.join(PATIENCE_S)
     assert (held, most) == (0, 1)
+    assert not mutex.locked()
     assert mutex.acquire(blocking=False)
+    assert mutex.locked()
     mutex.release()
 
 
