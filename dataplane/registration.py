@@ -13,6 +13,7 @@ from typing import Any
 
 from skipper.dataplane import memfd
 from skipper.dataplane.arena import Arena
+from skipper.dataplane.array_ends import end_of
 from skipper.dataplane.epochs import Epoch, EpochTable
 from skipper.dataplane.errors import DescriptorError
 from skipper.dataplane.handle import Handle
@@ -80,7 +81,7 @@ class _Outside:
         anchor: The object that lives as long as the allocation.
         shared: As of the registration.
         epoch: Its word.
-        end: Called when the anchor dies; to be detached when the registration ends before that.
+        end: Called just before the memory goes; to be detached when the registration ends before that.
     """
 
     range: _RegisteredRange
@@ -153,7 +154,7 @@ class RegistrationTable:
             if storage.anchor is None:
                 self._kept[key] = registration
                 return
-            end = weakref.finalize(storage.anchor, self._memory_freed, key)
+            end = weakref.finalize(end_of(storage.anchor), self._memory_freed, key)
             end.atexit = False
             range_ = _RegisteredRange.of(region, writable=registration.writable)
             self._outside[key] = _Outside(

@@ -3,6 +3,8 @@
 import gc
 import pickle
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import torch
 
 from skipper import dataplane
 from skipper.dataplane import BufferDroppedError, RDMABuffer, process
+from tests.handles import parsed
 
 
 def handle_of(data: object) -> RDMABuffer:
@@ -55,6 +58,30 @@ def test_a_handle_does_not_keep_the_memory_and_is_stale_without_it(make: object)
     assert gone() is None
     with pytest.raises(BufferDroppedError):
         handle.read_into(np.zeros(8)).get()
+
+
+def is_mapped(address: int) -> bool:
+    with open("/proc/self/maps", encoding="ascii") as file:
+        ranges = [[int(end, 16) for end in line.split()[0].split("-")] for line in file]
+    return any(begin <= address < end for begin, end in ranges)
+
+
+@pytest.mark.parametrize("make", [np.zeros, torch.zeros], ids=["array", "tensor"])
+def test_the_memory_is_still_there_when_its_registration_ends(make: Callable[..., Any]) -> None:
+    dtype = np.uint8 if make is np.zeros else torch.uint8
+    data = make(64 << 20, dtype=dtype)  # so large that the allocator gives it back to the system at once
+    buffer = RDMABuffer(data)
+    address = parsed(buffer.serialize())[0].base
+    registrations = process.current().registrations
+    registration = registrations.of(parsed(buffer.serialize())[0])
+    assert registration is not None
+    there: list[bool] = []
+    registrations.at_end(registration, lambda: there.append(is_mapped(address)))
+    del buffer, registration
+    assert there == []
+    del data
+    assert there == [True]
+    assert not is_mapped(address)
 
 
 def test_a_buffer_that_never_left_ends_with_its_object() -> None:

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skipper.dataplane._copy import BufferView
+from skipper.dataplane.array_ends import end_of
 from skipper.dataplane.backends.verbs.device import Access, Device
 from skipper.dataplane.errors import RegistrationError
 from skipper.dataplane.identity import page_size
@@ -155,7 +156,7 @@ class MemoryCache:
             known = self._kept.get(key)
             if known is None:
                 known = self._kept[key] = RegisteredMemory.of(self._devices, region, span, access, kept=True)
-                weakref.finalize(anchor, self._forget, key).atexit = False
+                weakref.finalize(end_of(anchor), self._forget, key).atexit = False
             return known
 
     def _forget(self, key: tuple[int, int, Access]) -> None:
