@@ -12,7 +12,7 @@ from skipper.control.wire._generated import link_pb2 as pb
 from skipper.control.wire._poller import REPLIES
 from skipper.control.wire.bulk import Incoming, Outgoing
 from skipper.control.wire.codec import BY_KIND, HEADER, LAYOUTS, NUMBERED, OPTIONS, SIZE, TRACED
-from skipper.control.wire.messages import FIRST_OPTIONAL, Kind, Message, Payload, Whole
+from skipper.control.wire.messages import FIRST_OPTIONAL, Filler, Kind, Message, Payload, Whole
 from skipper.control.wire.process_ref import ProcessRef
 from skipper.control.wire.version import VERSION
 
@@ -153,7 +153,11 @@ def _decode_message(
     elif kind < FIRST_OPTIONAL:
         raise ProtocolError(f"this process speaks version {VERSION}, which has no messages of kind {kind}")
     if options:
-        position = _decode_options(options, message, frame, position)
+        trace, sequence, position = _decode_options(options, frame, position)
+        if message is not None:
+            message.trace, message.sequence = trace, sequence
+        elif sequence:
+            message = Filler(sequence=sequence)  # what is skipped counts, too
     payload: list[memoryview | Whole | Incoming] = []
     for size in sizes:
         nbytes = size & ~(_LENT | _WHOLE_BYTES)
@@ -165,13 +169,13 @@ def _decode_message(
         position += nbytes
     if position > len(frame):
         raise ProtocolError(f"a message exceeds its frame by {position - len(frame)} bytes")
-    if message is not None:
+    if message is not None and layout is not None:
         message.payload = tuple(payload)
     return message, position
 
 
-def _decode_options(options: int, message: Message | None, frame: memoryview, position: int) -> int:
-    """Take what the options say; returns the position behind it."""
+def _decode_options(options: int, frame: memoryview, position: int) -> tuple[bytes, int, int]:
+    """The trace and the number that the options tell of, and the position behind them."""
     if options & ~OPTIONS:
         raise ProtocolError(f"this process speaks version {VERSION}, which has no options {options:#x}")
     trace, sequence = b"", 0
@@ -182,9 +186,7 @@ def _decode_options(options: int, message: Message | None, frame: memoryview, po
     if options & NUMBERED:
         (sequence,) = SIZE.unpack_from(frame, position)
         position += SIZE.size
-    if message is not None:
-        message.trace, message.sequence = trace, sequence
-    return position
+    return trace, sequence, position
 
 
 def encode_process(process: ProcessRef) -> bytes:

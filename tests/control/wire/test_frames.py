@@ -6,9 +6,10 @@ import pytest
 from skipper.control.model.errors import ProtocolError
 from skipper.control.model.shape import Extent
 from skipper.control.wire.frames import MAX_MESSAGE_NBYTES, Decoder, decode_process, encode, encode_process
-from skipper.control.wire.messages import MESSAGES, Call, Ping, Reply
+from skipper.control.wire.messages import MESSAGES, Bye, Call, Filler, Ping, Reply
 from skipper.control.wire.process_ref import ProcessRef
 from skipper.control.wire.protocol_page import EXAMPLES
+from skipper.control.wire.version import VERSION
 from tests.control.wire.plain import plain
 
 MESSAGES_OF_ALL_KINDS = [
@@ -75,6 +76,24 @@ def test_fields_that_are_too_short_or_exceed_their_message_are_refused() -> None
     following = next(encode([Ping(1, 2)]))[1:]
     with pytest.raises(ProtocolError, match="exceeds its message"):  # what they lack stands in the next message
         Decoder().feed(b"\x00" + header.pack(Call.kind, 0, 4, 0) + bytes(4) + following)
+
+
+def test_what_may_be_skipped_is_skipped_and_keeps_its_place_in_the_order() -> None:
+    before, behind = (next(encode([message]))[1:] for message in (Ping(1, 2), Reply(7, payload=(b"value",))))
+    for options, rest, instead in ((0, b"", []), (2, struct.pack("<Q", 9), [Filler(sequence=9)])):
+        fields, segments = b"unknown", (b"one", b"other")
+        head = struct.pack("<BBIIQQ", 200, options, len(fields), len(segments), *map(len, segments))
+        frame = b"".join((b"\x00", before, head, fields, rest, *segments, behind))
+        came = [plain(message) for message in Decoder().feed(frame)]
+        assert came == [Ping(1, 2), *instead, Reply(7, payload=(b"value",))]
+    assert Decoder().feed(b"\x00" + struct.pack("<BBII", 200, 0, 0, 0)) == []
+
+
+def test_what_may_not_be_skipped_ends_the_link_with_both_named() -> None:
+    with pytest.raises(ProtocolError, match=rf"version {VERSION}, which has no messages of kind 100"):
+        Decoder().feed(b"\x00" + struct.pack("<BBII", 100, 0, 0, 0))
+    with pytest.raises(ProtocolError, match=rf"version {VERSION}, which has no options 0x4"):
+        Decoder().feed(b"\x00" + struct.pack("<BBII", Bye.kind, 4, 0, 0))
 
 
 def test_a_whole_frame_between_pieces_is_refused() -> None:
