@@ -26,7 +26,8 @@ class SocketForwarder:
     def __init__(self, listening: socket.socket, name: str, most: int = 1 << 30) -> None:
         self._listening = listening
         self._most = most
-        self._open = 0
+        self._running: set[asyncio.Task[None] | None] = set()
+        """Nothing else holds a task that waits while its own connection is half closed."""
         self._path = f"\0{name}"
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
@@ -54,14 +55,15 @@ class SocketForwarder:
         server.close()  # the tasks of its connections are cancelled with the loop
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._open >= self._most:
+        if len(self._running) >= self._most:
             writer.close()
             return
-        self._open += 1
+        task = asyncio.current_task()
+        self._running.add(task)
         try:
             await self._pass_on_one(reader, writer)
         finally:
-            self._open -= 1
+            self._running.discard(task)
 
     async def _pass_on_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

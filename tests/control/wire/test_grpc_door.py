@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import socket
 import sys
 import threading
@@ -16,6 +17,7 @@ from skipper.control.runtime import current_runtime as runtime
 from skipper.control.wire import grpc_door
 from skipper.control.wire._poller import Poller
 from skipper.control.wire.message_stream import serve_here
+from skipper.control.wire.socket_forwarder import SocketForwarder
 from tests.control.conftest import PATIENCE_S, Script
 from tests.control.wire.test_strangers import METHOD, hello
 
@@ -110,6 +112,28 @@ def test_a_door_that_was_knocked_at_closes_whatever_is_going_on(monkeypatch: pyt
         for each in (*callers, late, inner, *accepted):
             each.close()
         poller.close()
+
+
+def test_a_connection_that_is_half_closed_is_forwarded_until_the_other_half_is() -> None:
+    inner, outer = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+    inner.bind("\0test-half-closed")
+    inner.listen()
+    outer.bind("\0test-half-closed-outer")
+    outer.listen()
+    forwarder = SocketForwarder(outer, "test-half-closed")
+    with inner, socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(PATIENCE_S)
+        client.connect("\0test-half-closed-outer")
+        with inner.accept()[0] as there:
+            client.sendall(b"all")
+            client.shutdown(socket.SHUT_WR)
+            there.settimeout(PATIENCE_S)
+            assert b"".join(iter(lambda: there.recv(16), b"")) == b"all"
+            for _ in range(3):
+                gc.collect()  # what waits for the other half is held by the forwarder alone
+            there.sendall(b"answer")
+        assert b"".join(iter(lambda: client.recv(16), b"")) == b"answer"
+    forwarder.close()
 
 
 def test_a_door_that_nobody_knocks_at_has_no_thread() -> None:

@@ -15,7 +15,7 @@ from skipper.control.wire import grpc_poller
 {before}
 from skipper.control.runtime import current_runtime as job
 
-job.current()
+job.current().listen_beyond("127.0.0.1", None, data_plane_is_open=False)
 print({{name: os.environ.get(name) for name in grpc_poller._CHOICE}})
 """
 NOTHING_LEFT = (
@@ -55,12 +55,19 @@ def test_a_fork_is_silent_and_leaves_both_processes_sound(script: Callable[[str]
     running = script(
         """
 import os
+import sys
 import warnings
 
 from skipper.control import Actor, endpoint, this_host
+from skipper.control.runtime import current_runtime as runtime
 
 
 class Worker(Actor):
+    @endpoint
+    def begin_grpc(self) -> bool:
+        runtime.current().listen_beyond("127.0.0.1", None, data_plane_is_open=False)
+        return "grpc" in sys.modules
+
     @endpoint
     def fork(self) -> int:
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and newer say so of every fork beside threads
@@ -70,7 +77,8 @@ class Worker(Actor):
 
 
 worker = this_host().spawn_procs().spawn("worker", Worker)
+print(worker.begin_grpc.call_one().get(20))
 print(worker.fork.call_one().get(20), worker.fork.call_one().get(20))
 """
     )
-    assert running.finish() == (0, "5 5\n", "")
+    assert running.finish() == (0, "True\n5 5\n", "")
