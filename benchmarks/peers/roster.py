@@ -57,7 +57,7 @@ ROSTER: tuple[PeerLibrary, ...] = (
         OURS,
         "Skipper",
         ways={
-            "actors": "actors over one gRPC stream for each pair of processes",
+            "actors": "actors over one socket of packets for each pair of processes",
             "memory": "RDMABuffer of memory from dataplane.empty, mapped by the reader",
             "store": "torchstore: snapshots; `sync` in direct mode, out of the publisher's memory",
             "engine": "tensor_engine, one worker",
