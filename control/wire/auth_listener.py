@@ -128,6 +128,8 @@ class AuthListeners:
 
     async def close(self, patience_s: float) -> None:
         """Let no more peers in, and wait until all streams have ended. After ``patience_s`` they are cut."""
+        if not self._all:
+            return  # the only address that was asked for could not be listened on
         for listener in self._all:
             listener.close()
         try:

@@ -141,7 +141,7 @@ class MessageLayout:
 
         Raises:
             ProtocolError: they are not as the class says.
-            ValueError, TypeError, struct.error, DecodeError: from decoding them.
+            ValueError, TypeError, struct.error: from decoding them.
         """
         values, position = self._first.unpack(frame, begin, end)
         message = self._make(*values)

@@ -126,7 +126,7 @@ class Decoder:
                 message, position = _decode_message(frame, position, self._give_back)
                 if message is not None:
                     messages.append(message)
-        except (struct.error, DecodeError, ValueError, TypeError, LookupError) as error:
+        except (struct.error, ValueError, TypeError, LookupError) as error:
             raise ProtocolError(f"a frame does not parse: {type(error).__name__}: {error}") from error
         return messages
 

@@ -86,7 +86,7 @@ class Sized:
         code: of the size, as in `struct`.
         words: what it is, for people.
         encode: its bytes.
-        decode: the inverse; may raise ValueError, TypeError, struct.error or protobuf's DecodeError.
+        decode: the inverse; may raise ValueError, TypeError or struct.error.
     """
 
     code: str

@@ -136,6 +136,25 @@ def test_a_connection_that_is_half_closed_is_forwarded_until_the_other_half_is()
     forwarder.close()
 
 
+def test_a_job_ends_at_once_whose_only_address_could_not_be_listened_on(script: Callable[[str], Script]) -> None:
+    running = script(
+        """
+from skipper.control import shutdown
+from skipper.control.model.errors import WireError
+from skipper.control.runtime import current_runtime
+
+try:
+    current_runtime.current().listen_beyond("192.0.2.1", None, data_plane_is_open=False)
+except WireError as error:
+    print("cannot listen on 192.0.2.1" in str(error))
+shutdown()
+"""
+    )
+    code, out, err = running.finish()
+    assert (code, out) == (0, "True\n"), err  # gRPC says on standard error why it cannot
+    assert "Traceback" not in err
+
+
 def test_a_door_that_nobody_knocks_at_has_no_thread() -> None:
     poller = Poller("test-door", serve_here)
     before = threading.active_count()
