@@ -1,5 +1,6 @@
 """Decoders with a mistake in each, to see that the fuzzer finds it: `python -m tests.fuzz.planted FOLDER`."""
 
+import ast
 import ctypes
 import struct
 import sys
@@ -12,19 +13,31 @@ from tests.fuzz import runner, wire
 from tests.fuzz.mutation import split_parts
 from tests.fuzz.target import Target
 
-_CAUGHT = "except (struct.error, DecodeError, ValueError, TypeError, LookupError) as error:"
 _RECORD = struct.pack("<HI", 4, 8) + b"contents"
 _SECONDS = 120.0
 
 
+class _Careless(ast.NodeTransformer):
+    """Takes away the handlers that make one error of all that unpacking raises."""
+
+    taken = 0
+
+    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> ast.ExceptHandler:
+        if node.type is not None and "struct.error" in ast.unparse(node.type):
+            node.type = ast.copy_location(ast.Name("NotImplementedError", ast.Load()), node.type)
+            self.taken += 1
+        return node
+
+
 def careless_frames() -> ModuleType:
-    """`control.wire.frames` without the line that makes one error of all that a frame can be wrong in."""
-    source = Path(frames.__file__).read_text(encoding="utf-8")
-    if _CAUGHT not in source:
-        raise LookupError(f"{frames.__file__} has no line any more such as {_CAUGHT!r}")
+    """`control.wire.frames` without the handler that makes one error of all that a frame can be wrong in."""
+    careless = _Careless()
+    tree = careless.visit(ast.parse(Path(frames.__file__).read_text(encoding="utf-8")))
+    if not careless.taken:
+        raise LookupError(f"{frames.__file__} handles no struct.error any more: plant another mistake")
     copy = ModuleType("careless_frames")
     sys.modules[copy.__name__] = copy
-    exec(compile(source.replace(_CAUGHT, "except DecodeError as error:"), frames.__file__, "exec"), copy.__dict__)
+    exec(compile(ast.fix_missing_locations(tree), frames.__file__, "exec"), copy.__dict__)
     return copy
 
 
