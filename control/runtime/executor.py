@@ -172,7 +172,8 @@ class SyncExecutor(Executor):
 
     def _put(self, item: Mail | _Signal) -> None:
         self._queue.append(item)
-        self._idle.open()
+        if not self._idle.is_open:  # the thread closes it before it looks into the queue
+            self._idle.open()
 
     def enter(self, gate: Gate) -> bool:
         """Wait at ``gate`` unless something is to be attended to (see `future.SafePoint`)."""

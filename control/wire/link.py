@@ -22,6 +22,9 @@ from skipper.control.wire.process_ref import STOPPED, ProcessRef
 _SHARING = frozenset((Kind.CALL, Kind.REPLY, Kind.CREDIT, Kind.VALUE))
 _BURST_S = 50e-6
 """What is posted no later than this after the last message belongs to a burst."""
+_ONE_WAY_BURST_S = 1e-3
+"""The same for calls that nobody waits for. A broadcast comes around to each of its receivers more slowly, and it costs
+receivers less to be woken for many than for each."""
 _MOST_TOGETHER = 32
 """Messages of a burst that leave together."""
 
@@ -84,7 +87,8 @@ class Link:
         """
         self._outbox.append(message)
         now = _now()
-        if now - self._posted_s < _BURST_S and message.kind in _SHARING and len(self._outbox) < _MOST_TOGETHER:
+        burst_s = _ONE_WAY_BURST_S if isinstance(message, Call) and message.reply_to >= NOTICE else _BURST_S
+        if now - self._posted_s < burst_s and message.kind in _SHARING and len(self._outbox) < _MOST_TOGETHER:
             self._posted_s = now
             if self._is_flushed_soon or ((stream := self._stream) is not None and stream.flush_soon(self._flush)):
                 self._is_flushed_soon = True
