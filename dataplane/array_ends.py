@@ -1,12 +1,15 @@
 """When the memory of an array ends: told before it is freed.
 
 A weak reference to the array is called back too late: from NumPy 2.5 on an array frees its memory before that. Every
-release lets go of the base of an array first. So an array that owns its memory gets one, to which nothing else refers.
+release lets go of the base of an array first. So an array that owns its memory gets one, to which nothing else refers;
+where an array lies over memory of another object, that object is kept until the callback has returned.
 """
 
 import contextlib
 import ctypes
 import importlib
+import weakref
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -22,18 +25,36 @@ class ArrayEnd:
     __slots__ = ("__weakref__",)
 
 
-def end_of(anchor: object) -> object:
-    """The object that is the first to go when `anchor` does, while the memory that it owns is still there.
+def call_before_end(anchor: object, callback: Callable[..., object], *args: object) -> "weakref.finalize[Any, Any]":
+    """Call back when `anchor` ends, while the memory that it stands for is still there. Not when Python exits.
 
-    That is `anchor` itself unless it is an array with memory of its own.
+    Args:
+        anchor: Any object that can be weakly referenced. The memory of an array, its own or that of another object, is
+            looked after; other objects must free theirs after their weak references are called back, as those of
+            Python classes do.
+        callback: From whatever thread lets go of the anchor, perhaps out of the garbage collector.
+        args: Must not refer to the anchor.
+
+    Returns:
+        To be detached when there is nothing left to be told.
     """
-    if not isinstance(anchor, np.ndarray) or not anchor.flags.owndata:
-        return anchor
-    if anchor.base is None:
-        # NumPy refuses a second base: another thread was first. A lock would be taken by finalizers, too.
-        with contextlib.suppress(ValueError):
-            _set_base(anchor, ArrayEnd())
-    return anchor.base if isinstance(anchor.base, ArrayEnd) else anchor
+    end, kept = anchor, None
+    if isinstance(anchor, np.ndarray):
+        if anchor.base is None and anchor.flags.owndata:
+            # NumPy refuses a second base: another thread was first. A lock would be taken by finalizers, too.
+            with contextlib.suppress(ValueError):
+                _set_base(anchor, ArrayEnd())
+        if isinstance(anchor.base, ArrayEnd):
+            end = anchor.base
+        else:
+            kept = anchor.base
+    finalizer = weakref.finalize(end, _call, callback, args, kept)
+    finalizer.atexit = False
+    return finalizer
+
+
+def _call(callback: Callable[..., object], args: tuple[object, ...], _kept: object) -> None:
+    callback(*args)
 
 
 def _set_base(array: object, base: object) -> None:

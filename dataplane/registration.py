@@ -13,7 +13,7 @@ from typing import Any
 
 from skipper.dataplane import memfd
 from skipper.dataplane.arena import Arena
-from skipper.dataplane.array_ends import end_of
+from skipper.dataplane.array_ends import call_before_end
 from skipper.dataplane.epochs import Epoch, EpochTable
 from skipper.dataplane.errors import DescriptorError
 from skipper.dataplane.handle import Handle
@@ -154,8 +154,7 @@ class RegistrationTable:
             if storage.anchor is None:
                 self._kept[key] = registration
                 return
-            end = weakref.finalize(end_of(storage.anchor), self._memory_freed, key)
-            end.atexit = False
+            end = call_before_end(storage.anchor, self._memory_freed, key)
             range_ = _RegisteredRange.of(region, writable=registration.writable)
             self._outside[key] = _Outside(
                 range_,

@@ -1,6 +1,7 @@
 """How long a registration lasts once its handle has left the process."""
 
 import gc
+import mmap
 import pickle
 import weakref
 from collections.abc import Callable
@@ -66,10 +67,17 @@ def is_mapped(address: int) -> bool:
     return any(begin <= address < end for begin, end in ranges)
 
 
-@pytest.mark.parametrize("make", [np.zeros, torch.zeros], ids=["array", "tensor"])
-def test_the_memory_is_still_there_when_its_registration_ends(make: Callable[..., Any]) -> None:
-    dtype = np.uint8 if make is np.zeros else torch.uint8
-    data = make(64 << 20, dtype=dtype)  # so large that the allocator gives it back to the system at once
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda nbytes: np.zeros(nbytes, np.uint8),
+        lambda nbytes: np.frombuffer(mmap.mmap(-1, nbytes), np.uint8),
+        lambda nbytes: torch.zeros(nbytes, dtype=torch.uint8),
+    ],
+    ids=["array", "array over a mapping", "tensor"],
+)
+def test_the_memory_is_still_there_when_its_registration_ends(make: Callable[[int], Any]) -> None:
+    data = make(64 << 20)  # so large that the allocator gives it back to the system at once
     buffer = RDMABuffer(data)
     address = parsed(buffer.serialize())[0].base
     registrations = process.current().registrations

@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
 
 from skipper.dataplane import memfd
-from skipper.dataplane.array_ends import end_of
+from skipper.dataplane.array_ends import call_before_end
 from skipper.dataplane.backends import own_sockets, socket_filter
 from skipper.dataplane.backends.handshake import WireUpKeys
 from skipper.dataplane.backends.own_sockets import SocketPlace
@@ -390,7 +390,7 @@ class UcxEngine:
             self._memory[key] = weakref.ref(known)
             if storage.anchor is not None:
                 self._anchored[key] = known
-                weakref.finalize(end_of(storage.anchor), self._anchored.pop, key, None).atexit = False
+                call_before_end(storage.anchor, self._anchored.pop, key, None)
         return known
 
     def register_page(self, page: memfd.Mapping) -> "_MemoryHandle":

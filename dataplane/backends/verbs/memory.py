@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skipper.dataplane._copy import BufferView
-from skipper.dataplane.array_ends import end_of
+from skipper.dataplane.array_ends import call_before_end
 from skipper.dataplane.backends.verbs.device import Access, Device
 from skipper.dataplane.errors import RegistrationError
 from skipper.dataplane.identity import page_size
@@ -156,7 +156,7 @@ class MemoryCache:
             known = self._kept.get(key)
             if known is None:
                 known = self._kept[key] = RegisteredMemory.of(self._devices, region, span, access, kept=True)
-                weakref.finalize(end_of(anchor), self._forget, key).atexit = False
+                call_before_end(anchor, self._forget, key)
             return known
 
     def _forget(self, key: tuple[int, int, Access]) -> None:
