@@ -38,16 +38,15 @@ def call_before_end(anchor: object, callback: Callable[..., object], *args: obje
     Returns:
         To be detached when there is nothing left to be told.
     """
-    end, kept = anchor, None
+    end: object = anchor
+    kept: object = None
     if isinstance(anchor, np.ndarray):
         if anchor.base is None and anchor.flags.owndata:
             # NumPy refuses a second base: another thread was first. A lock would be taken by finalizers, too.
             with contextlib.suppress(ValueError):
                 _set_base(anchor, ArrayEnd())
-        if isinstance(anchor.base, ArrayEnd):
-            end = anchor.base
-        else:
-            kept = anchor.base
+        base: object = anchor.base
+        end, kept = (base, None) if isinstance(base, ArrayEnd) else (anchor, base)
     finalizer = weakref.finalize(end, _call, callback, args, kept)
     finalizer.atexit = False
     return finalizer

@@ -53,7 +53,7 @@ class _Part:
     """
 
     pack: Callable[[Message], tuple[tuple[Any, ...], bytes]]
-    unpack: Callable[[memoryview, int, int], tuple[tuple[Any, ...], int]]
+    unpack: Callable[[bytes, int, int], tuple[tuple[Any, ...], int]]
 
     def __init__(self, fields: list[FieldLayout]) -> None:
         fixed = [field.name for field in fields if isinstance(field.form, Fixed)]
@@ -86,7 +86,7 @@ def _source(fixed: list[str], sized: list[str]) -> list[str]:
             f"    begin, position = position, position + {name}",
             "    if position > end:",
             "        raise Late('a field exceeds its message')",
-            f"    {name} = decode_{name}(bytes(frame[begin:position]))",
+            f"    {name} = decode_{name}(frame[begin:position])",
         ]
     lines += ["    if position > end:", "        raise Late('the fields of a message are too short')"]
     return [*lines, f"    return ({unpacked}), position"]
@@ -136,7 +136,7 @@ class MessageLayout:
             parts += (part.layout.pack(*values), behind)
         return b"".join(parts)
 
-    def decode(self, frame: memoryview, begin: int, end: int) -> Message:
+    def decode(self, frame: bytes, begin: int, end: int) -> Message:
         """The message whose fields stand there; what follows behind those that this version knows is skipped.
 
         Raises:

@@ -96,34 +96,35 @@ class Decoder:
         Raises:
             ProtocolError: no peer of this version sends such a piece.
         """
-        tag, rest = piece[:1], memoryview(piece)[1:]
+        tag = piece[:1]
         if tag in (_WHOLE, _REPLIES):
             if self._pieces:
                 raise ProtocolError("a whole frame came between the pieces of another")
-            messages = self._decode_frame(rest)
+            messages = self._decode_frame(piece, 1)
             if tag == _REPLIES and any(message.kind is not Kind.REPLY for message in messages):
                 raise ProtocolError("a frame of answers has something else in it")
             return messages
         if tag not in (_PIECE, _LAST):
             raise ProtocolError(f"unknown tag {tag!r} of a piece")
+        rest = memoryview(piece)[1:]
         self._pieces.append(rest)
         self._nbytes += len(rest)
         if self._nbytes > MAX_FRAME_NBYTES:
             raise ProtocolError(f"a frame exceeds {MAX_FRAME_NBYTES} bytes")
         if tag == _PIECE:
             return []
-        frame = memoryview(b"".join(self._pieces))
+        frame = b"".join(self._pieces)
         self._pieces, self._nbytes = [], 0
-        return self._decode_frame(frame)
+        return self._decode_frame(frame, 0)
 
-    def _decode_frame(self, frame: memoryview) -> list[Message]:
-        messages = []
-        position, end = 0, len(frame)
-        if not end:
+    def _decode_frame(self, frame: bytes, position: int) -> list[Message]:
+        messages: list[Message] = []
+        view, end = memoryview(frame), len(frame)
+        if position == end:
             raise ProtocolError("a frame without messages")
         try:
             while position < end:
-                message, position = _decode_message(frame, position, self._give_back)
+                message, position = _decode_message(frame, view, position, self._give_back)
                 if message is not None:
                     messages.append(message)
         except (struct.error, ValueError, TypeError, LookupError) as error:
@@ -132,9 +133,12 @@ class Decoder:
 
 
 def _decode_message(
-    frame: memoryview, position: int, give_back: Callable[[int, bool], None]
+    frame: bytes, view: memoryview, position: int, give_back: Callable[[int, bool], None]
 ) -> tuple[Message | None, int]:
-    """The message at a position, and the position behind it; None for one that may be skipped, and is."""
+    """The message at a position, and the position behind it; None for one that may be skipped, and is.
+
+    Of a frame both the bytes, parts of which are cheap to take, and a view, for payloads that are not copied.
+    """
     kind, options, nbytes, count = HEADER.unpack_from(frame, position)
     position += HEADER.size
     sizes: tuple[int, ...]
@@ -144,10 +148,11 @@ def _decode_message(
         raise ProtocolError(f"{count} segments exceed their frame")
     else:
         sizes = struct.unpack_from(f"<{count}Q", frame, position)
-    position += count * SIZE.size
-    message, fields, position = None, position, position + nbytes
+    fields = position + count * SIZE.size
+    position = fields + nbytes
     if position > len(frame):
         raise ProtocolError(f"fields of {nbytes} bytes exceed their frame")
+    message: Message | None = None
     if (layout := BY_KIND.get(kind)) is not None:
         message = layout.decode(frame, fields, position)
     elif kind < FIRST_OPTIONAL:
@@ -158,23 +163,35 @@ def _decode_message(
             message.trace, message.sequence = trace, sequence
         elif sequence:
             message = Filler(sequence=sequence)  # what is skipped counts, too
+    if count == 1 and sizes[0] < _WHOLE_BYTES:  # nearly all are of this form
+        begin, position = position, position + sizes[0]
+        payload: Payload = (view[begin:position],)
+    else:
+        payload, position = _decode_segments(sizes, view, position, give_back)
+    if position > len(frame):
+        raise ProtocolError(f"a message exceeds its frame by {position - len(frame)} bytes")
+    if message is not None and layout is not None:
+        message.payload = payload
+    return message, position
+
+
+def _decode_segments(
+    sizes: Iterable[int], view: memoryview, position: int, give_back: Callable[[int, bool], None]
+) -> tuple[Payload, int]:
+    """The segments of these sizes, and the position behind them."""
     payload: list[memoryview | Whole | Incoming] = []
     for size in sizes:
         nbytes = size & ~(_LENT | _WHOLE_BYTES)
-        segment = frame[position : position + nbytes]
+        segment = view[position : position + nbytes]
         if size & _LENT:
             payload.append(Incoming(bytes(segment), give_back))
         else:
             payload.append(Whole(segment) if size & _WHOLE_BYTES else segment)
         position += nbytes
-    if position > len(frame):
-        raise ProtocolError(f"a message exceeds its frame by {position - len(frame)} bytes")
-    if message is not None and layout is not None:
-        message.payload = tuple(payload)
-    return message, position
+    return tuple(payload), position
 
 
-def _decode_options(options: int, frame: memoryview, position: int) -> tuple[bytes, int, int]:
+def _decode_options(options: int, frame: bytes, position: int) -> tuple[bytes, int, int]:
     """The trace and the number that the options tell of, and the position behind them."""
     if options & ~OPTIONS:
         raise ProtocolError(f"this process speaks version {VERSION}, which has no options {options:#x}")
@@ -182,7 +199,7 @@ def _decode_options(options: int, frame: memoryview, position: int) -> tuple[byt
     if options & TRACED:
         begin = position + 1
         position = begin + frame[position]
-        trace = bytes(frame[begin:position])
+        trace = frame[begin:position]
     if options & NUMBERED:
         (sequence,) = SIZE.unpack_from(frame, position)
         position += SIZE.size

@@ -117,10 +117,14 @@ def _decode_text(encoded: bytes) -> str:
     return encoded.decode()
 
 
+def _encode_shape(extent: Extent) -> bytes:
+    return b"" if extent is NO_EXTENT else _encode_axes(extent.axes, extent.sizes)
+
+
 @lru_cache(maxsize=1024)
-def _encode_extent(extent: Extent) -> bytes:
+def _encode_axes(axes: tuple[str, ...], sizes: tuple[int, ...]) -> bytes:
     parts: list[bytes] = []
-    for axis, size in zip(extent.axes, extent.sizes, strict=True):
+    for axis, size in zip(axes, sizes, strict=True):
         name = axis.encode()
         parts += (_AXIS.pack(size, len(name)), name)
     return b"".join(parts)
@@ -137,10 +141,6 @@ def _decode_extent(encoded: bytes) -> Extent:
     if position != len(encoded):
         raise ValueError("an extent of the wrong size")
     return Extent(tuple(axes), tuple(sizes))
-
-
-def _encode_shape(extent: Extent) -> bytes:
-    return b"" if extent is NO_EXTENT else _encode_extent(extent)
 
 
 def _decode_shape(encoded: bytes) -> Extent:
