@@ -46,7 +46,16 @@ from skipper.torchstore.clients.registry import DEFAULT_STORE_NAME
 from skipper.torchstore.clients.remote import DEFAULT_TIMEOUT_S
 from skipper.torchstore.clients.requests import VersionSelector
 from skipper.torchstore.dcp.calls import BlockingStore, key_of
-from skipper.torchstore.dcp.records import Steps, boxes_of, encode, nbytes_of, part_of, paths_of, written_nbytes
+from skipper.torchstore.dcp.records import (
+    Steps,
+    boxes_of,
+    encode,
+    nbytes_of,
+    part_of,
+    paths_of,
+    properties_of,
+    written_nbytes,
+)
 from skipper.torchstore.dcp.writer import RankShare
 from skipper.torchstore.errors import StoreError
 from skipper.torchstore.tensors.state_dict import Flattened, steps_of
@@ -195,7 +204,7 @@ class _SavePlanner(SavePlanner):
         newest = max(plan.planner_data for plan in all_plans)
         self._hold(newest)
         pinned = self.pinned
-        items = [_write_item(name, TensorProperties(dtype=tensor.dtype), tensor.shape, box.offsets, box.shape)
+        items = [_write_item(name, properties_of(tensor), tensor.shape, box.offsets, box.shape)
                  for name, tensor in pinned.tensors().items() for box in boxes_of(tensor)]  # fmt: skip
         items += [WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO) for name in pinned.objects()]
         dealt = _deal(items, [written_nbytes(item) for item in items], len(all_plans))

@@ -46,12 +46,17 @@ class EncodedObject:
 def metadata_of(pinned: PinnedVersion) -> Metadata:
     """Describe a stored version, of `StoreWriter` or of `put_state_dict`."""
     described: dict[str, Any] = {
-        name: TensorStorageMetadata(TensorProperties(dtype=tensor.dtype), torch.Size(tensor.shape), _chunks(tensor))
+        name: TensorStorageMetadata(properties_of(tensor), torch.Size(tensor.shape), _chunks(tensor))
         for name, tensor in pinned.tensors().items()
     }
     described |= {name: BytesStorageMetadata() for name in pinned.objects()}
     steps = {name: steps_of(path) for name, path in pinned.paths().items() if name in described}
     return Metadata(described, planner_data=steps, storage_data=Stored(pinned.key, pinned.version))
+
+
+def properties_of(tensor: StoredTensor) -> TensorProperties:
+    """What DCP notes of a tensor, as this version of torch does it: newer ones note the strides, too."""
+    return TensorProperties.create_from_tensor(torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta"))
 
 
 def boxes_of(tensor: StoredTensor) -> tuple[Box, ...]:
