@@ -33,7 +33,7 @@ class BuildExtensions(build_ext):
             super().run()
         except (CCompilerError, CompileError, ExecError, LinkError, PlatformError) as error:
             sys.exit(
-                "error: Skipper's dataplane is compiled: it needs a C compiler and Python's headers "
+                "error: a part of Skipper is compiled: that needs a C compiler and Python's headers "
                 f"(Debian: apt-get install gcc libc6-dev python3-dev). The compiler said: {error}"
             )
 

@@ -181,9 +181,13 @@ class PageServer:
 
     async def _serve_all(self) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)  # it tells of clients, say
-        server = await asyncio.start_server(self._serve, sock=self._listener, limit=MAX_HEAD_NBYTES)
+        server = await asyncio.start_server(self._accept, sock=self._listener, limit=MAX_HEAD_NBYTES)
         await self._closing.wait()
         server.close()  # the tasks of its connections are cancelled with the loop
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        task.add_done_callback(lambda _: writer.transport.abort())  # also where it is cancelled before it has begun
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -196,7 +200,6 @@ class PageServer:
             return  # it made way, or has gone, or is too slow
         finally:
             self._connections.discard(task)
-            writer.transport.abort()
 
     def _has_room(self) -> bool:
         """Whether there may be another connection; the one that has waited longest for its client makes way."""

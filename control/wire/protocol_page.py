@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import re
 import sys
 from collections.abc import Iterator
@@ -106,8 +107,8 @@ def tables() -> Iterator[str]:
 
 def _said_of(cls: type[Message]) -> tuple[str, dict[str, str]]:
     """What the docstring says of a message, and of each of its fields."""
-    words, _, attributes = (cls.__doc__ or "").partition("Attributes:")
-    fields = re.findall(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", attributes, re.MULTILINE)
+    words, _, attributes = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:")
+    fields = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", attributes, re.MULTILINE)
     return _in_line(words), {name: _in_line(text) for name, text in fields}
 
 

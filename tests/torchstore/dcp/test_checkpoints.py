@@ -170,6 +170,9 @@ async def test_the_metadata_is_that_which_dcp_writes_to_disk(tmp_path: Path) -> 
     stored, on_disk = StoreReader("any").read_metadata(), dcp.FileSystemReader(tmp_path).read_metadata()
     dcp.save(plain(), checkpoint_id=tmp_path / "dcp")
     by_dcp = dcp.FileSystemReader(tmp_path / "dcp").read_metadata()
+    strided = by_dcp.state_dict_metadata["strided"].properties
+    if hasattr(strided, "strides"):  # from torch 2.15 on
+        strided.strides = torch.empty(plain()["strided"].shape).stride()  # the store holds every tensor row by row
     for found in (stored, on_disk):
         assert found.state_dict_metadata == by_dcp.state_dict_metadata
         assert found.planner_data == by_dcp.planner_data
