@@ -20,6 +20,11 @@ class EmulationError(Exception):
     """This machine cannot run programs of that processor; the message says what to do."""
 
 
+def is_needed(architecture: str) -> bool:
+    """Whether programs of a processor, named as Debian does, are not this machine's own."""
+    return _MACHINES[architecture] != platform.machine()
+
+
 @contextmanager
 def of(architecture: str) -> Iterator[None]:
     """Have the kernel run programs of a processor, named as Debian does, until this ends.
@@ -28,7 +33,7 @@ def of(architecture: str) -> Iterator[None]:
         EmulationError: it cannot.
     """
     machine = _MACHINES[architecture]
-    if machine == platform.machine() or any(_REGISTRY.glob(f"*{machine}*")):
+    if not is_needed(architecture) or any(_REGISTRY.glob(f"*{machine}*")):
         yield
         return
     qemu = shutil.which(f"qemu-{machine}-static") or shutil.which(f"qemu-{machine}")
