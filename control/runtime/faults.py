@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import sys
 import threading
 import weakref
 from collections import OrderedDict, deque
@@ -90,10 +91,21 @@ class Faults:
                 return
             due_s = _now() + (0 if at_once else GRACE_S)
             self._pending.setdefault(failure.origin(), _Pending(failure, due_s))
-            if self._judge is None:
-                self._judge = threading.Thread(target=self._judge_all, name="control-faults", daemon=True)
-                self._judge.start()
+            self._start_judge()
         self._wake.put(None)
+
+    def expect(self) -> None:
+        """There may be failures from now on."""
+        if sys.version_info[:2] == (3, 12):  # it starts no thread any more once the main one has ended
+            with self._lock:
+                self._start_judge()
+
+    def _start_judge(self) -> None:
+        if self._judge is None:
+            judge = threading.Thread(target=self._judge_all, name="control-faults", daemon=True)
+            with contextlib.suppress(RuntimeError):  # the interpreter ends: `close` tells of the failure
+                judge.start()
+                self._judge = judge
 
     def close(self) -> list[MeshFailure]:
         """Take and report nothing more; returns the failures that nobody has heard of."""

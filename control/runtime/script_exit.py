@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
@@ -183,6 +184,11 @@ def _exit_without_main(code: int, waited_s: float, end_children: Callable[[], No
 
     # On a thread of its own: the main thread may hold whatever that waits for.
     thread = threading.Thread(target=last_words, name="control-last-words", daemon=True)
-    thread.start()
-    thread.join(_HARD_EXIT_S)
+    try:
+        thread.start()
+    except RuntimeError:  # Python 3.12 starts none any more while it waits for the threads of the script
+        faulthandler.dump_traceback_later(_HARD_EXIT_S, exit=True)
+        last_words()
+    else:
+        thread.join(_HARD_EXIT_S)
     os._exit(code)

@@ -67,6 +67,7 @@ class RootActor:
     def own(self, mesh: OwnedMesh) -> None:
         """Take a mesh that the script has just spawned."""
         self.meshes.add(mesh)
+        self.faults.expect()
         if test := front_end.running_test():
             self._tests[mesh.name] = test
 
@@ -79,8 +80,12 @@ class RootActor:
             self.take(failure)
             return
         hook = threading.Thread(target=self._call_fault_hook, args=(failure,), name="control-fault", daemon=True)
+        try:
+            hook.start()
+        except RuntimeError:  # the interpreter ends
+            self._call_fault_hook(failure)
+            return
         self._hooks = [*(known for known in self._hooks if known.is_alive()), hook]
-        hook.start()
 
     def take(self, failure: MeshFailure) -> None:
         """Do what is done by default: wait until it is clear whether somebody hears of the failure."""

@@ -510,7 +510,12 @@ except BaseException as error:
         "spawn_bad()",
         "kept = spawn_bad().ping.call_one(); control.context()",
         "spawn_bad(); control.shutdown(); print('went on')",
-        "control.context(); atexit.register(lambda: this_host().spawn_procs().spawn('w', Worker).fail.broadcast())",
+        pytest.param(
+            "control.context(); atexit.register(lambda: this_host().spawn_procs().spawn('w', Worker).fail.broadcast())",
+            marks=pytest.mark.skipif(
+                sys.version_info[:2] == (3, 12), reason="Python 3.12 starts no threads at its end"
+            ),
+        ),
     ],
 )
 def test_a_script_that_ends_before_a_failure_is_known_does_not_end_well(
