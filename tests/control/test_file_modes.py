@@ -98,7 +98,7 @@ def test_the_runtime_folder_that_another_user_has_made_is_refused(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.setenv("TMPDIR", str(place))
+    monkeypatch.setattr("tempfile.tempdir", str(place))
     folder = join_file.folder()
     assert folder.parent == place
     as_stranger(f"os.mkdir({str(folder)!r})\nopen({str(folder / 'job.json')!r}, 'w').close()")

@@ -12,11 +12,7 @@ class PrivateFileError(PermissionError):
     """Other users could read a file with a secret, or could have written it. The secret is not used."""
 
 
-class SecretMissingError(ValueError, FileNotFoundError):
-    """There is no such file."""
-
-
-def check_private(status: os.stat_result, path: Path | str, is_right_kind: Callable[[int], bool]) -> None:
+def check_private(status: os.stat_result, path: Path, is_right_kind: Callable[[int], bool]) -> None:
     """Check that a file or folder belongs to this user, and that nobody else can read or write it.
 
     Raises:
@@ -31,33 +27,20 @@ def check_private(status: os.stat_result, path: Path | str, is_right_kind: Calla
         raise PrivateFileError(f"{path} is open to other users (mode {mode:04o}): make it 0600, and its folder 0700")
 
 
-def read_secret(path: Path | str, *, least_nbytes: int, folder: int | None = None) -> bytes:
+def read_secret(path: Path, *, least_nbytes: int) -> bytes:
     """Read the secret in a file.
-
-    Args:
-        path: Of the file.
-        least_nbytes: What a secret of that kind has.
-        folder: A descriptor of the folder that it lies in, where that was opened.
 
     Raises:
         PrivateFileError: Others could read the file, or could have written it.
-        SecretMissingError: There is no such file.
         ValueError: It cannot be read, or holds too little.
     """
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe must not block
-    fd = -1
     try:
-        fd = os.open(path if folder is None else os.path.basename(path), flags, dir_fd=folder)
-        check_private(os.fstat(fd), path, stat.S_ISREG)
-        secret = os.read(fd, _MOST_NBYTES)
-    except PrivateFileError:
-        raise
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not block
     except OSError as error:
-        kind = SecretMissingError if isinstance(error, FileNotFoundError) else ValueError
-        raise kind(f"the secret in {path} cannot be read: {error.strerror}") from error
-    finally:
-        if fd >= 0:
-            os.close(fd)
+        raise ValueError(f"the secret in {path} cannot be read: {error.strerror}") from error
+    with os.fdopen(fd, "rb") as file:
+        check_private(os.fstat(fd), path, stat.S_ISREG)
+        secret = file.read(_MOST_NBYTES)
     if len(secret) < least_nbytes:
         raise ValueError(f"{path} holds {len(secret)} bytes: a secret has {least_nbytes} or more")
     return secret

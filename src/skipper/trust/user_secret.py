@@ -23,23 +23,12 @@ _SECRET_NBYTES = 32
 
 def folder() -> Path:
     """The folder of this user's secrets and connection files."""
-    return Path(_folder())
-
-
-def _folder() -> str:  # no Path: every process of a user comes by here when it first needs a buffer of another
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and os.path.isdir(runtime):
-        return os.path.join(runtime, "skipper")
-    return os.path.join(_temporary(), f"skipper-{os.geteuid()}")
+        return Path(runtime) / "skipper"
+    import tempfile  # most processes do without
 
-
-def _temporary() -> str:
-    """The folder for temporary files: as `tempfile.gettempdir` finds it, which makes and removes a file there first."""
-    for variable in ("TMPDIR", "TEMP", "TMP"):
-        named = os.environ.get(variable)
-        if named and os.access(named, os.W_OK | os.X_OK) and os.path.isdir(named):
-            return os.path.abspath(named)
-    return "/tmp"
+    return Path(tempfile.gettempdir()) / f"skipper-{os.geteuid()}"
 
 
 def user_secret() -> bytes:
@@ -51,42 +40,23 @@ def user_secret() -> bytes:
         OSError: It cannot be made.
     """
     named = os.environ.get(SECRET_VARIABLE)
-    return read_secret(named, least_nbytes=MIN_SECRET_NBYTES) if named else _read_or_make()
+    return read_secret(Path(named), least_nbytes=MIN_SECRET_NBYTES) if named else _read_or_make()
 
 
 def _read_or_make() -> bytes:
-    folder = _folder()
-    path = os.path.join(folder, _NAME)
-    where = _open(folder)
+    path = folder() / _NAME
+    with contextlib.suppress(FileExistsError):
+        path.parent.mkdir(mode=0o700)
+    if path.parent.is_symlink():  # for the message; O_NOFOLLOW is the check
+        raise PrivateFileError(f"{path.parent} is a link, which may lead to a folder that holds something else")
+    where = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        check_private(os.fstat(where), folder, stat.S_ISDIR)
-        with contextlib.suppress(FileNotFoundError):
-            return read_secret(path, folder=where, least_nbytes=MIN_SECRET_NBYTES)
-        _make(_NAME, where)
-        return read_secret(path, folder=where, least_nbytes=MIN_SECRET_NBYTES)
+        check_private(os.fstat(where), path.parent, stat.S_ISDIR)
+        if not path.exists():
+            _make(path.name, where)
     finally:
         os.close(where)
-
-
-def _open(folder: str) -> int:
-    """A descriptor of the folder, which is made if it is missing.
-
-    Raises:
-        PrivateFileError: A link stands there.
-        OSError: It cannot be made or opened.
-    """
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            return os.open(folder, flags)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(folder, 0o700)
-        return os.open(folder, flags)
-    except OSError:
-        if os.path.islink(folder):
-            message = f"{folder} is a link, which may lead to a folder that holds something else"
-            raise PrivateFileError(message) from None
-        raise
+    return read_secret(path, least_nbytes=MIN_SECRET_NBYTES)
 
 
 def _make(name: str, where: int) -> None:
