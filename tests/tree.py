@@ -32,14 +32,18 @@ def copy_tree(target: Path) -> None:
             (target / name).symlink_to(os.readlink(ROOT / name))
     names = [name for name in every if (ROOT / name).is_file() and not (ROOT / name).is_symlink()]
     for name in names:
-        source, copy = ROOT / name, target / name
-        if not copy.exists() or copy.read_bytes() != source.read_bytes():
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source, copy)
+        copy_changed(ROOT / name, target / name)
     kept = {target / name for name in names}
     for old in target.rglob("*.py"):  # of a file that is gone; a test of it would still run
         if old not in kept:
             old.unlink()
+
+
+def copy_changed(source: Path, copy: Path) -> None:
+    """Copy a file unless the copy is the same."""
+    if not copy.exists() or copy.read_bytes() != source.read_bytes():
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, copy)
 
 
 def chosen(arguments: Sequence[str], instead: Sequence[str]) -> list[str]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
 from skipper.control.model.errors import ControlError
 from skipper.control.model.future import Future, peek
 from skipper.control.runtime.interfaces import Requester
 from skipper.control.runtime.messages import Loss, Mail
 from skipper.control.runtime.requests import EXIT_REASON
-from skipper.control.wire.messages import NOTICE, Call, Cast, Message
+from skipper.control.wire.messages import Cast, Message, is_noticed
 from skipper.control.wire.process_ref import NO_SIGN_OF_LIFE, STOPPED, ProcessRef
 
 if TYPE_CHECKING:
@@ -197,14 +197,14 @@ class PeerFailures:
         """
         exit_reason = self._exit_reasons.get(to.id)
         child = self._children.get(to.id)
-        if exit_reason is None and (child is not None or to.id in self._late) and not _is_noticed(message):
+        if exit_reason is None and (child is not None or to.id in self._late) and not is_noticed(message):
             return  # a better reason is about to be known, and those who wait are told then
         in_good_order = reason == STOPPED or (child is not None and child.expected)
         self.tell(to, message, exit_reason or Loss.of(to, reason, in_good_order=in_good_order))
 
     def tell(self, to: ProcessRef, message: Message, loss: Loss) -> None:
         """Tell those who wait for the answer to a message why there will be none; from any thread."""
-        if _is_noticed(message):
+        if is_noticed(message):
             self._ports.undelivered(message.reply_to, loss)
         else:
             self._ports.process_lost(to.id, loss)
@@ -212,8 +212,3 @@ class PeerFailures:
     def _forget(self, process_id: str) -> None:
         self._transport.forget(process_id)
         self._children.forget(process_id)
-
-
-def _is_noticed(message: Message) -> TypeGuard[Call]:
-    """Whether nobody waits for an answer, and somebody is told that it could not be delivered."""
-    return isinstance(message, Call) and message.reply_to >= NOTICE

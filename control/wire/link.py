@@ -16,7 +16,7 @@ from typing import Any
 from skipper.control.wire.frames import Decoder, encode, is_whole
 from skipper.control.wire.identity import Identity
 from skipper.control.wire.message_stream import CLOSED, MessageStream, Status
-from skipper.control.wire.messages import NOTICE, Bye, Call, Cast, Kind, LoanReturned, Message, Ping
+from skipper.control.wire.messages import NOTICE, Bye, Call, Cast, Kind, LoanReturned, Message, Ping, is_noticed
 from skipper.control.wire.process_ref import STOPPED, ProcessRef
 
 _SHARING = frozenset((Kind.CALL, Kind.REPLY, Kind.CREDIT, Kind.VALUE))
@@ -87,7 +87,7 @@ class Link:
         """
         self._outbox.append(message)
         now = _now()
-        burst_s = _ONE_WAY_BURST_S if isinstance(message, Call) and message.reply_to >= NOTICE else _BURST_S
+        burst_s = _ONE_WAY_BURST_S if is_noticed(message) else _BURST_S
         if now - self._posted_s < burst_s and message.kind in _SHARING and len(self._outbox) < _MOST_TOGETHER:
             self._posted_s = now
             if self._is_flushed_soon or ((stream := self._stream) is not None and stream.flush_soon(self._flush)):

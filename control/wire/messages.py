@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeGuard
 
 from skipper.control.model.shape import Extent
 
@@ -226,6 +226,11 @@ class Call(Message):
     def wants_reply(self) -> bool:
         """Whether somebody waits for what the endpoint returns or raises."""
         return 0 < self.reply_to < NOTICE
+
+
+def is_noticed(message: Message) -> TypeGuard[Call]:
+    """Whether nobody waits for an answer, and somebody is told that it could not be delivered."""
+    return isinstance(message, Call) and message.reply_to >= NOTICE
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.roots import emulation
-from tests.tree import ROOT, chosen, copy_tree, pins_beside
+from tests.tree import ROOT, chosen, copy_changed, copy_tree, pins_beside
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skipper" / "roots"
 DEFAULT_MIRROR = "http://deb.debian.org/debian"
@@ -120,11 +120,8 @@ class Root:
         """Take what Cython has made here: it is the same for every processor, and an emulated one takes long for it."""
         for source in itertools.chain.from_iterable((ROOT / name).rglob("*.pyx") for name in ("control", "dataplane")):
             made = source.with_suffix(".c")
-            copy = self.folder / "skipper" / "tree" / made.relative_to(ROOT)
-            if not made.exists() or made.stat().st_mtime < source.stat().st_mtime:
-                continue
-            if not copy.exists() or copy.read_bytes() != made.read_bytes():
-                shutil.copy(made, copy)
+            if made.exists() and made.stat().st_mtime >= source.stat().st_mtime:
+                copy_changed(made, self.folder / "skipper" / "tree" / made.relative_to(ROOT))
 
     def _make(self) -> None:
         if self.folder.exists():  # a run was cut off in the middle
