@@ -92,8 +92,7 @@ class Succession:
         except BaseException:
             self._memory.close()
             raise
-        self._run(self._bring_up(self._acting))
-        self._run(self._prepare_spare())
+        self._run(self._take_over(self._acting))
 
     async def after(self, life: int, timeout: float) -> Successor:
         """The controller that comes after one, or that one itself where it is still there after a while.
@@ -179,6 +178,10 @@ class Succession:
                 _log.warning("the store %s has no spare controller: %s", self._store_name, error)
                 self._run(self._prepare_spare())
 
+    async def _take_over(self, candidate: _Candidate) -> None:
+        await self._bring_up(candidate)
+        await self._prepare_spare()  # now that nobody waits: to start a process takes the processor from everybody
+
     async def _bring_up(self, candidate: _Candidate) -> None:
         """Let a controller go on where the one before it has ended."""
         try:
@@ -215,8 +218,7 @@ class Succession:
                 ControllerLostError(f"the store's controller has failed ({message}), and so does another: {error}")
             )
             return
-        self._run(self._bring_up(self._acting))
-        self._run(self._prepare_spare())
+        self._run(self._take_over(self._acting))
 
     def _give_up(self, why: StoreError) -> None:
         self._lost = self._lost or why
