@@ -17,6 +17,7 @@ _DYING_S = 2.0  # what the rest of an end that has visibly begun may take on a b
 # Fields 9 and 22 of /proc/<pid>/stat, counted after the command name, which may itself hold blanks and parentheses:
 # proc(5).
 _FLAGS_FIELD, _START_TIME_FIELD = 9 - 3, 22 - 3
+_LONGEST_LINE = 4096  # of those read here, which the kernel gives whole
 _PF_EXITING = 0x4  # linux/sched.h
 
 
@@ -84,8 +85,11 @@ def _stat(pid: int) -> list[bytes] | None:
 
 def _read(path: str) -> bytes:
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a file object would cost as much again
+        try:
+            return os.read(fd, _LONGEST_LINE)
+        finally:
+            os.close(fd)
     except (FileNotFoundError, ProcessLookupError):
         raise
     except OSError as error:

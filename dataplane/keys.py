@@ -74,8 +74,9 @@ class Keys:
         self._lock = threading.Lock()
         self._own = None if own is None else Key(own)
         self._job: bytes | None = None
-        self._known: tuple[Key, ...] = ()
-        self._by_name: dict[bytes, Key] = {}
+        # As long as it belongs to no job, a secret that was configured is the only one.
+        self._known: tuple[Key, ...] = () if self._own is None else (self._own,)
+        self._by_name = {key.name: key for key in self._known}
 
     def seal(self, card: bytes, body: bytes) -> bytes:
         """The second half of a handle with its proof.
