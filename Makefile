@@ -128,8 +128,8 @@ test-asan: $(STAMP)
 test-pythons:
 	$(PYTHON) -m tests.roots $(PYTHONS) -- $(XDIST) $(ARGS)
 
-test-arm:
-	$(PYTHON) -m tests.roots arm64 -- $(XDIST) $(ARGS)
+test-arm: $(STAMP)
+	$(BIN)/python -m tests.roots arm64 -- $(XDIST) $(ARGS)
 
 # Of the packages that pyproject.toml requires; the newest are in the root for the newest Python.
 test-oldest: $(STAMP)

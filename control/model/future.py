@@ -35,6 +35,14 @@ class Reader(Protocol):
     def nudge(self) -> None:
         """Have the thread that reads look whether its gate is open."""
 
+    def read_in(self, loop: asyncio.AbstractEventLoop, takes_all: bool = False) -> None:
+        """Have an event loop read whenever it runs nothing else. On its thread.
+
+        Args:
+            loop: whose coroutines wait.
+            takes_all: as for `wait`.
+        """
+
 
 class Gate:
     """Where one thread waits until others let it on; each opening lets it on once.
@@ -123,6 +131,7 @@ _SHORTEST_INQUIRED_S = 0.3
 class _Here(threading.local):
     safe_point: SafePoint | None = None
     keeps_to_itself = False
+    loop_reads = True
 
 
 _here = _Here()
@@ -131,6 +140,11 @@ _here = _Here()
 def set_safe_point(safe_point: SafePoint | None) -> None:
     """Let waits of the current thread take place at ``safe_point``."""
     _here.safe_point = safe_point
+
+
+def never_read_here() -> None:
+    """Do not have the event loop of the current thread read: it has other things to do."""
+    _here.loop_reads = False
 
 
 Members = Callable[[], frozenset[str]]
@@ -280,13 +294,18 @@ class Future(Generic[T]):
             forked.check()
             loop = asyncio.get_running_loop()
             waiter = loop.create_future()
+            thread_id = threading.get_ident()
+            if _reader is not None and _here.loop_reads:
+                _reader.read_in(loop)
 
             def wake() -> None:
                 if not waiter.done():
                     waiter.set_result(None)
 
             def settled() -> None:
-                if not loop.is_closed():
+                if threading.get_ident() == thread_id:
+                    wake()  # it has been read by the event loop itself
+                elif not loop.is_closed():
                     loop.call_soon_threadsafe(wake)
 
             self._when_settled(settled)

@@ -18,7 +18,7 @@ import uvloop
 
 from skipper.control.model.exception_text import describe
 from skipper.control.model.failure import FailureKind
-from skipper.control.model.future import Gate, set_safe_point
+from skipper.control.model.future import Gate, reader, set_safe_point
 from skipper.control.runtime import interruption
 from skipper.control.runtime.actor_state import CALLERS_OF_USERS, ActorEndedError, ActorState
 from skipper.control.runtime.context import current_context, name_actors_in_records
@@ -276,7 +276,10 @@ class AsyncExecutor(Executor):
             self.drain()
         elif self._sleeps:  # the runner raises this flag and then looks again: none is missed
             self._sleeps = False
-            self._call_soon(self._wake)
+            if threading.get_ident() == self.thread_id:
+                self._wake()  # the actor's own event loop has read it
+            else:
+                self._call_soon(self._wake)
 
     def depth(self) -> int:
         """How many messages are queued."""
@@ -373,6 +376,8 @@ class AsyncExecutor(Executor):
             elif self._stopped:
                 return
             else:
+                if (its_reader := reader()) is not None:
+                    its_reader.read_in(self._loop, takes_all=True)
                 self._wakeup = self._loop.create_future()
                 self._sleeps = True
                 if not (self._mails or self._stopped):

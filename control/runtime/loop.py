@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from skipper.control.model.future import never_read_here
 from skipper.control.runtime.procs import thread_limit
 
 T = TypeVar("T")
@@ -47,5 +48,6 @@ class LoopThread:
             self.loop.close()
 
     def _run(self) -> None:
+        never_read_here()
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()

@@ -6,6 +6,10 @@ what it waits for needs no other thread to be woken. A thread of the poller's ow
 `GRACE_NS`; until then it sleeps, so that a process which calls and calls, or an actor that is called and called, pays
 for no second thread.
 
+An event loop with coroutines that wait has a turn whenever something has come (`read_in`). It cannot say that it is
+about to run something long; so the poller's thread looks after it, without the interpreter lock: what the loop has not
+read after `LOOP_NS`, that thread reads, and the loop has to ask again.
+
 A thread of a user's may be interrupted wherever it is, by Ctrl-C for instance. Such a thread delivers only messages that
 may be delivered twice (`REPLIES`), and leaves all others to the thread of the poller.
 """
@@ -19,8 +23,10 @@ from libc.errno cimport EAGAIN, ECONNRESET, EINTR, ENOBUFS, errno
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from collections import deque
+import contextvars
 import logging
 import threading
+import weakref
 
 cdef extern from "sys/epoll.h" nogil:
     ctypedef union epoll_data_t:
@@ -38,6 +44,7 @@ cdef extern from "sys/epoll.h" nogil:
     int EPOLL_CTL_DEL
     uint32_t EPOLLIN
     uint32_t EPOLLOUT
+    uint32_t EPOLLONESHOT
 
 cdef extern from "sys/eventfd.h" nogil:
     int eventfd(unsigned int value, int flags)
@@ -88,7 +95,12 @@ cdef enum:
     IN_A_ROW_ = 32
     GRACE_NS_ = 300_000
     FLUSH_NS_ = 200_000
+    LOOP_NS_ = 2_000_000
+    # An event loop that should not have read, or could not, does not for so long.
+    LOOP_REST_NS_ = 20_000_000
     LONGEST_S_ = 1 << 30
+    # One turn of an event loop that leaves something to the poller's thread is as bad as so many others are good.
+    DETOUR_ = 4
     # Sent without letting go of the interpreter lock, for which others may keep this thread waiting.
     SHORT_ = 16384
 
@@ -175,7 +187,7 @@ cdef class Poller:
     """Reads the sockets of a process. For any thread.
 
     What is written here without a lock is written under the interpreter lock, which nothing gives up in between; only
-    ``_timer_runs`` and ``_leader`` are also looked at without it.
+    ``_timer_runs``, ``_leader``, ``_has_loop``, ``_turns`` and ``_is_watching`` are also looked at without it.
 
     Args:
         name: of its thread.
@@ -189,6 +201,17 @@ cdef class Poller:
     cdef int _own_nudge  # wakes that thread
     cdef int _timer
     cdef bint _timer_runs
+    cdef int _patience  # the time that an event loop has
+    cdef bint _is_watching  # whether the poller's thread looks after the event loop
+    cdef bint _has_loop
+    cdef object _loop  # a weak reference to the one that reads
+    cdef bint _loop_takes_all
+    cdef int64_t _loop_rests_until_ns
+    cdef bint _loop_waits  # for a thread that was asked to give way
+    cdef int _detours  # what it has read and had to leave to the poller's thread, against what it has delivered
+    cdef uint64_t _turns  # that it has had
+    cdef uint64_t _turns_before  # when the poller's thread saw that something had come
+    cdef bint _leader_yields  # whether it is the poller's, or an idle actor's
     cdef unsigned long _leader  # the thread that reads; 0: nobody
     cdef unsigned long _own
     cdef int64_t _left_ns  # when the last one stopped
@@ -204,7 +227,7 @@ cdef class Poller:
     cdef char _buffer[MAX_NBYTES_ + 1]
 
     def __cinit__(self):
-        self._epoll = self._nudge = self._own_epoll = self._own_nudge = self._timer = -1
+        self._epoll = self._nudge = self._own_epoll = self._own_nudge = self._timer = self._patience = -1
 
     def __init__(self, str name, delivers):
         self._followers = deque()
@@ -218,15 +241,17 @@ cdef class Poller:
         self._nudge = _made(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK))
         self._own_nudge = _made(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK))
         self._timer = _made(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK))
+        self._patience = _made(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK))
         _control(self._epoll, EPOLL_CTL_ADD, self._nudge, EPOLLIN)
         _control(self._own_epoll, EPOLL_CTL_ADD, self._own_nudge, EPOLLIN)
         _control(self._own_epoll, EPOLL_CTL_ADD, self._timer, EPOLLIN)
+        _control(self._own_epoll, EPOLL_CTL_ADD, self._patience, EPOLLIN)
         _control(self._own_epoll, EPOLL_CTL_ADD, self._epoll, 0)
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def __dealloc__(self):
         cdef int fd
-        for fd in (self._epoll, self._nudge, self._own_epoll, self._own_nudge, self._timer):
+        for fd in (self._epoll, self._nudge, self._own_epoll, self._own_nudge, self._timer, self._patience):
             if fd >= 0:
                 c_close(fd)
 
@@ -314,11 +339,11 @@ cdef class Poller:
                 if self._is_closed:
                     gate.lock.acquire(timeout=_left_s(end_ns))
                     continue
-                if self._leader == 0:
+                if self._leader == 0 and not (takes_all and self._has_loop):
                     self._leader = me
                 if self._leader == me:
                     self._lead(gate, end_ns, takes_all or me == self._own)
-                    if me == self._own and self._followers:
+                    if self._leader == me and self._is_asked_for():
                         self._leave()
                 else:
                     self._follow(gate, end_ns, takes_all, me)
@@ -329,14 +354,109 @@ cdef class Poller:
                 elif me == self._own:
                     _control(self._own_epoll, EPOLL_CTL_MOD, self._epoll, EPOLLIN)
 
+    def read_in(self, loop, bint takes_all=False):
+        """Have an event loop read whenever it runs nothing else; one of a process does. On its thread.
+
+        Args:
+            loop: whose coroutines wait.
+            takes_all: as for `wait`; it is for an idle actor, which goes behind those that wait for an answer.
+        """
+        if self._is_closed or self._has_loop and not self._gives_way(loop, takes_all):
+            return
+        if self._leader != 0 and (takes_all and self._leader != self._own or not self._leader_yields):
+            return  # a thread that waits for an answer reads, which may be over before the loop begins
+        if _now() < self._loop_rests_until_ns:
+            return
+        self._loop = weakref.ref(loop)
+        self._loop_takes_all = takes_all
+        self._has_loop = True
+        self._loop_waits = self._leader != 0
+        if not self._loop_waits:
+            self._begin_in(loop)
+        _wake(self._own_nudge)
+        self._ask()
+
+    def _begin_in(self, loop):
+        """Have an event loop call `_serve`. On its thread."""
+        try:
+            # In no context: the loop would keep that of the code that waits here.
+            contextvars.Context().run(loop.add_reader, self._epoll, self._serve, loop)
+        except (NotImplementedError, OSError):
+            self._has_loop = False  # it has no descriptors, or no room for one more
+
+    cdef _call_loop(self):
+        """Nobody reads any more: have the event loop that has waited for that begin."""
+        self._loop_waits = False
+        loop = self._loop()
+        if loop is not None:
+            try:
+                loop.call_soon_threadsafe(self._begin_in, loop)
+            except RuntimeError:
+                pass  # it is closed
+
+    cdef bint _gives_way(self, loop, bint takes_all):
+        """Whether the event loop that reads is to let another one read."""
+        reads = self._loop()
+        if reads is loop:
+            self._loop_takes_all = self._loop_takes_all or takes_all
+            return False
+        return reads is None or reads.is_closed() or self._loop_takes_all and not takes_all
+
+    def _serve(self, loop):
+        """Read what has come; called by an event loop."""
+        cdef epoll_event events[EVENTS_]
+        cdef unsigned long me = PyThread_get_thread_ident()
+        cdef int count, i
+        cdef bint is_read_in = self._has_loop and self._loop() is loop
+        if self._is_closed or self._leader != 0 or not is_read_in:
+            self._has_loop = self._has_loop and not is_read_in
+            loop.remove_reader(self._epoll)
+            return
+        self._turns += 1
+        self._leader = me
+        self._leader_yields = False
+        try:
+            count = epoll_wait(self._epoll, events, EVENTS_, 0)
+            for i in range(count):
+                self._read(events[i].data.fd, events[i].events, self._loop_takes_all)
+                if self._leader != me:
+                    return
+            self._judge_loop()
+        finally:
+            if self._leader == me:
+                self._leave()
+
+    cdef _judge_loop(self):
+        """Let the loop rest if much of what comes may not be delivered there: the poller's thread does that sooner."""
+        if not self._overdue or self._loop_takes_all:
+            self._detours = max(self._detours - 1, 0)
+            return
+        self._detours += DETOUR_
+        if self._detours > DETOUR_ * DETOUR_:
+            self._detours = 0
+            self._let_loop_rest()
+
+    cdef _let_loop_rest(self):
+        self._has_loop = False
+        self._loop_rests_until_ns = _now() + LOOP_REST_NS_
+
     cdef tuple _ask_for(self, unsigned long me, lock):
         """Have the reading given to this thread, whose lock is opened then."""
         turn = (me, lock)
         self._followers.append(turn)
+        self._ask()
+        return turn
+
+    cdef _ask(self):
+        """Have the thread that reads give that up, if it does not wait for an answer itself."""
         if self._leader == self._own:
             _wake(self._own_nudge)
-            _wake(self._nudge)  # it may wait within what it delivers
-        return turn
+        if self._leader != 0 and self._leader_yields:
+            _wake(self._nudge)  # the poller's own thread may wait within what it delivers
+
+    cdef bint _is_asked_for(self):
+        """Whether the thread that reads, which is this one, is to give that up."""
+        return self._leader_yields and (self._followers or self._has_loop and not self._loop_takes_all)
 
     cdef _follow(self, gate, int64_t end_ns, bint takes_all, unsigned long me):
         """Wait while another thread reads: for the gate, the time, or this thread's turn to read."""
@@ -357,9 +477,13 @@ cdef class Poller:
         cdef epoll_event events[EVENTS_]
         cdef int count, i, timeout_ms
         cdef int64_t left_ns
+        cdef unsigned long me = self._leader
         gate.reader = self
         try:
-            while not (gate.is_open or self._is_closed or self._followers and self._leader == self._own):
+            while not (gate.is_open or self._is_closed):
+                self._leader_yields = takes_all
+                if self._is_asked_for():
+                    return
                 timeout_ms = -1
                 if end_ns >= 0:
                     left_ns = end_ns - _now()
@@ -371,6 +495,8 @@ cdef class Poller:
                 PyErr_CheckSignals()
                 for i in range(count):
                     self._read(events[i].data.fd, events[i].events, takes_all)
+                    if self._leader != me:
+                        return  # given up while something was delivered that waits
                     if gate.is_open:
                         break  # the kernel tells of the others again
         finally:
@@ -387,7 +513,10 @@ cdef class Poller:
         self._left_ns = _now()
         self._leader = 0
         synchronize()  # either this thread sees that the timer has run out, or the other one that nobody reads
-        self._look_after(GRACE_NS_)
+        if not (self._has_loop and self._is_watching):
+            self._look_after(GRACE_NS_)
+        if self._loop_waits:
+            self._call_loop()
 
     # Reading
 
@@ -398,7 +527,8 @@ cdef class Poller:
         cdef int count
         cdef unsigned long leader = self._leader
         if fd == self._nudge:
-            _drain(fd)
+            if not self._is_closed:  # an event loop is to see it, too
+                _drain(fd)
             return
         found = self._sockets.get(fd)
         if found is None:
@@ -479,7 +609,9 @@ cdef class Poller:
         while not self._is_closed:
             with nogil:
                 while True:
-                    count = epoll_wait(self._own_epoll, events, EVENTS_, -1)
+                    count = self._without_watching(events, epoll_wait(self._own_epoll, events, EVENTS_, -1))
+                    if count == 0:
+                        continue
                     is_timer_alone = count == 1 and events[0].data.fd == self._timer
                     if not is_timer_alone:
                         break
@@ -496,6 +628,10 @@ cdef class Poller:
                 elif fd == self._timer and not is_timer_alone:
                     _drain(fd)
                     self._timer_runs = False
+                elif fd == self._patience:
+                    self._is_watching = False
+                    if self._has_loop:
+                        self._let_loop_rest()
             try:
                 self._attend(events, count)
             except Exception:
@@ -525,8 +661,9 @@ cdef class Poller:
                             break  # given up while something was delivered that waits
             elif fd in self._watched:
                 self._watched[fd]()
-        if self._leader == self._own and self._followers:
+        if self._leader == self._own and (self._followers or self._has_loop):
             self._leave()
+            self._take_over_if_due()
 
     cdef _catch_up(self, PacketSocket socket):
         """Deliver in order what others have left."""
@@ -544,12 +681,48 @@ cdef class Poller:
         cdef int64_t since_ns
         if self._leader != 0 or self._is_closed:
             return
+        if self._has_loop:
+            if not self._is_watching:
+                self._is_watching = True
+                _control(self._own_epoll, EPOLL_CTL_MOD, self._epoll, EPOLLIN | EPOLLONESHOT)
+            return
         since_ns = _now() - self._left_ns
         if since_ns < GRACE_NS_:
             self._look_after(GRACE_NS_ - since_ns)
             return
         self._leader = self._own
+        self._leader_yields = True
+        self._is_watching = False
         _control(self._own_epoll, EPOLL_CTL_MOD, self._epoll, EPOLLIN)
+
+    cdef int _without_watching(self, epoll_event *events, int count) noexcept nogil:
+        """Look after the event loop; returns how many events are left, those of something else."""
+        cdef int i, left = 0
+        for i in range(count):
+            if not self._watches(events[i].data.fd):
+                events[left] = events[i]
+                left += 1
+        return left
+
+    cdef bint _watches(self, int fd) noexcept nogil:
+        """Whether an event means no more than that the event loop is looked after."""
+        cdef epoll_event event
+        if fd == self._epoll and self._is_watching:
+            self._turns_before = self._turns
+            _set(self._patience, LOOP_NS_)
+            return True
+        if fd != self._patience:
+            return False
+        _drain(fd)
+        if not (self._has_loop and self._is_watching):
+            return False
+        if self._leader == 0 and self._turns == self._turns_before and epoll_wait(self._epoll, &event, 1, 0) > 0:
+            return False  # it is kept from reading
+        event.events = EPOLLIN | EPOLLONESHOT
+        event.data.u64 = 0
+        event.data.fd = self._epoll
+        epoll_ctl(self._own_epoll, EPOLL_CTL_MOD, self._epoll, &event)
+        return True
 
     cdef _look_after(self, int64_t after_ns):
         """Have the poller's thread look at what there is to do, after so long or sooner."""
@@ -559,7 +732,7 @@ cdef class Poller:
 
     cdef _see_to_it(self):
         """See that somebody reads."""
-        if self._leader == 0 and not self._timer_runs:
+        if self._leader == 0 and not (self._timer_runs or self._has_loop and self._is_watching):
             _wake(self._own_nudge)
 
 
@@ -592,7 +765,7 @@ cdef void _drain(int fd) noexcept nogil:
     c_read(fd, &count, sizeof(count))
 
 
-cdef void _set(int timer, int64_t after_ns) noexcept:
+cdef void _set(int timer, int64_t after_ns) noexcept nogil:
     cdef itimerspec when
     when.it_interval.tv_sec = when.it_interval.tv_nsec = 0
     when.it_value.tv_sec = 0

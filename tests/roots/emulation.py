@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _REGISTRY = Path("/proc/sys/fs/binfmt_misc")
-_MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 _ELF = r"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00"
 _MACHINE_NUMBERS = {"arm64": r"\xb7\x00"}
 _MASK = r"\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff"
@@ -22,7 +22,7 @@ class EmulationError(Exception):
 
 def is_needed(architecture: str) -> bool:
     """Whether programs of a processor, named as Debian does, are not this machine's own."""
-    return _MACHINES[architecture] != platform.machine()
+    return MACHINES[architecture] != platform.machine()
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def of(architecture: str) -> Iterator[None]:
     Raises:
         EmulationError: it cannot.
     """
-    machine = _MACHINES[architecture]
+    machine = MACHINES[architecture]
     if not is_needed(architecture) or any(_REGISTRY.glob(f"*{machine}*")):
         yield
         return

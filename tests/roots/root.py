@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,12 +23,13 @@ from tests.tree import ROOT, chosen, copy_changed, copy_tree, pins_beside
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skipper" / "roots"
 DEFAULT_MIRROR = "http://deb.debian.org/debian"
 PACKAGES = ("ca-certificates", "gcc", "git", "iproute2", "libc6-dev", "make", "procps", "python3-dev", "python3-venv")
+_ENVIRONMENT = "test -x /skipper/venv/bin/python || python3 -m venv /skipper/venv"
 _BUILD = """
 cd /skipper/tree
-test -x /skipper/venv/bin/python || python3 -m venv /skipper/venv
 pip="/skipper/venv/bin/python -m pip --disable-pip-version-check"
-$pip install --quiet -c /skipper/constraints.txt -e '.[test,cu12]'
+$pip install --quiet --no-compile -c /skipper/constraints.txt -e '.[test,cu12]'
 """
+_GLIBCS = (17, 42)  # of the wheels that such a root can take: 2.17 to 2.41, that of trixie
 _DESCRIBE = """
 import platform, numpy, torch, google.protobuf, grpc
 print(f"Python {platform.python_version()} on {platform.machine()}", end=", ")
@@ -86,13 +88,15 @@ class Root:
         names = f"127.0.0.1 localhost {socket.gethostname()}\n::1 localhost\n"
         (self.folder / "etc" / "hosts").write_text(names, encoding="utf-8")
         copy_tree(self.folder / "skipper" / "tree")
-        if emulation.is_needed(self.architecture):
-            self._take_generated()
         built, made_of = self.folder / "skipper" / "built", _digest()
         if not built.exists() or built.read_text() != made_of:
             built.unlink(missing_ok=True)
             pins = [] if self.torch is None else [f"torch=={self.torch}", *pins_beside({"torch"})]
             (self.folder / "skipper" / "constraints.txt").write_text("\n".join(pins) + "\n", encoding="utf-8")
+            self._check(self.run(_ENVIRONMENT), "there can be no environment")
+            if emulation.is_needed(self.architecture):
+                self._take_generated()
+                self._take_packages()
             self._check(self.run(_BUILD), "the tree cannot be built")
             built.write_text(made_of)
 
@@ -122,6 +126,23 @@ class Root:
             made = source.with_suffix(".c")
             if made.exists() and made.stat().st_mtime >= source.stat().st_mtime:
                 copy_changed(made, self.folder / "skipper" / "tree" / made.relative_to(ROOT))
+
+    def _take_packages(self) -> None:
+        """Install what the tree requires by the pip of this machine: an emulated one takes long to unpack it."""
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        extras = project["optional-dependencies"]
+        (library,) = (self.folder / "skipper" / "venv" / "lib").iterdir()
+        machine = emulation.MACHINES[self.architecture]
+        platforms = [f"--platform=manylinux_2_{minor}_{machine}" for minor in range(*_GLIBCS)]
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
+        command += ["--constraint", str(self.folder / "skipper" / "constraints.txt"), "--only-binary=:all:", *platforms]
+        command += ["--python-version", library.name.removeprefix("python"), "--target", str(library / "site-packages")]
+        required = [*project["dependencies"], *extras["test"], *extras["cu12"]]
+        for_here = [
+            each for each in required if each.startswith("torch")
+        ]  # asks for more on x86-64, which is judged here
+        for names in (["--no-deps", *for_here], [each for each in required if each not in for_here]):
+            self._check(subprocess.run([*command, *names], check=False).returncode, "its packages cannot be installed")
 
     def _make(self) -> None:
         if self.folder.exists():  # a run was cut off in the middle

@@ -7,47 +7,14 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from skipper.control.model.future import Gate
-from skipper.control.wire._poller import MAX_NBYTES, REPLIES, PacketSocket, Poller
+from skipper.control.wire._poller import MAX_NBYTES, PacketSocket, Poller
 from skipper.control.wire.message_stream import on_stream_thread, serve_here
 from tests.control.conftest import PATIENCE_S, wait_until
-
-REPLY = bytes((REPLIES,))
-
-
-class User:
-    """Notes what comes, and in which thread."""
-
-    def __init__(self) -> None:
-        self.came: list[bytes] = []
-        self.threads: list[str] = []
-        self.gates: dict[bytes, Gate] = {}
-        self.is_over = threading.Event()
-        self.may_go_on = threading.Event()
-        self.interrupts = 0
-
-    def received(self, message: bytes) -> None:
-        """Note a message, and let on who waits for it."""
-        assert on_stream_thread()
-        if self.interrupts:
-            self.interrupts -= 1
-            raise KeyboardInterrupt
-        self.came.append(message)
-        self.threads.append(threading.current_thread().name)
-        if message in self.gates:
-            self.gates[message].open()
-
-    def writable(self) -> None:
-        """There is room again."""
-        self.may_go_on.set()
-
-    def hung_up(self) -> None:
-        """The other end has left."""
-        self.is_over.set()
+from tests.control.wire.packets import REPLY, NotingUser, connected, in_thread, join
 
 
 @pytest.fixture
@@ -55,34 +22,6 @@ def poller() -> Iterator[Poller]:
     poller = Poller("poller", serve_here)
     yield poller
     poller.close()
-
-
-@contextlib.contextmanager
-def connected(poller: Poller, *, repeats: bool = True) -> Iterator[tuple[User, PacketSocket, socket.socket]]:
-    """A socket that the poller reads, its user, and the other end."""
-    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    there.settimeout(PATIENCE_S)
-    user = User()
-    read = PacketSocket(here.detach(), user)
-    read.repeats = repeats
-    poller.add(read)
-    with there:
-        yield user, read, there
-    poller.remove(read)
-    read.close()
-
-
-def in_thread(name: str, function: Any) -> threading.Thread:
-    """A thread that has begun."""
-    thread = threading.Thread(target=function, name=name, daemon=True)
-    thread.start()
-    return thread
-
-
-def join(thread: threading.Thread) -> None:
-    """Wait for a thread's end."""
-    thread.join(PATIENCE_S)
-    assert not thread.is_alive()
 
 
 def test_what_nobody_waits_for_is_read_by_the_thread_of_the_poller(poller: Poller) -> None:
@@ -333,7 +272,7 @@ def test_many_threads_and_sockets_lose_nothing(poller: Poller) -> None:
                     there.send(b"\0" + message)
                 there.send(REPLY + message)
 
-        def ask(user: User, read: PacketSocket, takes_all: bool) -> None:
+        def ask(user: NotingUser, read: PacketSocket, takes_all: bool) -> None:
             for number in range(rounds):
                 gate = user.gates[REPLY + b"%d" % number] = Gate()
                 read.send(b"%d" % number)
