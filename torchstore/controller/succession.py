@@ -92,7 +92,8 @@ class Succession:
         except BaseException:
             self._memory.close()
             raise
-        self._run(self._take_over(self._acting))
+        self._run(self._bring_up(self._acting))
+        self._run(self._prepare_spare())
 
     async def after(self, life: int, timeout: float) -> Successor:
         """The controller that comes after one, or that one itself where it is still there after a while.
