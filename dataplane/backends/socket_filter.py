@@ -12,6 +12,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterable
+from functools import cache
 
 _ATTACH, _DETACH = 26, 27  # SO_ATTACH_FILTER, which reads as SO_GET_FILTER, and SO_DETACH_FILTER: asm-generic/socket.h
 _INSTRUCTION = struct.Struct("=HBBI")  # sock_filter of linux/filter.h
@@ -25,6 +26,24 @@ _SOURCES = {int(socket.AF_INET): (12,), int(socket.AF_INET6): (8, 12, 16, 20)}  
 _WHOLE = 0xFFFFFFFF
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+@cache
+def obstacle() -> str | None:
+    """Why sockets cannot be guarded here; None where they can.
+
+    Not every kernel does what it says: sandboxes that stand in for one may take a program and run none, and emulators
+    may not know how to take one off.
+    """
+    try:
+        with socket.socket() as trial:
+            admit(trial, ())
+            if not restricted(trial):
+                return "the system takes a socket's filter, and does not have one then"
+            lift(trial)
+            return "the system does not take a socket's filter off" if restricted(trial) else None
+    except OSError as error:
+        return f"the system has no socket filters that can be taken off again: {error.strerror}"
 
 
 def admit(listener: socket.socket, sources: Iterable[ipaddress.IPv6Address]) -> None:

@@ -57,8 +57,10 @@ class GlooPort:
             address: of the loopback. Whichever it is, connections to it come from `LOOPBACK`.
 
         Raises:
-            CommunicationError: the kernel takes no filter, or the listener cannot be found.
+            CommunicationError: strangers cannot be kept from it here, or the listener cannot be found.
         """
+        if obstacle := socket_filter.obstacle():
+            raise CommunicationError(f"gloo's port would be open to everybody: {obstacle}")
         with _making:
             for _ in range(_ATTEMPTS):
                 known = own_sockets.descriptors()

@@ -310,7 +310,7 @@ class UcxEngine:
             wire_up_keys: For the handshakes that let peers connect over TCP.
 
         Raises:
-            BackendUnavailableError: It cannot be loaded, or refuses an option.
+            BackendUnavailableError: It cannot be loaded, or refuses an option; or strangers could not be kept from it.
         """
         ucp = load(find_library(config.ucx_library))
         _require_descriptors()
@@ -324,6 +324,8 @@ class UcxEngine:
         taken = {*config.ucx, *ucp.taken(chosen)}
         chosen = {name: value for name, value in chosen.items() if name in taken}
         self._may_listen = chosen.get("TLS") != _WITHOUT_TCP
+        if self._may_listen and (obstacle := socket_filter.obstacle()):
+            raise BackendUnavailableError(f"UCX's TCP port would be open to everybody: {obstacle}")
         self.traits = Traits.of(chosen, ucp.library_version())
         try:
             if level is not None:

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from skipper.control import ActorError, Future, this_host
-from skipper.dataplane.backends import own_sockets
+from skipper.dataplane.backends import own_sockets, socket_filter
 from skipper.tensor_engine.errors import CommunicationError, CommunicationTimeoutError
 from skipper.tensor_engine.shared.rendezvous import RendezvousClient
 from skipper.tensor_engine.worker.gloo_group import make_gloo
@@ -53,6 +53,14 @@ def knock(port: GlooPort) -> socket.socket:
         stranger.close()
         raise
     return stranger
+
+
+def test_there_is_no_port_where_strangers_cannot_be_kept_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = own_sockets.descriptors()
+    monkeypatch.setattr(socket_filter, "obstacle", lambda: "no filters")
+    with pytest.raises(CommunicationError, match="open to everybody: no filters"):
+        GlooPort.open()
+    assert own_sockets.descriptors() == before
 
 
 def test_nobody_can_connect_before_the_members_are_there(port: GlooPort) -> None:

@@ -1,4 +1,4 @@
-"""Who gets to UCX's TCP port: the conversation before, and the filter in the kernel. Needs no UCX."""
+"""Who gets to UCX's TCP port: the conversation before, and the filter in the kernel. Hardly needs UCX."""
 
 import contextlib
 import os
@@ -12,7 +12,15 @@ import pytest
 from skipper.dataplane.backends import handshake, own_sockets, socket_filter
 from skipper.dataplane.backends.own_sockets import SocketPlace, as_ipv6
 from skipper.dataplane.backends.ucx.admission import HELLO, MAGIC, Admission, AdmissionServer, Contact
-from skipper.dataplane.errors import DescriptorError, OwnerDiedError, TransferError, TransferTimeoutError
+from skipper.dataplane.backends.ucx.engine import UcxEngine
+from skipper.dataplane.config import Config
+from skipper.dataplane.errors import (
+    BackendUnavailableError,
+    DescriptorError,
+    OwnerDiedError,
+    TransferError,
+    TransferTimeoutError,
+)
 
 KEYS = (b"of the job" + bytes(22), b"of the user" + bytes(21))
 STRANGE = (b"of somebody else" + bytes(16),)
@@ -306,6 +314,25 @@ def test_a_contact_survives_as_bytes() -> None:
     for within_host in (False, True):
         contact = Contact(os.urandom(16), "tcp:10.0.0.7:4711", within_host)
         assert Contact.parse(contact.pack()) == contact
+
+
+class NoFilters(socket.socket):
+    """A socket of a system that takes a filter and forgets it."""
+
+    def setsockopt(self, *arguments: object) -> None:
+        """Do nothing."""
+
+
+def test_a_system_that_forgets_filters_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert socket_filter.obstacle.__wrapped__() is None
+    monkeypatch.setattr(socket, "socket", NoFilters)
+    assert "does not have one" in str(socket_filter.obstacle.__wrapped__())
+
+
+def test_ucx_does_not_listen_where_strangers_cannot_be_kept_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket_filter, "obstacle", lambda: "no filters")
+    with pytest.raises(BackendUnavailableError, match="open to everybody: no filters"):
+        UcxEngine(Config(ucx={"TLS": "tcp,self"}), lambda: KEYS)
 
 
 def test_many_addresses_fit_into_a_filter() -> None:
