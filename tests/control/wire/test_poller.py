@@ -189,6 +189,29 @@ def test_what_is_delivered_may_wait_itself(poller: Poller) -> None:
             gate.is_open = inner_gate.is_open = False
 
 
+def test_the_thread_of_the_poller_gives_up_reading_while_it_delivers(poller: Poller) -> None:
+    with connected(poller) as (user, _, there), connected(poller) as (inner_user, _, inner_there):
+        inner_gate = inner_user.gates[REPLY] = Gate()
+        is_over = threading.Event()
+
+        def received(message: bytes) -> None:
+            poller.wait(inner_gate, PATIENCE_S, False)
+            is_over.set()
+
+        user.received = received  # type: ignore[method-assign]
+        there.send(b"\0call")
+        wait_until(lambda: inner_gate.reader is not None, "the poller's thread to wait within what it delivers")
+        gate = Gate()
+        asker = in_thread("asker", lambda: poller.wait(gate, PATIENCE_S, False))
+        wait_until(lambda: gate.reader is not None, "the asker to read")
+        assert inner_gate.reader is None
+        inner_there.send(REPLY)
+        assert is_over.wait(PATIENCE_S)
+        assert inner_user.threads == ["asker"]
+        gate.open()
+        join(asker)
+
+
 def test_a_full_socket_takes_the_next_message_once_there_is_room(poller: Poller) -> None:
     with connected(poller) as (user, read, there):
         message = bytes(MAX_NBYTES)
