@@ -21,7 +21,7 @@ ARGS   ?=
 FUZZ_SECONDS ?= 300
 # What runs under the sanitizers; the tests of leaks measure memory, of which a sanitizer takes its own.
 ASAN_TESTS ?= tests/conformance tests/fuzz/test_corpus.py tests/dataplane/test_layout.py tests/dataplane/test_atomic.py \
-              tests/control/wire/test_poller.py tests/control/wire/test_local_stream.py
+              tests/control/wire/test_poller.py tests/control/wire/test_reading_loop.py tests/control/wire/test_local_stream.py
 # Whose roots tests/roots makes.
 PYTHONS ?= 3.13 3.14
 
