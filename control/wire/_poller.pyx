@@ -718,10 +718,7 @@ cdef class Poller:
             return False
         if self._leader == 0 and self._turns == self._turns_before and epoll_wait(self._epoll, &event, 1, 0) > 0:
             return False  # it is kept from reading
-        event.events = EPOLLIN | EPOLLONESHOT
-        event.data.u64 = 0
-        event.data.fd = self._epoll
-        epoll_ctl(self._own_epoll, EPOLL_CTL_MOD, self._epoll, &event)
+        _changed(self._own_epoll, EPOLL_CTL_MOD, self._epoll, EPOLLIN | EPOLLONESHOT)
         return True
 
     cdef _look_after(self, int64_t after_ns):
@@ -746,12 +743,16 @@ cdef int _made(int fd) except -1:
     return fd
 
 
-cdef _control(int epoll, int operation, int fd, uint32_t events):
+cdef bint _changed(int epoll, int operation, int fd, uint32_t events) noexcept nogil:
     cdef epoll_event event
     event.events = events
     event.data.u64 = 0
     event.data.fd = fd
-    if epoll_ctl(epoll, operation, fd, &event) < 0:
+    return epoll_ctl(epoll, operation, fd, &event) == 0
+
+
+cdef _control(int epoll, int operation, int fd, uint32_t events):
+    if not _changed(epoll, operation, fd, events):
         PyErr_SetFromErrno(OSError)
 
 

@@ -138,10 +138,10 @@ class Root:
         command += ["--constraint", str(self.folder / "skipper" / "constraints.txt"), "--only-binary=:all:", *platforms]
         command += ["--python-version", library.name.removeprefix("python"), "--target", str(library / "site-packages")]
         required = [*project["dependencies"], *extras["test"], *extras["cu12"]]
-        for_here = [
-            each for each in required if each.startswith("torch")
-        ]  # asks for more on x86-64, which is judged here
-        for names in (["--no-deps", *for_here], [each for each in required if each not in for_here]):
+        # What torch requires depends on the processor, and this pip would judge by that of this machine.
+        torch = [each for each in required if each.startswith("torch")]
+        others = [each for each in required if each not in torch]
+        for names in (["--no-deps", *torch], others):
             self._check(subprocess.run([*command, *names], check=False).returncode, "its packages cannot be installed")
 
     def _make(self) -> None:

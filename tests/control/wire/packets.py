@@ -3,15 +3,18 @@
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from skipper.control.model.future import Gate
 from skipper.control.wire._poller import REPLIES, PacketSocket, Poller
 from skipper.control.wire.message_stream import on_stream_thread
-from tests.control.conftest import PATIENCE_S
+from tests.control.conftest import PATIENCE_S, wait_until
 
 REPLY = bytes((REPLIES,))
+ROUNDS = 300
+"""Of `echo` and who asks it."""
 
 
 class NotingUser:
@@ -71,3 +74,33 @@ def join(thread: threading.Thread) -> None:
     """Wait for a thread's end."""
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
+
+
+def echo(there: socket.socket) -> None:
+    """Answer what is asked at the other end, now and then behind something that is no answer."""
+    for number in range(ROUNDS):
+        message = there.recv(100)
+        if number % 3 == 0:
+            there.send(b"\0" + message)
+        there.send(REPLY + message)
+
+
+def ask(poller: Poller, user: NotingUser, read: PacketSocket, *, takes_all: bool) -> None:
+    """Ask `echo` and wait, again and again, with a rest now and then."""
+    for number in range(ROUNDS):
+        gate = user.gates[REPLY + b"%d" % number] = Gate()
+        read.send(b"%d" % number)
+        poller.wait(gate, -1, takes_all)
+        if number % 50 == 0:
+            time.sleep(0.002)
+
+
+def check_all_came(users: Iterable[NotingUser]) -> None:
+    """See that each got all that `echo` sends, once and in order."""
+    expected: list[bytes] = []
+    for number in range(ROUNDS):
+        expected += [b"\0%d" % number] if number % 3 == 0 else []
+        expected.append(REPLY + b"%d" % number)
+    for user in users:
+        wait_until(lambda user=user: len(user.came) == len(expected), "the rest to come")
+        assert user.came == expected

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -11,10 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from skipper.control.model.future import Gate
-from skipper.control.wire._poller import MAX_NBYTES, PacketSocket, Poller
+from skipper.control.wire._poller import MAX_NBYTES, Poller
 from skipper.control.wire.message_stream import on_stream_thread, serve_here
 from tests.control.conftest import PATIENCE_S, wait_until
-from tests.control.wire.packets import REPLY, NotingUser, connected, in_thread, join
+from tests.control.wire.packets import REPLY, ask, check_all_came, connected, echo, in_thread, join
 
 
 @pytest.fixture
@@ -284,35 +283,13 @@ def test_nobody_is_busy_while_nothing_comes(poller: Poller) -> None:
 
 def test_many_threads_and_sockets_lose_nothing(poller: Poller) -> None:
     """Askers, idle actors and the poller take turns in every order; each message comes once and in order."""
-    rounds, count = 300, 4
     with contextlib.ExitStack() as stack:
-        ends = [stack.enter_context(connected(poller)) for _ in range(count)]
-
-        def echo(there: socket.socket) -> None:
-            for number in range(rounds):
-                message = there.recv(100)
-                if number % 3 == 0:
-                    there.send(b"\0" + message)
-                there.send(REPLY + message)
-
-        def ask(user: NotingUser, read: PacketSocket, takes_all: bool) -> None:
-            for number in range(rounds):
-                gate = user.gates[REPLY + b"%d" % number] = Gate()
-                read.send(b"%d" % number)
-                poller.wait(gate, -1, takes_all)
-                if number % 50 == 0:
-                    time.sleep(0.002)
-
-        threads = [in_thread("echo", lambda end=end: echo(end[2])) for end in ends]
+        ends = [stack.enter_context(connected(poller)) for _ in range(4)]
+        threads = [in_thread("echo", lambda there=there: echo(there)) for _, _, there in ends]
         threads += [
-            in_thread("asker", lambda end=end, n=n: ask(end[0], end[1], n % 2 == 0)) for n, end in enumerate(ends)
+            in_thread("asker", lambda user=user, read=read, n=n: ask(poller, user, read, takes_all=n % 2 == 0))
+            for n, (user, read, _) in enumerate(ends)
         ]
         for thread in threads:
             join(thread)
-        expected: list[bytes] = []
-        for number in range(rounds):
-            expected += [b"\0%d" % number] if number % 3 == 0 else []
-            expected.append(REPLY + b"%d" % number)
-        for user, _, _ in ends:
-            wait_until(lambda user=user: len(user.came) == len(expected), "the rest to come")
-            assert user.came == expected
+        check_all_came(user for user, _, _ in ends)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import gc
-import itertools
 import os
 import socket
 import threading
@@ -17,7 +16,7 @@ from skipper.control.model.future import Gate
 from skipper.control.wire._poller import PacketSocket, Poller
 from skipper.control.wire.message_stream import serve_here
 from tests.control.conftest import PATIENCE_S, wait_until
-from tests.control.wire.packets import REPLY, NotingUser, connected, in_thread, join
+from tests.control.wire.packets import REPLY, ROUNDS, NotingUser, ask, check_all_came, connected, echo, in_thread, join
 
 Loops = Callable[[], asyncio.AbstractEventLoop]
 
@@ -287,29 +286,13 @@ def test_nobody_is_busy_while_nothing_comes(poller: Poller, loops: Callable[[], 
 
 def test_loops_threads_and_actors_lose_nothing(poller: Poller, loops: Callable[[], LoopInThread]) -> None:
     """All take turns in every order, one loop stops now and then; each message comes once and in order."""
-    rounds, count = 300, 4
     with contextlib.ExitStack() as stack:
-        ends = [stack.enter_context(connected(poller)) for _ in range(count)]
+        ends = [stack.enter_context(connected(poller)) for _ in range(4)]
         own, idle = loops(), loops()
-
-        def echo(there: socket.socket) -> None:
-            for number in range(rounds):
-                message = there.recv(100)
-                if number % 3 == 0:
-                    there.send(b"\0" + message)
-                there.send(REPLY + message)
-
-        def ask(user: NotingUser, read: PacketSocket, *, takes_all: bool) -> None:
-            for number in range(rounds):
-                gate = user.gates[REPLY + b"%d" % number] = Gate()
-                read.send(b"%d" % number)
-                poller.wait(gate, -1, takes_all)
-                if number % 50 == 0:
-                    time.sleep(0.002)
 
         async def ask_in_loop(user: NotingUser, read: PacketSocket) -> None:
             loop = asyncio.get_running_loop()
-            for number in range(rounds):
+            for number in range(ROUNDS):
                 waiter = loop.create_future()
                 user.gates[REPLY + b"%d" % number] = OpensFuture(loop, waiter)  # type: ignore[assignment]
                 poller.read_in(loop)
@@ -318,27 +301,21 @@ def test_loops_threads_and_actors_lose_nothing(poller: Poller, loops: Callable[[
                 if number % 50 == 0:
                     time.sleep(0.005)  # noqa: ASYNC251  (on purpose)
 
-        threads = [in_thread("echo", lambda end=end: echo(end[2])) for end in ends]
+        threads = [in_thread("echo", lambda there=there: echo(there)) for _, _, there in ends]
         threads += [
-            in_thread("asker", lambda end=end, n=n: ask(end[0], end[1], takes_all=n % 2 == 0))
-            for n, end in enumerate(ends[:2])
+            in_thread("asker", lambda user=user, read=read, n=n: ask(poller, user, read, takes_all=n % 2 == 0))
+            for n, (user, read, _) in enumerate(ends[:2])
         ]
-        asked = [asyncio.run_coroutine_threadsafe(ask_in_loop(*end[:2]), own.loop) for end in ends[2:]]
-        for turn in itertools.count():
-            if all(future.done() for future in asked) or turn > 10_000:
+        asked = [asyncio.run_coroutine_threadsafe(ask_in_loop(user, read), own.loop) for user, read, _ in ends[2:]]
+        for _ in range(10_000):
+            if all(future.done() for future in asked):
                 break
             idle.do(lambda: poller.read_in(idle.loop, takes_all=True))
         for future in asked:
             future.result(PATIENCE_S)
         for thread in threads:
             join(thread)
-        expected: list[bytes] = []
-        for number in range(rounds):
-            expected += [b"\0%d" % number] if number % 3 == 0 else []
-            expected.append(REPLY + b"%d" % number)
-        for user, _, _ in ends:
-            wait_until(lambda user=user: len(user.came) == len(expected), "the rest to come")
-            assert user.came == expected
+        check_all_came(user for user, _, _ in ends)
 
 
 class OpensFuture:
