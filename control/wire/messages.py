@@ -398,7 +398,7 @@ class Cast(Message):
 
 @dataclass(slots=True)
 class CastAnswers(Message):
-    """CastAnswers to a cast, from a part of its tree. The payload has their segments, one answer after the other.
+    """Answers to a cast, from a part of its tree. The payload has their segments, one answer after the other.
 
     Attributes:
         route: the number of the tree.

@@ -43,7 +43,9 @@ class Destination:
     def of(get: StateDictGet) -> Destination:
         """Describe a state dict by its names and its tensors' places and layouts."""
         leaves, paths = flatten(get.into) if get.into is not None else ({}, {})
-        return Destination(get, leaves, paths, (get.strict, get.names, fingerprint(leaves)))
+        taken = fingerprint(leaves)
+        hash(taken)  # now, since the read may wait for its version first: by then the cache holds something else
+        return Destination(get, leaves, paths, (get.strict, get.names, taken))
 
     @property
     def names(self) -> NameMap | None:

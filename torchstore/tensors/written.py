@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 from torch.autograd.graph import increment_version
 
-from skipper.torchstore.tensors.local_tensors import dtensor_type, memory_of
+from skipper.torchstore.tensors.local_tensors import locals_of
 
 
 @contextmanager
@@ -20,15 +20,14 @@ def written(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     """Count a write to tensors, around the code that writes their bytes.
 
     They are counted before and after, whether the write succeeds or not: what was saved before it must not be used
-    while they change, nor what is saved meanwhile. Costs some 0.1 us a tensor. Inference tensors have no count, since
-    autograd never saves them.
+    while they change, nor what is saved meanwhile. Each time costs some 0.05 us a tensor, and 0.5 us where a large copy
+    has left none of them in the cache. Inference tensors have no count, since autograd never saves them.
 
     Args:
         tensors: As the user has given them: a DTensor has a count of its own beside that of its local tensor.
     """
     counted = list(tensors)
-    distributed = dtensor_type()
-    counted += [memory_of(tensor) for tensor in counted if isinstance(tensor, distributed)]
+    counted += locals_of(counted)
     increment_version(counted)
     try:
         yield

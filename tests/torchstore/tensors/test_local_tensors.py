@@ -136,7 +136,9 @@ def test_storage_covers_all_memory_behind_a_view() -> None:
 def test_the_fingerprint_follows_memory_and_layout_and_not_python_objects() -> None:
     base = torch.zeros(4, 4)
     mark = fingerprint({"w": base, "step": 1})
-    assert fingerprint({"w": base.detach(), "step": 2}) == mark
+    same = fingerprint({"w": base.detach(), "step": 2})
+    assert same == mark
+    assert {mark: "found"}[same] == "found"
     for other in ({"w": base.t()}, {"w": base.clone()}, {"w": base[:2]}, {"w": base.view(torch.int32)}):
         assert fingerprint({**other, "step": 1}) != mark
 
@@ -151,6 +153,7 @@ def test_the_fingerprint_tells_placements_apart() -> None:
         ]
         marks = [fingerprint({"w": value}) for value in values]
     assert marks[0] == marks[3]
+    assert hash(marks[0]) == hash(marks[3])
     assert len(set(map(repr, marks))) == 3
 
 
