@@ -344,15 +344,20 @@ def controllers() -> dict[int, int]:
     return dict(sorted(found.items()))
 
 
-@pytest.mark.parametrize("which", [0, -1])
-async def test_a_controller_that_dies_while_the_store_begins_is_followed_too(which: int) -> None:
-    beginning = asyncio.ensure_future(ts.initialize(journal=True, timeout=100))
+async def both_controllers() -> dict[int, int]:
+    """`controllers`, once the spare one is there: the store is there before it is."""
 
     async def are_there() -> bool:
         return len(controllers()) == 2
 
     await until(are_there, "there are no controllers")
-    os.kill(list(controllers().values())[which], signal.SIGKILL)
+    return controllers()
+
+
+@pytest.mark.parametrize("which", [0, -1])
+async def test_a_controller_that_dies_while_the_store_begins_is_followed_too(which: int) -> None:
+    beginning = asyncio.ensure_future(ts.initialize(journal=True, timeout=100))
+    os.kill(list((await both_controllers()).values())[which], signal.SIGKILL)
     await beginning
     try:
         await ts.put("k", 1)
@@ -386,7 +391,7 @@ async def test_spare_controllers_that_die_are_no_harm(monkeypatch: pytest.Monkey
 @pytest.mark.usefixtures("journaled")
 async def test_who_has_little_time_does_not_wait_as_long_as_others() -> None:
     await ts.put("k", 1)
-    there = controllers()
+    there = await both_controllers()
     freeze(there[max(there)])  # nobody can take its place
     await kill()
     patient = asyncio.ensure_future(ts.get("k", timeout=60))
@@ -405,7 +410,7 @@ async def test_who_has_little_time_does_not_wait_as_long_as_others() -> None:
 async def test_a_frozen_controller_does_not_hold_up_a_shutdown() -> None:
     await ts.initialize(journal=True, timeout=100)
     await ts.put("k", 1)
-    for pid in controllers().values():
+    for pid in (await both_controllers()).values():
         freeze(pid)
     await ts.shutdown()
     assert controllers() == {}
