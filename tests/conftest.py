@@ -9,6 +9,7 @@ from hypothesis import settings
 
 from skipper import dataplane
 from tests.conformance.records import provoke, pytest_addoption
+from tests.reach import TCP_TOO
 
 __all__ = ["provoke", "pytest_addoption"]
 
@@ -19,8 +20,7 @@ settings.load_profile("skipper")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# These processes read from owners of every kind, those that are told to be reached over TCP among them.
-dataplane.configure(ucx={"NET_DEVICES": "lo"})
+dataplane.configure(ucx=TCP_TOO)
 
 
 @pytest.hookimpl(trylast=True)

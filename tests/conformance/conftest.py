@@ -8,16 +8,11 @@ import pytest
 
 from skipper import dataplane
 from skipper.dataplane import RDMABuffer
-from skipper.dataplane.backends import socket_filter
 from tests.conformance.owner import LocalOwner, Owner, RemoteOwner
 from tests.rdma_guest.gates import needs_device
 from tests.rdma_guest.ucx_system import needs_roce
 from tests.rdma_guest.ucx_system import settings as roce
-
-needs_filters = pytest.mark.skipif(
-    socket_filter.obstacle() is not None,
-    reason=f"UCX's TCP port cannot be guarded here: {socket_filter.obstacle()} (qemu, say, knows no SO_DETACH_FILTER)",
-)
+from tests.reach import TCP_TOO, needs_filters
 
 
 @dataclass(frozen=True)
@@ -207,7 +202,7 @@ def crowd(case: Case) -> Sequence[Owner]:
 
 
 def _visitor(case: Case) -> Owner:
-    reader = {"ucx": {"NET_DEVICES": "lo"}, **case.reader}  # as in this process, for owners that have TCP alone
+    reader = {"ucx": TCP_TOO, **case.reader}
     return RemoteOwner(reader, shared=False) if case.remote else LocalOwner(shared=False)
 
 

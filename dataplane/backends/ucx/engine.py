@@ -11,6 +11,7 @@ never pays for it.
 import atexit
 import contextlib
 import ctypes
+import fnmatch
 import importlib.util
 import os
 import re
@@ -263,13 +264,27 @@ def options(config: Config, version: tuple[int, int, int]) -> dict[str, str]:
     return chosen
 
 
+def may_listen(chosen: Mapping[str, str]) -> bool:
+    """Whether UCX may open a port of TCP, as far as the options tell; where they leave it open, it may."""
+    named = _transports(chosen)
+    if named.startswith("^"):
+        return "tcp" not in named[1:].split(",")
+    patterns = [name.strip().lstrip("\\").partition(":")[0] for name in named.split(",")]
+    return "all" in patterns or any(fnmatch.fnmatchcase("tcp", pattern) for pattern in patterns)
+
+
 def lacks_shared_memory(chosen: Mapping[str, str], version: tuple[int, int, int]) -> bool:
     """Whether processes of this host reach this one over TCP, too, as far as the options tell.
 
     A process that finds it out later only takes longer to connect.
     """
-    named = chosen.get("TLS", os.environ.get("UCX_TLS", "all"))
+    named = _transports(chosen)
     return version < _WITHOUT_TCP_SINCE or not (named.startswith("^") or _SHARED_MEMORY.intersection(named.split(",")))
+
+
+def _transports(chosen: Mapping[str, str]) -> str:
+    """Those that UCX is told to use: names or patterns with commas between, those it must not use after a ^."""
+    return chosen.get("TLS", os.environ.get("UCX_TLS", "all"))
 
 
 def check_options(config: Config) -> None:
@@ -323,7 +338,7 @@ class UcxEngine:
         level = chosen.pop(_LOG_LEVEL, None if "UCX_LOG_LEVEL" in os.environ else "fatal")
         taken = {*config.ucx, *ucp.taken(chosen)}
         chosen = {name: value for name, value in chosen.items() if name in taken}
-        self._may_listen = chosen.get("TLS") != _WITHOUT_TCP
+        self._may_listen = may_listen(chosen)
         if self._may_listen and (obstacle := socket_filter.obstacle()):
             raise BackendUnavailableError(f"UCX's TCP port would be open to everybody: {obstacle}")
         self.traits = Traits.of(chosen, ucp.library_version())

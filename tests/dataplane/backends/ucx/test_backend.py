@@ -13,16 +13,18 @@ import numpy as np
 import pytest
 
 from skipper.dataplane import OwnerDiedError, RDMAAction, RDMABuffer, RemoteLayout
-from skipper.dataplane.backends.ucx.engine import options
+from skipper.dataplane.backends.ucx.engine import may_listen, options
 from skipper.dataplane.backends.ucx.peer import UcxPeer
 from skipper.dataplane.config import Config
 from tests.conformance.owner import RemoteOwner, footprint
+from tests.dataplane.scripts import run
+from tests.reach import needs_filters
 
 _UCX = (1, 22, 0)
 TCP = {"backend": "ucx", "ucx": {"TLS": "tcp,self"}}
 
 
-@pytest.fixture(params=["cma", "tcp", "far"])
+@pytest.fixture(params=["cma", *(pytest.param(way, marks=needs_filters) for way in ("tcp", "far"))])
 def owner(request: pytest.FixtureRequest) -> Iterator[RemoteOwner]:
     started = RemoteOwner({} if request.param == "cma" else TCP, shared=False, far=request.param == "far")
     yield started
@@ -97,6 +99,7 @@ def test_nobody_spins_while_nothing_happens(owner: RemoteOwner) -> None:
     assert all(cpu_ticks(pid) - was < 10 for pid, was in zip(pids, before, strict=True))
 
 
+@needs_filters
 def test_trying_a_dead_owner_again_and_again_leaves_no_socket() -> None:
     owner = RemoteOwner(TCP, shared=False, far=True)
     _, raw = owner("make", bytes(100))
@@ -141,6 +144,44 @@ def test_tcp_is_there_only_where_a_network_device_is_named(monkeypatch: pytest.M
     assert options(Config(), (1, 13, 1))["TLS"] == "^sysv"  # it needs TCP to tell of failures
     monkeypatch.setenv("UCX_NET_DEVICES", "eth0")
     assert options(Config(), _UCX)["TLS"] == "^sysv"
+
+
+@pytest.mark.parametrize(
+    ("named", "listens"),
+    [
+        ("^sysv,tcp", False),
+        ("^tcp", False),
+        ("^sysv", True),
+        ("posix,self", False),
+        ("shm,self,cuda", False),
+        ("tcp,self", True),
+        ("self,\\tcp", True),
+        ("self,tcp:aux", True),
+        ("t*", True),
+        ("all", True),
+    ],
+)
+def test_a_port_is_guarded_wherever_the_named_transports_may_open_one(
+    monkeypatch: pytest.MonkeyPatch, named: str, listens: bool
+) -> None:
+    assert may_listen({"TLS": named}) == listens
+    monkeypatch.setenv("UCX_TLS", named)
+    assert may_listen({}) == listens
+    monkeypatch.delenv("UCX_TLS")
+    assert may_listen({})  # all of them
+
+
+@pytest.mark.parametrize("named", ["posix,self", "^tcp"])
+def test_no_port_is_open_where_it_is_said_that_none_may_be(named: str) -> None:
+    out = run(
+        "from skipper import dataplane\n"
+        f"dataplane.configure(ucx={{'TLS': {named!r}, 'NET_DEVICES': 'lo'}}, backend='ucx')\n"
+        "buffer = dataplane.RDMABuffer(bytearray(9))\n"
+        "buffer.serialize()\n"
+        "from skipper.dataplane.backends import own_sockets\n"
+        "print(own_sockets.listening({}))\n"
+    )
+    assert out == "{}\n"
 
 
 def test_a_library_that_aborts_on_closing_while_it_connects_gets_no_keepalive() -> None:
