@@ -11,7 +11,6 @@ import importlib
 import weakref
 from collections.abc import Callable
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -68,8 +67,11 @@ def _c_functions() -> tuple[Any, Any]:
     python = ctypes.PyDLL(None)
     pointer = python.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    core = "numpy._core" if find_spec("numpy._core._multiarray_umath") else "numpy.core"  # the latter before 2.0
-    table = pointer(importlib.import_module(f"{core}._multiarray_umath")._ARRAY_API, None)
+    try:
+        module = importlib.import_module("numpy._core._multiarray_umath")
+    except ModuleNotFoundError:  # before 1.26.1
+        module = importlib.import_module("numpy.core._multiarray_umath")
+    table = pointer(module._ARRAY_API, None)
     address = ctypes.cast(table, ctypes.POINTER(ctypes.c_void_p))[_SET_BASE_OBJECT]
     add_reference = python.Py_IncRef
     add_reference.restype, add_reference.argtypes = None, (ctypes.py_object,)
