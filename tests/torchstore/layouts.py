@@ -30,6 +30,7 @@ from skipper.control import shutdown, this_host
 from skipper.torchstore.algebra.layout import Layout, Replicate, Shard, StridedShard
 from skipper.torchstore.algebra.manifest import Mode
 from tests.torchstore.layout_ranks import Case, LayoutRank, Verdict, environment
+from tests.torchstore.oracle import as_this_torch_cuts
 
 WORLD_SIZE = 8
 BATCH = 250  # pairs of one state dict
@@ -60,10 +61,10 @@ def layouts_of(draw: st.DrawFn, shape: tuple[int, ...], meshes: st.SearchStrateg
     if dims and len(mesh) > 1 and draw(st.integers(0, 3)) == 0:  # what FSDP2 over tensor parallelism makes
         dim = draw(st.sampled_from(dims))
         over = (*(Replicate() for _ in mesh[:-2]), StridedShard(dim, mesh[-1]), Shard(dim))
-        return Layout(shape, mesh, over)
+        return as_this_torch_cuts(Layout(shape, mesh, over))
     strided = [StridedShard(dim, factor) for dim in dims for factor in (2, 3, 4)]
     placement = st.sampled_from([Replicate(), Replicate(), *[Shard(dim) for dim in dims] * 6, *strided])
-    return Layout(shape, mesh, tuple(draw(placement) for _ in mesh))
+    return as_this_torch_cuts(Layout(shape, mesh, tuple(draw(placement) for _ in mesh)))
 
 
 @st.composite

@@ -50,7 +50,7 @@ def random_side(source: random.Random, ndim: int) -> tuple[tuple[int, ...], tupl
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("mode", ["snapshot", "direct"])
 @pytest.mark.parametrize("seed", range(3))
-async def test_reshards_of_dtensors_equal_full_tensor_cut_again(ranks: Any, mode: Mode, seed: int) -> None:
+async def test_reshards_of_dtensors_equal_the_full_tensor_cut_again(ranks: Any, mode: Mode, seed: int) -> None:
     source = random.Random(seed)
     cases = []
     for _ in range(CASES_PER_SYNC):

@@ -10,7 +10,7 @@ from math import prod
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import Shard as TorchShard
@@ -27,7 +27,7 @@ from skipper.torchstore.algebra.layout import (
     match,
     uncovered,
 )
-from tests.torchstore.oracle import shard_tensor
+from tests.torchstore.oracle import as_this_torch_cuts, cuts_what_is_strided_twice, shard_tensor
 
 EXAMPLES = settings(max_examples=400, deadline=None)
 
@@ -46,7 +46,8 @@ def layouts(draw: st.DrawFn, global_shape: tuple[int, ...] | None = None) -> Lay
     if global_shape is None:
         global_shape = tuple(draw(st.lists(st.integers(0, 9), max_size=3)))
     mesh_shape = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
-    return Layout(global_shape, mesh_shape, tuple(draw(placements(len(global_shape))) for _ in mesh_shape))
+    over = tuple(draw(placements(len(global_shape))) for _ in mesh_shape)
+    return as_this_torch_cuts(Layout(global_shape, mesh_shape, over))
 
 
 @st.composite
@@ -86,6 +87,8 @@ def test_pieces_hold_what_dtensor_puts_on_every_rank(layout: Layout) -> None:
 @EXAMPLES
 @given(layouts())
 def test_local_shape_and_first_offset_are_those_that_dtensor_reports(layout: Layout) -> None:
+    # 2.8 reports something else for strided shards than it makes.
+    assume(cuts_what_is_strided_twice() or not any(isinstance(p, StridedShard) for p in layout.placements))
     theirs = [
         TorchStridedShard(p.dim, split_factor=p.split_factor)
         if isinstance(p, StridedShard)
