@@ -71,7 +71,7 @@ def extensions() -> list[Extension]:
             "skipper.dataplane._copy",
             [f"{DATAPLANE}/_copy.pyx"],
             include_dirs=[DATAPLANE],
-            depends=[f"{DATAPLANE}/rows.h", f"{DATAPLANE}/atomics.h"],
+            depends=[f"{DATAPLANE}/rows.h", f"{DATAPLANE}/atomics.h", f"{DATAPLANE}/sealed.h"],
             extra_compile_args=FLAGS,
         ),
         Extension("skipper.control.wire._poller", [f"{CONTROL}/wire/_poller.pyx"], extra_compile_args=FLAGS),

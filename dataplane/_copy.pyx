@@ -1,5 +1,5 @@
 # cython: boundscheck=False, wraparound=False
-"""Copies, epoch words and buffer addresses, in C; what is not short, without the GIL.
+"""Copies, epoch words, shared memory and buffer addresses, in C; what is not short, without the GIL.
 
 Nothing here checks an address: `memory`, `layout` and the backends do, before they come here.
 """
@@ -7,8 +7,13 @@ Nothing here checks an address: `memory`, `layout` and the backends do, before t
 cimport cython
 from cpython.exc cimport PyErr_SetFromErrno
 from cpython.buffer cimport PyBUF_STRIDES, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.errno cimport errno
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from libc.string cimport memcpy as c_memcpy
+
+cdef extern from "errno.h" nogil:
+    int EMEDIUMTYPE
 
 cdef extern from "poll.h" nogil:
     struct pollfd:
@@ -46,6 +51,11 @@ cdef extern from "rows.h" nogil:
     int SKIPPER_MAX_DIMS
     void skipper_copy_rows(const skipper_row *rows, int64_t end, int to_remote, int stream)
     void skipper_stream(char *dst, const char *src, size_t nbytes)
+
+cdef extern from "sealed.h" nogil:
+    int skipper_make_sealed(const char *name, int64_t nbytes, int64_t page, const void *header, size_t length)
+    int skipper_open_sealed(const char *path, const char *link, int64_t page, int64_t *nbytes, void *header,
+                            size_t length)
 
 cdef extern from "atomics.h" nogil:
     uint64_t skipper_fetch_add(uint64_t at, uint64_t value)
@@ -200,6 +210,48 @@ cdef class SharedMap:
             failed = madvise(<void *>(self.address + offset), nbytes, MADV_REMOVE)
         if failed:
             PyErr_SetFromErrno(OSError)
+
+
+def make_sealed(bytes name, int64_t nbytes, int64_t page, bytes header):
+    """Make a memfd of `nbytes` bytes, whose last page begins with `header`, and seal its size; its descriptor.
+
+    Raises:
+        OSError: The system has no memory or no descriptor left.
+    """
+    cdef const char *called = name
+    cdef const char *begin = header
+    cdef size_t length = len(header)
+    cdef int fd
+    with nogil:
+        fd = skipper_make_sealed(called, nbytes, page, begin, length)
+    if fd < 0:
+        PyErr_SetFromErrno(OSError)
+    return fd
+
+
+def open_sealed(bytes path, bytes link, int64_t page, size_t length):
+    """Open what `make_sealed` has made by its path in /proc, which must lead to `link`.
+
+    Returns:
+        A descriptor, the size of the file in bytes, and the first `length` bytes of its last page. None if something
+        else has that path by now.
+
+    Raises:
+        OSError: It cannot be looked at or opened.
+    """
+    cdef const char *where = path
+    cdef const char *expected = link
+    cdef bytes header = PyBytes_FromStringAndSize(NULL, length)
+    cdef char *into = header
+    cdef int64_t nbytes = 0
+    cdef int fd
+    with nogil:
+        fd = skipper_open_sealed(where, expected, page, &nbytes, into, length)
+    if fd < 0:
+        if errno == EMEDIUMTYPE:
+            return None
+        PyErr_SetFromErrno(OSError)
+    return fd, nbytes, header
 
 
 @cython.final

@@ -6,21 +6,19 @@ random tokens: not another file that happens to have that number by now, nor one
 When the last process that maps it is gone, so is the memory.
 """
 
-import fcntl
 import os
 import secrets
 import struct
 from dataclasses import dataclass
 
-from skipper.dataplane._copy import SharedMap
+from skipper.dataplane._copy import SharedMap, make_sealed, open_sealed
 from skipper.dataplane.errors import BackendUnavailableError, BufferDroppedError, OwnerDiedError, RegistrationError
 from skipper.dataplane.identity import OwnerId, limit_hint, page_size, start_time
 
 _MAGIC = 0x31304B4950505349
 _HEADER = struct.Struct("<QQQQ")  # magic, owner's token, file's token, bytes of payload
-_NAME = "skipper"
-_LINK = f"/memfd:{_NAME} (deleted)"
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_NAME = b"skipper"
+_LINK = b"/memfd:%b (deleted)" % _NAME
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -60,13 +58,9 @@ def create(owner: OwnerId, nbytes: int) -> Mapping:
     token = secrets.randbits(64)
     fd = -1
     try:
-        fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.fchmod(fd, 0o600)  # it has no name that others could open, and no mode for them either
-        os.ftruncate(fd, nbytes + page)
-        os.pwrite(fd, _HEADER.pack(_MAGIC, owner.token, token, nbytes), nbytes)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        fd = make_sealed(_NAME, nbytes + page, page, _HEADER.pack(_MAGIC, owner.token, token, nbytes))
         memory = SharedMap(fd, nbytes + page)
-    except (OSError, OverflowError, ValueError) as error:
+    except (OSError, OverflowError, struct.error) as error:
         if fd >= 0:
             os.close(fd)
         raise RegistrationError(
@@ -88,17 +82,20 @@ def attach(owner: OwnerId, fd: int, token: int) -> Mapping:
         BufferDroppedError: The process lives, but that memory is no longer there.
         BackendUnavailableError: This process may not look into that one.
     """
-    path = f"/proc/{owner.pid}/fd/{fd}"
     here = -1
     try:
-        # The name first: opening anything else under that number (a pipe, a terminal) could have effects.
-        if os.readlink(path) != _LINK:
-            raise BufferDroppedError(f"{owner} has released the memory of that handle")
-        here = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        return _map_checked(owner, here, token)
+        opened = open_sealed(b"/proc/%d/fd/%d" % (owner.pid, fd), _LINK, page_size(), _HEADER.size)
+        if opened is None:
+            raise _gone(owner)
+        here, size, header = opened
+        nbytes = size - page_size()
+        if _HEADER.unpack(header) != (_MAGIC, owner.token, token, nbytes):
+            raise _gone(owner)
+        memory = SharedMap(here, size)
+        return Mapping(-1, token, memory.address, nbytes, memory)
     except (FileNotFoundError, ProcessLookupError):
         if start_time(owner.pid) == owner.started:
-            raise BufferDroppedError(f"{owner} has released the memory of that handle") from None
+            raise _gone(owner) from None
         raise OwnerDiedError(f"{owner} is gone") from None
     except OSError as error:
         hint = limit_hint(error) or (
@@ -111,15 +108,5 @@ def attach(owner: OwnerId, fd: int, token: int) -> Mapping:
             os.close(here)
 
 
-def _map_checked(owner: OwnerId, fd: int, token: int) -> Mapping:
-    page = page_size()
-    size = os.fstat(fd).st_size
-    sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
-    nbytes = size - page
-    if not sealed or nbytes <= 0 or size % page:
-        raise BufferDroppedError(f"{owner} has other memory under the descriptor of that handle")
-    header = os.pread(fd, _HEADER.size, nbytes)
-    if _HEADER.unpack(header) != (_MAGIC, owner.token, token, nbytes):
-        raise BufferDroppedError(f"{owner} has other memory under the descriptor of that handle")
-    memory = SharedMap(fd, size)
-    return Mapping(-1, token, memory.address, nbytes, memory)
+def _gone(owner: OwnerId) -> BufferDroppedError:
+    return BufferDroppedError(f"{owner} has released the memory of that handle")
