@@ -3,11 +3,13 @@
 The arguments are pytest's. The oldest torch comes with CUDA alone: the environment takes some gigabytes.
 """
 
+import os
 import re
 import subprocess
 import sys
 import tomllib
 import venv
+from typing import NoReturn
 
 from tests.tree import CORE, ROOT, chosen, copy_tree, pins_beside
 
@@ -16,7 +18,7 @@ _BOUND = re.compile(r"(?P<name>[\w-]+)>=(?P<version>[\d.]+)")
 _VERSIONS = "import importlib.metadata as m, sys; print(*(f'{n} {m.version(n)}' for n in sys.argv[1:]), sep=', ')"
 
 
-def main() -> int:
+def main() -> NoReturn:
     """See above."""
     tree, programs = FOLDER / "tree", FOLDER / "venv" / "bin"
     copy_tree(tree)
@@ -30,7 +32,8 @@ def main() -> int:
     subprocess.run([*pip, "-c", str(constraints), "-e", f"{tree}[test,cu12]"], check=True)
     subprocess.run([str(programs / "python"), "-c", _VERSIONS, *bounds], check=True)
     command = [str(programs / "python"), "-m", "pytest", "-p", "no:cacheprovider", *chosen(sys.argv[1:], CORE)]
-    return subprocess.run(command, cwd=tree, check=False).returncode
+    os.chdir(tree)
+    os.execv(command[0], command)  # so that what ends this ends the tests
 
 
 def oldest(project: str) -> dict[str, str]:
@@ -45,4 +48,4 @@ def oldest(project: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -12,7 +12,7 @@ from tests.conformance.owner import LocalOwner, Owner, RemoteOwner
 from tests.rdma_guest.gates import needs_device
 from tests.rdma_guest.ucx_system import needs_roce
 from tests.rdma_guest.ucx_system import settings as roce
-from tests.reach import TCP_TOO, needs_filters
+from tests.reach import TCP_TOO, needs_cma, needs_filters
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ CASES = (
         serves_frozen=True,
         atomics_need_owner=True,
         interruptible=False,
+        marks=(needs_cma,),
     ),
     Case(
         "ucx-posix",

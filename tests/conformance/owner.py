@@ -24,7 +24,7 @@ from tests.conformance.visitor import Visitor
 from tests.freezing import freeze
 from tests.handles import parsed, proved
 
-REPLY_S = 30.0
+REPLY_S = 100.0  # an emulated one takes long to import PyTorch; less than a test may take
 
 
 class Memory(Visitor):

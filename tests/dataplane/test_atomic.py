@@ -17,7 +17,7 @@ TOP = (1 << 64) - 1
 PROCESSES = 4
 ADDITIONS = 5_000
 LOCKED = 300
-WAIT_S = 60.0
+WAIT_S = 300.0  # for processes that import PyTorch, emulated ones too
 
 
 def words(*values: int) -> np.ndarray[Any, np.dtype[np.uint64]]:

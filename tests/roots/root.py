@@ -29,6 +29,7 @@ cd /skipper/tree
 pip="/skipper/venv/bin/python -m pip --disable-pip-version-check"
 $pip install --quiet --no-compile -c /skipper/constraints.txt -e '.[test,cu12]'
 """
+_EMULATED_TEST_S = 400  # more than pyproject.toml gives a test, less than it gives the run until faulthandler ends it
 _GLIBCS = (17, 42)  # of the wheels that such a root can take: 2.17 to 2.41, that of trixie
 _DESCRIBE = """
 import platform, numpy, torch, google.protobuf, grpc
@@ -115,7 +116,8 @@ class Root:
 
     def test(self, arguments: Sequence[str]) -> int:
         """Run pytest in it; its exit status."""
-        every = " ".join(map(shlex.quote, chosen(arguments, self.tests)))
+        slowly = [f"--timeout={_EMULATED_TEST_S}"] if emulation.is_needed(self.architecture) else []
+        every = " ".join(map(shlex.quote, [*slowly, *chosen(arguments, self.tests)]))
         describe = f"/skipper/venv/bin/python -c {shlex.quote(_DESCRIBE)}"
         pytest = f"/skipper/venv/bin/python -m pytest -p no:cacheprovider {every}"
         return self.run(f"cd /skipper/tree\n{describe}\n{pytest}")
