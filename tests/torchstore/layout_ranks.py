@@ -19,7 +19,7 @@ from skipper import torchstore as ts
 from skipper.control import Actor, current_rank, endpoint
 from skipper.torchstore.algebra.layout import Layout, Replicate, Shard, StridedShard
 from skipper.torchstore.algebra.manifest import Mode
-from tests.torchstore.oracle import bits, random_tensor
+from tests.torchstore.oracle import bits, cuts_what_is_strided_twice, random_tensor
 
 Case = tuple[torch.dtype, Layout, Layout]
 """A dtype, and the layouts of source and destination of one tensor."""
@@ -115,7 +115,7 @@ class LayoutRank(Actor):
         verdict: Verdict,
     ) -> None:
         """Save what DCP can in one layout, load it in the other, and compare with what the store has read."""
-        chosen = [name for name in sources if all(map(_is_one_box, cases[int(name)][1:]))]
+        chosen = [name for name in sources if all(map(_is_saved_by_dcp, cases[int(name)][1:]))]
         loaded = {name: _blank(targets[name]) for name in chosen}
         dcp.save({name: sources[name] for name in chosen}, checkpoint_id=folder)
         dcp.load(loaded, checkpoint_id=folder)
@@ -158,8 +158,10 @@ def _is_canonical(layout: Layout) -> bool:
     return True
 
 
-def _is_one_box(layout: Layout) -> bool:
-    """Whether no rank holds more than one box: DCP writes one chunk for each shard."""
+def _is_saved_by_dcp(layout: Layout) -> bool:
+    """Whether no rank holds more than one box, since DCP writes one chunk for each shard; 2.8 refuses more than that."""
+    if not (cuts_what_is_strided_twice() or _is_canonical(layout)):
+        return False
     return all(len(layout.pieces(at)) <= 1 for at in layout.coordinates())
 
 

@@ -23,8 +23,9 @@ def share_memory_(module: Module) -> Module:
     before handing out `data_ptr`s and before CUDA graphs or `torch.compile` have recorded addresses.
 
     Plain parameters, DTensors, and modules under FSDP2's ``fully_shard`` (which gives its padded shards new
-    memory whenever parameters are replaced: they are moved as well). Gradients stay where they are. What is
-    shared already, is not on the CPU, or has no elements is left alone.
+    memory whenever parameters are replaced: they are moved as well; before PyTorch 2.10 it does so in the first
+    forward pass, too, so share them after that). Gradients stay where they are. What is shared already, is not on the
+    CPU, or has no elements is left alone.
 
     Args:
         module: Any module; tied parameters stay tied.
