@@ -1,5 +1,5 @@
 /* Memfds whose size is sealed, made and opened in one step each: a buffer's first use takes two of both, and as calls of
- * Python's `os` they would cost as much again. All return -1 and errno where the system refuses.
+ * Python's `os` they would cost as much again. Both return -1 and errno where the system refuses.
  */
 #ifndef SKIPPER_SEALED_H
 #define SKIPPER_SEALED_H
@@ -18,12 +18,6 @@ enum {
     SKIPPER_LONGEST_LINK = 64,
 };
 
-/* By numbers of system calls: the functions of glibc are newer than all else that is used here. */
-static inline int skipper_seals_of(int fd)
-{
-    return (int)syscall(SYS_fcntl, fd, F_GET_SEALS);
-}
-
 static inline int skipper_closed(int fd, int why)
 {
     close(fd);
@@ -31,7 +25,8 @@ static inline int skipper_closed(int fd, int why)
     return -1;
 }
 
-/* Makes a memfd of `nbytes` bytes that ends with a page of `page` bytes, which begins with `header`; its descriptor. */
+/* Makes a memfd of `nbytes` bytes, the last `page` of which begin with `header`; its descriptor. By numbers of system
+ * calls: glibc's functions of these names are newer than all else of it that is used here. */
 static inline int skipper_make_sealed(const char *name, int64_t nbytes, int64_t page, const void *header, size_t length)
 {
     int fd = (int)syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -49,17 +44,19 @@ static inline int skipper_make_sealed(const char *name, int64_t nbytes, int64_t 
 static inline int skipper_open_sealed(const char *path, const char *link, int64_t page, int64_t *nbytes, void *header,
                                       size_t length)
 {
-    char found[SKIPPER_LONGEST_LINK];
+    char target[SKIPPER_LONGEST_LINK];
     /* The link first: to open anything else under that number (a pipe, a terminal) could have effects. */
-    ssize_t long_ = readlink(path, found, sizeof found);
-    if (long_ < 0)
+    ssize_t target_nbytes = readlink(path, target, sizeof target);
+    if (target_nbytes < 0)
         return -1;
-    if ((size_t)long_ != strlen(link) || memcmp(found, link, long_))
-        return errno = EMEDIUMTYPE, -1;
+    if ((size_t)target_nbytes != strlen(link) || memcmp(target, link, target_nbytes)) {
+        errno = EMEDIUMTYPE;
+        return -1;
+    }
     int fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd < 0)
         return -1;
-    int seals = skipper_seals_of(fd);
+    int seals = (int)syscall(SYS_fcntl, fd, F_GET_SEALS);
     *nbytes = lseek(fd, 0, SEEK_END);
     if (seals < 0 || (seals & SKIPPER_SEALS) != SKIPPER_SEALS || *nbytes <= page || *nbytes % page ||
         pread(fd, header, length, *nbytes - page) != (ssize_t)length)
