@@ -159,7 +159,7 @@ def _is_canonical(layout: Layout) -> bool:
 
 
 def _is_saved_by_dcp(layout: Layout) -> bool:
-    """Whether no rank holds more than one box, since DCP writes one chunk for each shard; 2.8 refuses more than that."""
+    """Whether no rank holds more than one box, since DCP writes one chunk for each shard; that of 2.8 takes fewer."""
     if not (cuts_what_is_strided_twice() or _is_canonical(layout)):
         return False
     return all(len(layout.pieces(at)) <= 1 for at in layout.coordinates())
