@@ -18,7 +18,6 @@ from tests.sameness import assert_same
 Start = Callable[[], RemoteOwner]
 SOON_S = 5.0
 DEADLINE_S = 0.3
-SERVED_S = 30.0  # where it is to succeed, which takes its time on an emulated processor
 TOO_SHORT_S = 1e-4
 
 
@@ -53,19 +52,18 @@ def test_a_frozen_owner_costs_its_own_deadline_only(remote_case: Case, start: St
     buffer.write_from(content).get()
     kept.read_into(into).get()
     action = RDMAAction().read_remote(bytearray(len(content)), buffer)
-    deadline_s = SERVED_S if remote_case.serves_frozen else DEADLINE_S
     with frozen(stopped):
-        with served(remote_case), provoke(Fault.FROZEN_BEFORE_READ, remote_case.id, deadline_s=deadline_s):
-            operation = buffer.read_into(bytearray(len(content)), timeout=deadline_s)
+        with served(remote_case), provoke(Fault.FROZEN_BEFORE_READ, remote_case.id, deadline_s=DEADLINE_S):
+            operation = buffer.read_into(bytearray(len(content)), timeout=DEADLINE_S)
             kept.read_into(into, timeout=10).get()
             assert_same(into, content)
             operation.get()
-        with served(remote_case), provoke(Fault.FROZEN_BEFORE_READ, remote_case.id, deadline_s=deadline_s):
-            buffer.at(0, 8).read_into(bytearray(8), timeout=deadline_s).get()
-        with served(remote_case), provoke(Fault.FROZEN_BEFORE_WRITE, remote_case.id, deadline_s=deadline_s):
-            buffer.at(0, 8).write_from(content[:8], timeout=deadline_s).get()
+        with served(remote_case), provoke(Fault.FROZEN_BEFORE_READ, remote_case.id, deadline_s=DEADLINE_S):
+            buffer.at(0, 8).read_into(bytearray(8), timeout=DEADLINE_S).get()
+        with served(remote_case), provoke(Fault.FROZEN_BEFORE_WRITE, remote_case.id, deadline_s=DEADLINE_S):
+            buffer.at(0, 8).write_from(content[:8], timeout=DEADLINE_S).get()
         with served(remote_case):
-            action.submit(timeout=deadline_s).get()
+            action.submit(timeout=DEADLINE_S).get()
         kept.read_into(into, timeout=10).get()
     with provoke(Fault.THAWED, remote_case.id):
         buffer.read_into(into, timeout=20).get()
@@ -83,13 +81,12 @@ def test_an_owner_frozen_before_anybody_connected(
     into = bytearray(len(content))
     reads = fault is Fault.FROZEN_AT_FIRST_READ
     waits = remote_case.first_read_waits if reads else remote_case.first_write_waits
-    deadline_s = DEADLINE_S if waits else SERVED_S
     with (
         frozen(stopped),
         pytest.raises(TransferTimeoutError, match="deadline") if waits else nullcontext(),
-        provoke(fault, remote_case.id, deadline_s=deadline_s),
+        provoke(fault, remote_case.id, deadline_s=DEADLINE_S),
     ):
-        (buffer.read_into(into, timeout=deadline_s) if reads else buffer.write_from(content, timeout=deadline_s)).get()
+        (buffer.read_into(into, timeout=DEADLINE_S) if reads else buffer.write_from(content, timeout=DEADLINE_S)).get()
     buffer.read_into(into, timeout=20).get()
     assert_same(into, content)
     assert_same(stopped("content", name), content)
