@@ -108,7 +108,7 @@ class RDMABuffer:
 
     @property
     def backend(self) -> str:
-        """The backend that an operation from this process would use: "local", "shm", "ucx" or "verbs".
+        """The backend that an operation from here would use: "local", "shm", "cuda_ipc", "ucx" or "verbs".
 
         Connects nothing.
 
@@ -295,8 +295,7 @@ class RDMABuffer:
         route = self._route
         if route is None or route[0] is not here.selector:
             handle = self._home_handle() if self._owner == here.owner else self._exported_handle()
-            peer = here.selector.peer_for(handle)
-            route = self._route = (here.selector, peer, peer.resolve(handle))
+            route = self._route = (here.selector, *here.selector.route(handle))
         return route[1], route[2], self._offset
 
     def require_writable(self) -> None:

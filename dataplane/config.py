@@ -9,7 +9,7 @@ from typing import Any
 from skipper.dataplane.errors import ConfigurationError
 from skipper.trust import MIN_SECRET_NBYTES
 
-BACKENDS = ("shm", "ucx", "verbs")
+BACKENDS = ("shm", "cuda_ipc", "ucx", "verbs")
 """Transports between processes, in the order in which "auto" tries them within a host."""
 
 HOST_VARIABLE = "SKIPPER_DATA_PLANE_HOST"

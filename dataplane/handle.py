@@ -17,6 +17,7 @@ has a handle may use it: carry it over authenticated channels only.
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from skipper.dataplane.errors import DescriptorError
 from skipper.dataplane.identity import OwnerId
@@ -25,6 +26,7 @@ from skipper.dataplane.regions import MemoryKind
 SHM = 1
 UCX = 2
 VERBS = 3
+CUDA_IPC = 4
 
 Sections = tuple[bytes, bytes]
 
@@ -143,8 +145,8 @@ def parse_card(card: bytes) -> Card:
     return Card(OwnerId(host, pid, started, token), page_token, _parse_sections(card, _CARD.size), card)
 
 
-def unpack_section(layout: struct.Struct, section: bytes, what: str) -> tuple[int, ...]:
-    """The numbers at the start of a backend's section.
+def unpack_section(layout: struct.Struct, section: bytes, what: str) -> tuple[Any, ...]:
+    """The values at the start of a backend's section.
 
     Raises:
         DescriptorError: It is shorter than that.

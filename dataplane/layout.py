@@ -159,6 +159,11 @@ def runs_of(row: Row) -> tuple[int, int, list[int], list[int], list[int]]:
     return row[_KEY], row[_RUN], dims[0::3], dims[1::3], dims[2::3]
 
 
+def has_dims(rows: Rows) -> bool:
+    """Whether any row has more than one run."""
+    return bool(rows[:, _NDIM].any())
+
+
 def row_runs(rows: Rows) -> NDArray[np.int64]:
     """Contiguous runs of each row."""
     runs = np.ones(len(rows), dtype=np.int64)

@@ -6,9 +6,11 @@ reads that as any other process would.
 
 import os
 import threading
+from collections.abc import Iterator
 
 from skipper.dataplane.arena import Arena
-from skipper.dataplane.backends.base import Backend, Peer
+from skipper.dataplane.backends.base import Backend, Peer, Remote
+from skipper.dataplane.backends.cuda_ipc import CudaIpcBackend
 from skipper.dataplane.backends.local import LocalBackend
 from skipper.dataplane.backends.shared_memory import SharedMemoryBackend
 from skipper.dataplane.backends.ucx.backend import UcxBackend
@@ -42,33 +44,51 @@ class BackendSelector:
         Raises:
             BackendUnavailableError: None can; says why for each.
         """
+        obstacles: list[str] = []
+        for backend in self._ways(handle, obstacles):
+            return backend
+        raise _no_way(handle, obstacles)
+
+    def route(self, handle: Handle) -> tuple[Peer, Remote]:
+        """The connection to the handle's owner, made if need be, and the registration there.
+
+        Raises:
+            BackendUnavailableError: No backend can reach it; says why for each.
+            BufferDroppedError: The owner has released it.
+            DescriptorError: The handle is not as its owner has it.
+            OwnerDiedError: The owner is gone.
+        """
+        obstacles: list[str] = []
+        for backend in self._ways(handle, obstacles):
+            try:
+                peer = self._peer(backend, handle.card)
+                return peer, peer.resolve(handle)
+            except BackendUnavailableError as error:
+                obstacles.append(f"{backend.name}: {error}")
+        raise _no_way(handle, obstacles)
+
+    def _ways(self, handle: Handle, obstacles: list[str]) -> Iterator[Backend]:
+        """The backends that may be used from here, best first; why others may not is added to `obstacles`."""
         if handle.card.owner == self._owner:
-            return self._local
-        obstacles = []
+            yield self._local
+            return
         for name in self._order if handle.card.owner.host == self._owner.host else self._far_order:
             backend = self._transports[name]
             obstacle = backend.obstacle(handle)
             if obstacle is None:
-                return backend
-            obstacles.append(f"{name}: {obstacle}")
-        raise BackendUnavailableError(f"no way to {handle}: {'; '.join(obstacles)}")
+                yield backend
+            else:
+                obstacles.append(f"{name}: {obstacle}")
 
-    def peer_for(self, handle: Handle) -> Peer:
-        """The connection to the handle's owner, made if need be.
-
-        Raises:
-            BackendUnavailableError: No backend can reach it.
-            OwnerDiedError: The owner is gone.
-        """
-        backend = self.backend_for(handle)
-        key = (backend.name, handle.card.owner)
+    def _peer(self, backend: Backend, card: Card) -> Peer:
+        key = (backend.name, card.owner)
         with self._lock:
             peer = self._peers.get(key)
             if peer is not None and peer.usable():
                 return peer
             self._sweep()
         # Without the lock: the first connection of a backend starts it, and nobody else should wait for that.
-        fresh = backend.connect(handle.card)
+        fresh = backend.connect(card)
         with self._lock:
             peer = self._peers.setdefault(key, fresh)
         if peer is not fresh:
@@ -81,6 +101,10 @@ class BackendSelector:
             if not peer.usable():
                 del self._peers[key]
                 peer.close()
+
+
+def _no_way(handle: Handle, obstacles: list[str]) -> BackendUnavailableError:
+    return BackendUnavailableError(f"no way to {handle}: {'; '.join(obstacles)}")
 
 
 class DataPlane:
@@ -116,6 +140,7 @@ class DataPlane:
         )
         self.transports: dict[str, Backend] = {
             "shm": SharedMemoryBackend(self.owner, self.pool),
+            "cuda_ipc": CudaIpcBackend(self.owner, self.pool),
             "ucx": self.ucx,
             "verbs": self.verbs,
         }
@@ -144,10 +169,10 @@ class DataPlane:
                 obstacles.append(f"{name}: {error}")
                 continue
             if exported is None:
-                obstacles.append(f"{name}: the memory was not made by dataplane.empty")
+                obstacles.append(f"{name}: it does not hand out that memory")
                 continue
             card_sections[backend.number], sections[backend.number] = exported
-            if self.config.export == "nearest":
+            if self.config.export == "nearest" and backend.reaches_all:
                 break
         if not sections:
             raise BackendUnavailableError(f"{registration} cannot be exported: {'; '.join(obstacles)}")

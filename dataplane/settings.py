@@ -26,10 +26,12 @@ def configure(
     its way. The UCX and verbs arguments must come before the first use of theirs.
 
     Args:
-        backend: "auto" (default): the first of shm, ucx, verbs that works. A name: only that one between processes.
+        backend: "auto" (default): the first of shm, cuda_ipc, ucx, verbs that works. A name: only that one between
+            processes.
         copy_threads: Threads that copy large blocks; at most 4 by default, and no more than CPUs.
         export: "nearest" (default): a handle carries what the best backend needs; for memory from `empty` no UCX is
-            started. "all": a handle carries every backend that is allowed and usable.
+            started, and that of a GPU is handed out for cuda_ipc and, where a process sees other GPUs, for the next
+            best. "all": a handle carries every backend that is allowed and usable.
         ucx: Options of UCX by name without the prefix, e.g. {"NET_DEVICES": "mlx5_0:1"}; replaces an earlier mapping.
             Without NET_DEVICES (here or in the environment) nothing is reachable from beyond this host.
         ucx_library: Path of the libucp.so.0 to use in place of the one from the wheel.
@@ -79,7 +81,7 @@ def get_rdma_backend() -> str:
     process = current()
     for name in process.config.order:
         backend = process.transports[name]
-        if name != "shm" and backend.status().usable:
+        if name not in ("shm", "cuda_ipc") and backend.status().usable:
             return name
     return "none"
 

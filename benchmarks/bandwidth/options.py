@@ -164,7 +164,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     work.add_argument("-a", "--all", action="store_true", help=f"sizes from {sweep}, each four times the last")
     work.add_argument("--op", choices=("read", "write", *ATOMICS), default="read", help="as the client sees it")
     work.add_argument("-b", "--bidirectional", action="store_true", help="both ends transfer at once")
-    work.add_argument("--backend", choices=("auto", "shm", "ucx", "verbs"), default="auto")
+    work.add_argument("--backend", choices=("auto", "shm", "cuda_ipc", "ucx", "verbs"), default="auto")
     work.add_argument("--mem", type=_mem, default="host", metavar="host|cuda[:N]", help="at both ends")
     work.add_argument("--batch", type=whole(1, MAX_BATCH), default=1, metavar="N", help="buffers in one transfer")
     work.add_argument(

@@ -100,11 +100,13 @@ class Backend(ABC):
         name: As in `configure` and `RDMABuffer.backend`.
         number: Of its section in handles.
         memory_kinds: What the local side of a copy may be.
+        reaches_all: Whether every process of the host reaches memory by its sections, so that no others are needed.
     """
 
     name: str
     number: int
     memory_kinds: frozenset[MemoryKind]
+    reaches_all: bool = True
 
     def check(self, config: Config) -> None:  # noqa: B027 - most backends have nothing to refuse
         """Raise ConfigurationError for a configuration that comes too late, or that is impossible. Changes nothing."""
@@ -126,4 +128,9 @@ class Backend(ABC):
 
     @abstractmethod
     def export(self, registration: "Registration") -> Sections | None:
-        """Sections of the card and of the body, by which peers reach a registration; None if they cannot."""
+        """Sections of the card and of the body, by which peers reach a registration; None if they cannot.
+
+        Raises:
+            BackendUnavailableError: The same, with the reason.
+            RegistrationError: It should, and failed.
+        """

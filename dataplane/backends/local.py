@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from skipper.dataplane._copy import OK, guarded_atomic, guarded_copy
 from skipper.dataplane.backends.base import Backend, BackendStatus, Peer, Remote, Transfer
-from skipper.dataplane.copying import PART_BYTES, CopyPool, CopyTransfer, at_once, dropped, parts_of
+from skipper.dataplane.copying import PART_BYTES, CopyPool, CopyTransfer, at_once, copy_by_gpu, dropped, parts_of
 from skipper.dataplane.errors import BackendUnavailableError
 from skipper.dataplane.handle import Card, Handle, Sections
 from skipper.dataplane.layout import Rows, single_stripes
@@ -75,15 +75,22 @@ class LocalPeer(Peer):
         address = remote.address + offset
         if address < local.address + local.nbytes and local.address < address + local.nbytes:
             raise ValueError("source and destination overlap")
-        if not at_once(local.nbytes) or local.kind is not HOST or region.kind is not HOST:
-            parts = single_stripes(local.address, address, local.nbytes, step=PART_BYTES)
+        on_host = local.kind is HOST and region.kind is HOST
+        if not on_host:
+            operation = copy_by_gpu(local, remote, address, (region.kind, region.device), None, to_remote=to_remote)
+            if operation is not None:
+                return operation
+        if not on_host or not at_once(local.nbytes):
+            step = PART_BYTES if on_host else local.nbytes  # as `parts_of` does
+            parts = single_stripes(local.address, address, local.nbytes, step=step)
             return self._transfer(parts, (remote,), (local,), to_remote).submit(timeout)
         status = guarded_copy(local.address, address, local.nbytes, to_remote, remote.word, remote.handle.epoch, -1)
         return DONE if status == OK else Operation.failed(dropped(remote.handle))
 
     def compile(self, rows: Rows, remotes: Sequence[Remote], locals_: Sequence[Region], *, to_remote: bool) -> Transfer:
         """See `Peer`."""
-        return self._transfer(parts_of(rows), remotes, locals_, to_remote)
+        on_host = locals_[0].kind is HOST and all(remote.handle.kind is HOST for remote in remotes)
+        return self._transfer(parts_of(rows, on_host=on_host), remotes, locals_, to_remote)
 
     def atomic(self, remote: Remote, offset: int, atomic: Atomic, *, timeout: float) -> FetchOperation:
         """See `Peer`. Atomic also with what the CPU does to that word in any process that maps it."""

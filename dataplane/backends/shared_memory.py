@@ -13,9 +13,9 @@ from skipper.dataplane import memfd
 from skipper.dataplane._copy import CHANGED, OK, guarded_atomic, guarded_copy
 from skipper.dataplane.arena import HUGE_BLOCK
 from skipper.dataplane.backends.base import Backend, BackendStatus, Peer, Remote, Transfer
-from skipper.dataplane.copying import PART_BYTES, CopyPool, CopyTransfer, at_once, dropped, parts_of
+from skipper.dataplane.copying import PART_BYTES, CopyPool, CopyTransfer, at_once, copy_by_gpu, dropped, parts_of
 from skipper.dataplane.epochs import WORD
-from skipper.dataplane.errors import DescriptorError, OwnerDiedError
+from skipper.dataplane.errors import BackendUnavailableError, DescriptorError, OwnerDiedError
 from skipper.dataplane.handle import SHM, Card, Handle, Sections, unpack_section
 from skipper.dataplane.identity import OwnerId, ProcessWatch
 from skipper.dataplane.layout import Rows, single_stripes
@@ -59,7 +59,7 @@ class SharedMemoryBackend(Backend):
     def export(self, registration: Registration) -> Sections | None:
         """See `Backend`."""
         if registration.shared is None:
-            return None
+            raise BackendUnavailableError("the memory was not made by dataplane.empty")
         mapping, offset = registration.shared
         page = registration.epoch.page
         return _PAGE.pack(page.fd), _DATA.pack(mapping.fd, mapping.token, offset)
@@ -107,13 +107,19 @@ class SharedMemoryPeer(Peer):
         self, local: Region, remote: Remote, offset: int, *, to_remote: bool, timeout: float, stream: bool = False
     ) -> Operation:
         """See `Peer`; `stream` goes past the cache."""
+        address = remote.address + offset
+        if local.kind is not HOST:
+            operation = copy_by_gpu(local, remote, address, (HOST, 0), self._watch, to_remote=to_remote)
+            if operation is not None:
+                return operation
         is_small = local.nbytes <= PART_BYTES if stream else at_once(local.nbytes)
         if not is_small or local.kind is not HOST:
-            parts = single_stripes(local.address, remote.address + offset, local.nbytes, step=PART_BYTES)
+            step = PART_BYTES if local.kind is HOST else local.nbytes  # as `parts_of` does
+            parts = single_stripes(local.address, address, local.nbytes, step=step)
             return self._transfer(parts, (remote,), (local,), to_remote).submit(timeout)
         status = guarded_copy(
             local.address,
-            remote.address + offset,
+            address,
             local.nbytes,
             to_remote,
             remote.word,
@@ -129,7 +135,8 @@ class SharedMemoryPeer(Peer):
 
     def compile(self, rows: Rows, remotes: Sequence[Remote], locals_: Sequence[Region], *, to_remote: bool) -> Transfer:
         """See `Peer`."""
-        return self._transfer(parts_of(rows), remotes, locals_, to_remote)
+        parts = parts_of(rows, on_host=locals_[0].kind is HOST)
+        return self._transfer(parts, remotes, locals_, to_remote)
 
     def atomic(self, remote: Remote, offset: int, atomic: Atomic, *, timeout: float) -> FetchOperation:
         """See `Peer`. Atomic also with what the CPU does to that word in any process that maps it."""

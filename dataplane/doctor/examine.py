@@ -52,7 +52,8 @@ def examine(*, ucx_library: str | None = None, trials: bool = False) -> Examinat
     ucx_checks, ucx_facts = ucx(
         statuses["ucx"], ucx_library, cma=host_facts["cma"], ports=ports, networks=networks, gpus=len(gpu_facts["gpus"])
     )
-    own = [_local(statuses["local"]), _tried("shm"), *ucx_checks[:1], _verbs(statuses["verbs"], needed=active)]
+    own = [_local(statuses["local"]), _tried("shm"), _cuda_ipc(statuses["cuda_ipc"]), *ucx_checks[:1]]
+    own.append(_verbs(statuses["verbs"], needed=active))
     if trials:
         own += [_tried(name, ucx_library) for name in ("ucx", "verbs") if statuses[name].usable]
     checks = [
@@ -88,6 +89,12 @@ def _tried(backend: str, ucx_library: str | None = None) -> Check:
         advice = "see the checks below of what it needs"
         return Check("backends", name, Verdict.PROBLEM, f"moving 1 MiB between two processes fails: {error}", advice)
     return Check("backends", name, Verdict.OK, f"1 MiB from another process is right; first use {took_ms:.3g} ms")
+
+
+def _cuda_ipc(status: BackendStatus) -> Check:
+    if status.usable:
+        return Check("backends", status.name, Verdict.OK, status.reason)
+    return Check("backends", status.name, Verdict.ABSENT, f"not usable: {status.reason}")
 
 
 def _verbs(status: BackendStatus, *, needed: bool) -> Check:

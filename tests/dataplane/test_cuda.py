@@ -49,17 +49,21 @@ def test_copies_in_both_directions(here: str, there: str, count: int) -> None:
     assert tail.item() == count
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.int16, torch.uint8])
 @pytest.mark.parametrize("there", ["cpu", "cuda"])
 @pytest.mark.parametrize("here", ["cpu", "cuda"])
-def test_blocks_of_tensors_with_strides(here: str, there: str) -> None:
-    whole = torch.arange(6 * 8 * 10, device=there).reshape(6, 8, 10)
+def test_blocks_of_tensors_with_strides(here: str, there: str, dtype: torch.dtype) -> None:
+    content = (torch.arange(6 * 8 * 10) % 251).to(dtype).reshape(6, 8, 10)
+    whole = content.to(there, copy=True)
     buffer = RDMABuffer(whole)
-    layout = RemoteLayout(offset=(1 * 80 + 2 * 10 + 3) * 8, shape=(4, 5, 6), strides=(640, 80, 8), itemsize=8)
-    room = torch.zeros(6, 5, 4, dtype=torch.int64, device=here)
+    size = dtype.itemsize
+    strides = (80 * size, 10 * size, size)
+    layout = RemoteLayout(offset=(1 * 80 + 2 * 10 + 3) * size, shape=(4, 5, 6), strides=strides, itemsize=size)
+    room = torch.zeros(6, 5, 4, dtype=dtype, device=here)
     RDMAAction().read_remote(room.permute(2, 1, 0), buffer, layout=layout).submit(30).get()
     assert torch.equal(room.permute(2, 1, 0).cpu(), whole[1:5, 2:7, 3:9].cpu())
     RDMAAction().write_remote(buffer, -room.permute(2, 1, 0), layout=layout).submit(30).get()
-    expected = torch.arange(480).reshape(6, 8, 10)
+    expected = content.clone()
     expected[1:5, 2:7, 3:9] *= -1
     assert torch.equal(whole.cpu(), expected)
 

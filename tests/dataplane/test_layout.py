@@ -19,9 +19,13 @@ from skipper.dataplane.layout import (
     stripes,
     with_keys,
 )
+from skipper.dataplane.regions import HOST
+from skipper.dataplane.tensors import DeviceRows
 from tests.sameness import assert_same
 
 Array = np.ndarray[Any, Any]
+
+PLACE = (HOST, 0)  # what a GPU would be given is walked in the same way
 
 
 def address(array: Array) -> int:
@@ -68,6 +72,29 @@ def test_rows_copy_what_indexing_copies(pair: tuple[Array, Array], to_remote: bo
     target[...] = np.zeros((), target.dtype)
     assert_same(root.tobytes(), expected_root.tobytes())
     assert after.nbytes == root.nbytes
+
+
+@settings(max_examples=200, deadline=None)
+@given(pairs(), st.booleans())
+def test_rows_as_tensors_copy_what_indexing_copies(pair: tuple[Array, Array], to_remote: bool) -> None:
+    local, remote = pair
+    source, target = (local, remote) if to_remote else (remote, local)
+    source[...] = np.frombuffer(np.random.default_rng(0).bytes(source.nbytes), source.dtype).reshape(source.shape)
+    root = target if target.base is None else target.base
+    before = root.copy()
+    rows = as_rows(
+        compile_box(address(local), local.strides, address(remote), remote.strides, local.shape, local.itemsize, key=0)
+    )
+    if (rows < 0).any():
+        with pytest.raises(ValueError, match="negative strides"):
+            DeviceRows(rows, to_remote, PLACE, [PLACE])
+        return
+    copying = DeviceRows(rows, to_remote, PLACE, [PLACE])
+    for _ in range(2):
+        copying.copy()
+        assert_same(target.tobytes(), source.tobytes())
+        target[...] = np.zeros((), target.dtype)
+        assert_same(root.tobytes(), before.tobytes())
 
 
 def test_a_contiguous_box_is_one_run_whatever_its_shape() -> None:

@@ -1,5 +1,10 @@
 """Start-up, fork and end: what a process holds, and when."""
 
+import os
+import re
+
+import pytest
+
 from tests.dataplane.scripts import run
 
 
@@ -82,6 +87,24 @@ def test_a_forked_child_starts_afresh_and_harms_nothing() -> None:
         "print('unharmed')\n"
     )
     assert out == "unharmed\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_way_that_fails_is_followed_by_the_next_and_the_error_names_each() -> None:
+    out = run(
+        "import os, sys, numpy as np; from skipper import dataplane\n"
+        "dataplane.configure(secret=b'of two users of a host')\n"
+        "buffer = dataplane.RDMABuffer(dataplane.empty_array(1 << 16, np.uint8)); raw = buffer.serialize()\n"
+        "if os.fork() == 0:\n"
+        "    os.setgid(65534); os.setuid(65534)\n"
+        "    theirs = dataplane.RDMABuffer.deserialize(raw)\n"
+        "    assert theirs.backend == 'shm'\n"
+        "    try: theirs.read_into(np.zeros(1 << 16, np.uint8)).get()\n"
+        "    except dataplane.BackendUnavailableError as error: print(error, flush=True)\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+    )
+    assert re.match("no way to .*: shm: cannot map memory of .*; cuda_ipc: .*; ucx: its owner did not export it", out)
 
 
 def test_ucx_in_a_forked_child_is_a_typed_error_and_the_parent_goes_on() -> None:

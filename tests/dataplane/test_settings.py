@@ -12,7 +12,7 @@ from tests.dataplane.scripts import run
 
 def test_every_backend_says_whether_it_is_usable_and_why() -> None:
     statuses = {status.name: status for status in dataplane.backends()}
-    assert set(statuses) == {"local", "shm", "ucx", "verbs"}
+    assert set(statuses) == {"local", "shm", "cuda_ipc", "ucx", "verbs"}
     assert statuses["local"].usable
     assert statuses["shm"].usable
     assert statuses["ucx"].usable
@@ -109,5 +109,5 @@ def test_export_all_makes_shared_memory_reachable_by_ucx_too() -> None:
 
 def test_between_hosts_verbs_come_before_a_ucx_without_rdma() -> None:
     assert Config().far_order == ("shm", "verbs", "ucx")
-    assert Config(ucx_library="/usr/lib/libucp.so.0").far_order == Config().order == ("shm", "ucx", "verbs")
+    assert Config(ucx_library="/usr/lib/libucp.so.0").far_order == Config().order == ("shm", "cuda_ipc", "ucx", "verbs")
     assert Config(backend="ucx").far_order == ("ucx",)

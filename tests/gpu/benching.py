@@ -1,7 +1,7 @@
 """`make bench-gpu`: each benchmark that has something to say on a GPU, into one page and one file of JSON.
 
 When a part has ended, both are written anew with all that is known. They are named by the day and the GPU, as those in
-`benchmarks/results` are, where they belong once they have been read.
+`benchmarks/results` are, in whose folder `gpu` they belong once they have been read.
 """
 
 import json
@@ -16,9 +16,9 @@ from tests.tree import ROOT
 _PARTS = (
     Part("facts", ["-m", "tests.gpu.facts"], 60),
     Part("transfers", ["-m", "skipper.benchmarks.gpu"], 180),
-    Part("ucx_perftest", ["-m", "skipper.benchmarks.gpu", "--part", "perftest"], 120),
     Part("weight sync", ["-m", "skipper.benchmarks.weight_sync", "--device", "cuda"], 180),
     Part("bandwidth", ["-m", "skipper.benchmarks.bandwidth", "--local", "--mem", "cuda", "-s", "1M", "-s", "64M"], 60),
+    Part("ucx_perftest", ["-m", "skipper.benchmarks.gpu", "--part", "perftest"], 120),
 )
 
 

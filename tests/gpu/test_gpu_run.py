@@ -96,7 +96,7 @@ def test_each_test_leaves_a_line_when_it_ends(tmp_path: Path) -> None:
 
 def test_files_with_tests_for_a_gpu_are_found_and_no_test_is_marked_in_another_way() -> None:
     found = testing.files()
-    rooms = ("dataplane", "dataplane/backends/ucx", "tensor_engine", "torchstore")
+    rooms = ("dataplane", "dataplane/backends", "tensor_engine", "torchstore")
     assert {f"tests/{room}/test_cuda.py" for room in rooms} <= set(found)
     assert found[0].startswith("tests/dataplane")
     marker = "pytest.mark." + "cuda"

@@ -22,7 +22,7 @@ class ReadLink:
 
     Attributes:
         source: Whose memory is read: a volume, or a publisher's process.
-        backend: What moves them from here: "local", "shm", "ucx", "verbs".
+        backend: What moves them from here: "local", "shm", "cuda_ipc", "ucx", "verbs".
         nbytes: How many.
         parts: In how many blocks, before neighbours are joined.
     """

@@ -151,6 +151,12 @@ class UcxPeer(Peer):
 
     def resolve(self, handle: Handle) -> Remote:
         """See `Peer`. Nothing is sent: UCX has no way to ask."""
+        if not self.connections.engine.memory_types >> handle.kind & 1:
+            # A transfer would begin, and never end.
+            raise BackendUnavailableError(
+                f"UCX cannot move {handle.kind.name.lower()} memory here: this process sees no GPU, or UCX's modules "
+                "for it did not load"
+            )
         card = UcxCard.of(handle.card)
         if (handle.slot + 1) * WORD > PAGE_BYTES:
             raise DescriptorError(f"the handle of {handle} reaches beyond the owner's memory")

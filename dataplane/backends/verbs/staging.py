@@ -52,7 +52,7 @@ class HostStage:
         self._copy(to_stage=False)
 
     def _copy(self, *, to_stage: bool) -> None:
-        tensors.copy_rows(self._between, to_stage, self._place, [(MemoryKind.HOST, 0)])
+        tensors.DeviceRows(self._between, to_stage, self._place, [(MemoryKind.HOST, 0)]).copy()
 
 
 class StagedTransfer(Transfer):

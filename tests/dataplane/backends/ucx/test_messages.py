@@ -58,7 +58,7 @@ def base_of(raw: bytes) -> int:
 
 def peer_of(buffer: RDMABuffer) -> UcxPeer:
     handle, _, _ = parsed(buffer.serialize())
-    peer = dataplane.process.current().selector.peer_for(handle)  # the one that the buffer uses
+    peer = dataplane.process.current().selector.route(handle)[0]  # the one that the buffer uses
     assert isinstance(peer, UcxPeer)
     return peer
 

@@ -75,6 +75,11 @@ class _Memory:
     def content(self) -> torch.Tensor:
         return self.tensor.cpu()
 
+    def give_back(self) -> None:
+        """Let go of the memory, and have torch give it back to CUDA."""
+        del self.tensor, self._buffer
+        torch.cuda.empty_cache()
+
     def drop(self) -> None:
         self._buffer.drop()
 
