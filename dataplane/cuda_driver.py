@@ -12,13 +12,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from skipper.dataplane.errors import BackendUnavailableError, TransferError
+from skipper.dataplane.errors import BackendUnavailableError
 
 IPC_NBYTES = 64
 GPU_NBYTES = 16
 
 _LIBRARY = "libcuda.so.1"
 _BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID of cuda.h
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, without which the driver opens nothing
 
 _U64 = ctypes.c_uint64
@@ -104,6 +105,20 @@ def close_shared(address: int, device: int) -> None:
         _call("cuIpcCloseMemHandle", _U64(address))
 
 
+def new_stream(device: int) -> int:
+    """A stream of a GPU that waits for no other, for the life of this process, as CUDA numbers it.
+
+    torch's own are 32, dealt out in turn: who takes one may share it with the caller's kernels, or with NCCL's.
+
+    Raises:
+        BackendUnavailableError: There is none.
+    """
+    stream = ctypes.c_void_p()
+    with _context(device):
+        _call("cuStreamCreate", ctypes.byref(stream), ctypes.c_uint(_NON_BLOCKING))
+    return stream.value or 0
+
+
 def copy(pairs: Iterable[tuple[int, int, int]], stream: int, device: int, *, blocks: bool) -> None:
     """Copy one after another between addresses that a GPU can use, and wait for it.
 
@@ -115,18 +130,15 @@ def copy(pairs: Iterable[tuple[int, int, int]], stream: int, device: int, *, blo
             GIL is not held for that either.
 
     Raises:
-        TransferError: The GPU reports an error, perhaps of a kernel that ran before.
+        BackendUnavailableError: The GPU reports an error, perhaps of a kernel that ran before.
     """
     begin = (_library() if blocks else _quick_library()).cuMemcpyAsync
-    try:
-        with _context(device):
-            try:
-                for target, source, nbytes in pairs:
-                    _require(begin(_U64(target), _U64(source), ctypes.c_size_t(nbytes), _U64(stream)), "cuMemcpyAsync")
-            finally:  # what was begun must not go on
-                _require(_library().cuStreamSynchronize(_U64(stream)), "cuStreamSynchronize")
-    except BackendUnavailableError as error:
-        raise TransferError(f"copying memory of a GPU failed: {error}") from error
+    with _context(device):
+        try:
+            for target, source, nbytes in pairs:
+                _require(begin(_U64(target), _U64(source), ctypes.c_size_t(nbytes), _U64(stream)), "cuMemcpyAsync")
+        finally:  # what was begun must not go on
+            _require(_library().cuStreamSynchronize(_U64(stream)), "cuStreamSynchronize")
 
 
 @functools.cache

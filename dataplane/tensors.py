@@ -8,7 +8,6 @@ import contextlib
 import functools
 import importlib.util
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ Location = tuple[MemoryKind, int]
 """Kind of memory and index of the device."""
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import torch
 
@@ -187,12 +186,14 @@ class DeviceRows:
             return
         try:
             with contextlib.ExitStack() as current:
-                for stream in map(_own_stream, self._gpus):
+                for gpu in self._gpus:
+                    number = current.enter_context(_own_stream(gpu))
+                    stream = torch.cuda.ExternalStream(number, gpu)  # type: ignore[no-untyped-call]
                     current.callback(stream.synchronize)  # also after an error: what was begun must not go on
                     current.enter_context(torch.cuda.stream(stream))
                 for target, source in self._views:
                     target.copy_(source, non_blocking=True)
-        except RuntimeError as error:
+        except (RuntimeError, BackendUnavailableError) as error:
             raise TransferError(f"copying memory of a GPU failed: {error}") from error
 
 
@@ -207,7 +208,11 @@ def copy(pairs: "Iterable[tuple[int, int, int]]", device: int, *, with_host: boo
     Raises:
         TransferError: The device reports an error, perhaps of a kernel that ran before.
     """
-    cuda_driver.copy(pairs, _own_stream(device).cuda_stream, device, blocks=with_host)
+    try:
+        with _own_stream(device) as stream:
+            cuda_driver.copy(pairs, stream, device, blocks=with_host)
+    except BackendUnavailableError as error:
+        raise TransferError(f"copying memory of a GPU failed: {error}") from error
 
 
 def marks(devices: "Iterable[int]") -> "list[Mark]":
@@ -250,22 +255,19 @@ class _DeviceMemory:
         self.__cuda_array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3}
 
 
-class _OwnStreams(threading.local):
-    def __init__(self) -> None:
-        self.by_gpu: dict[int, torch.cuda.Stream] = {}
+_idle_streams: dict[int, list[int]] = {}
 
 
-_own_streams = _OwnStreams()
-
-
-def _own_stream(device: int) -> "torch.cuda.Stream":
-    """A stream for the copies of the calling thread."""
-    import torch
-
-    streams = _own_streams.by_gpu
-    if device not in streams:
-        streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    return streams[device]
+@contextlib.contextmanager
+def _own_stream(device: int) -> "Iterator[int]":
+    """A stream of a GPU for one copy, which nobody else knows, as CUDA numbers it. After an error it is let go of."""
+    idle = _idle_streams.setdefault(device, [])
+    try:
+        stream = idle.pop()
+    except IndexError:
+        stream = cuda_driver.new_stream(device)
+    yield stream
+    idle.append(stream)
 
 
 def _unit(*numbers: int) -> int:
