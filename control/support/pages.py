@@ -142,9 +142,11 @@ class PageServer:
         listener = socket.create_server(address, family=family, backlog=128)
         self.host, self.port = str(listener.getsockname()[0]), int(listener.getsockname()[1])
         self._listener = listener
-        self._loop = asyncio.new_event_loop()
+        self._loop = asyncio.SelectorEventLoop()
         self._closing = asyncio.Event()
         self._making = asyncio.Semaphore(_PAGES_AT_ONCE)
+        self._tasks: set[asyncio.Task[None]] = set()
+        """One for each connection, those that there is no room for among them."""
         self._connections: set[asyncio.Task[None]] = set()
         self._waiting: dict[asyncio.Task[None], None] = {}
         """Those of them that wait for their clients, the longest first."""
@@ -183,10 +185,19 @@ class PageServer:
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)  # it tells of clients, say
         server = await asyncio.start_server(self._accept, sock=self._listener, limit=MAX_HEAD_NBYTES)
         await self._closing.wait()
-        server.close()  # the tasks of its connections are cancelled with the loop
+        # What asyncio is accepting must become a connection before its server is closed: it would be left open.
+        self._loop.remove_reader(self._listener)
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in others & self._tasks:
+                task.cancel()
+            await asyncio.wait(others)
+        server.close()
+        await asyncio.sleep(0)  # connections end in the loop's next turn
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda _: writer.transport.abort())  # also where it is cancelled before it has begun
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,6 +1,7 @@
 """Pages over HTTP among strangers: who says nothing, too much or garbage, and what other sites make browsers ask."""
 
 import contextlib
+import gc
 import http.client
 import socket
 import threading
@@ -223,6 +224,29 @@ def test_tokens_that_cannot_be_used_are_refused(token: str) -> None:
     with pytest.raises(ValueError, match="a token has 16 to 256 letters") as caught:
         PageServer({"/": lambda: Page("text/plain", "")}, token=token)
     assert token not in str(caught.value)
+
+
+def test_who_connects_while_it_is_closed_is_cut_too() -> None:
+    for _ in range(10):
+        server = PageServer({"/page": lambda: Page("text/plain", "figures")})
+        clients: list[socket.socket] = []
+
+        def connect(port: int = server.port, clients: list[socket.socket] = clients) -> None:
+            with contextlib.suppress(OSError):  # it listens no more
+                while True:
+                    clients.append(socket.create_connection(("127.0.0.1", port), PATIENCE_S))
+
+        crowd = [threading.Thread(target=connect) for _ in range(3)]
+        for thread in crowd:
+            thread.start()
+        wait_until(lambda clients=clients: len(clients) > MAX_CONNECTIONS, "there are more than it takes")
+        server.close()
+        for thread in crowd:
+            thread.join(PATIENCE_S)
+        for client in clients:
+            with client, contextlib.suppress(ConnectionError):
+                assert client.recv(1) == b""  # a connection that was left open would say nothing for ever
+    gc.collect()  # warnings of what was left open are errors
 
 
 @pytest.mark.parametrize("port", [-1, 65536, 1 << 64])

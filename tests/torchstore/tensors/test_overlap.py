@@ -30,7 +30,7 @@ def test_a_tensor_overlaps_itself_where_two_elements_have_one_place(dims: list[t
 def test_two_tensors_are_refused_exactly_where_they_have_a_byte_in_common(
     left: list[tuple[int, int]], right: list[tuple[int, int]], start: int, dtype: torch.dtype
 ) -> None:
-    memory = torch.zeros(64, dtype=dtype)
+    memory = torch.zeros(12 + 3 * 3 * 7 + 1, dtype=dtype)  # as far as one of them may reach
     tensors = [
         memory.as_strided([size for size, _ in dims], [stride for _, stride in dims], begin)
         for dims, begin in ((left, 0), (right, start))
