@@ -265,6 +265,7 @@ def test_a_pod_that_is_ready_is_reached_at_its_ip() -> None:
 
 def test_a_job_that_gives_up_says_for_which_pods() -> None:
     assert [index for index in range(8) if failure_of({"failedIndexes": "1,3-5"}, index)] == [1, 3, 4, 5]
+    assert failure_of({"failedIndexes": f"2-{1 << 60}"}, 1 << 59)
     failed = {"conditions": [{"type": "Failed", "status": "True", "reason": "DeadlineExceeded", "message": "late"}]}
     assert failure_of(failed, 0) == "the Job has failed: DeadlineExceeded: late"
     assert failure_of({}, 0) == ""

@@ -81,18 +81,18 @@ def failure_of(status: Mapping[str, Any], index: int) -> str:
     failed = _condition(status, "Failed")
     if failed.get("status") == "True":
         return f"the Job has failed: {_said(failed.get('reason'), failed.get('message'))}"
-    if index in _indices(status.get("failedIndexes", "")):
+    if _names(status.get("failedIndexes", ""), index):
         return "the Job has given up this index: too many of its pods were lost"
     return ""
 
 
-def _indices(text: str) -> set[int]:
-    """``1,3-5`` as numbers."""
-    found: set[int] = set()
+def _names(text: str, index: int) -> bool:
+    """Whether it is among ``1,3-5``. Ranges are not written out: they may be of any size."""
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return found
+        if int(first) <= index <= int(last or first):
+            return True
+    return False
 
 
 def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:

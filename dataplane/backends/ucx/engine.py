@@ -124,12 +124,15 @@ class ClientWorker:
 
     def adopt(self, run: Driven) -> None:
         """Have this worker's thread drive a run to its end."""
+        thread = None
         with self._condition:
             self._inbox.append(run)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._drive, name=self._name, daemon=True)
-                self._thread.start()
+                thread = self._thread = threading.Thread(target=self._drive, name=self._name, daemon=True)
             self._condition.notify()
+        if thread is not None:
+            # Without the lock: a collection of garbage in that thread, before it has begun, may call `_left`.
+            thread.start()
         self.worker.wake()
 
     def join(self, user: object) -> Callable[[], object]:
@@ -159,7 +162,7 @@ class ClientWorker:
             self._condition.notify()
             thread = self._thread
         self.worker.wake()
-        if thread is not None:
+        if thread is not None and thread.is_alive():
             thread.join(_JOIN_S)
 
     def _drive(self) -> None:

@@ -1,5 +1,6 @@
 """Large transfers over UCX, which several workers carry together."""
 
+import gc
 import threading
 from collections.abc import Iterator
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from skipper import dataplane
-from skipper.dataplane import RDMAAction, RDMABuffer, RemoteLayout, TransferTimeoutError
+from skipper.dataplane import RDMAAction, RDMABuffer, RemoteLayout, TransferTimeoutError, process
 from tests.conformance.owner import RemoteOwner
 from tests.sameness import assert_same
 
@@ -103,3 +104,41 @@ def test_a_large_transfer_outlives_the_deadline_of_another_that_shares_its_conne
         assert (kept == 7).all()
     finally:
         owner.close()
+
+
+class _Nothing:
+    """What another thread has claimed already."""
+
+    def claim(self) -> bool:
+        return False
+
+
+class _User:
+    """A connection, as far as a worker counts them; only a collection of garbage finds that it is one."""
+
+    def __init__(self) -> None:
+        self.cycle = self
+
+
+def test_a_thread_that_collects_garbage_before_it_has_begun_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that is collected there counts itself out, in a worker that is just starting that thread."""
+    client = process.current().ucx.engine()._new_client(99)
+    set_ident = threading.Thread._set_ident  # type: ignore[attr-defined]
+
+    def collect_first(thread: threading.Thread) -> None:
+        set_ident(thread)
+        if thread.name == "dataplane-ucx-client-99":
+            gc.collect()
+
+    gc.collect()
+    gc.disable()
+    try:
+        client.join(_User())
+        monkeypatch.setattr(threading.Thread, "_set_ident", collect_first)
+        adopting = threading.Thread(target=client.adopt, args=(_Nothing(),), daemon=True)
+        adopting.start()
+        adopting.join(20)
+    finally:
+        gc.enable()
+    assert not adopting.is_alive()
+    client.close()
