@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from skipper.dataplane._copy import GuardedRows, copy_rows
 from skipper.dataplane.layout import (
+    Rows,
     as_rows,
     compile_box,
     extent,
@@ -52,18 +53,23 @@ def pairs(draw: st.DrawFn) -> tuple[Array, Array]:
     return draw(views(shape, dtype)), draw(views(shape, dtype))
 
 
-@settings(max_examples=400, deadline=None)
-@given(pairs(), st.booleans(), st.integers(1, 4))
-def test_rows_copy_what_indexing_copies(pair: tuple[Array, Array], to_remote: bool, parts: int) -> None:
-    local, remote = pair
+def box_to_copy(local: Array, remote: Array, to_remote: bool) -> tuple[Array, Array, Array, Rows]:
+    """Source, filled, and target, all memory of the target, and the rows from one to the other."""
     source, target = (local, remote) if to_remote else (remote, local)
     source[...] = np.frombuffer(np.random.default_rng(0).bytes(source.nbytes), source.dtype).reshape(source.shape)
     root = target if target.base is None else target.base
-    expected_root = root.copy()
     rows = as_rows(
         compile_box(address(local), local.strides, address(remote), remote.strides, local.shape, local.itemsize, key=0)
     )
-    assert int(row_bytes(rows).sum()) == local.nbytes
+    return source, target, root, rows
+
+
+@settings(max_examples=400, deadline=None)
+@given(pairs(), st.booleans(), st.integers(1, 4))
+def test_rows_copy_what_indexing_copies(pair: tuple[Array, Array], to_remote: bool, parts: int) -> None:
+    source, target, root, rows = box_to_copy(*pair, to_remote)
+    expected_root = root.copy()
+    assert int(row_bytes(rows).sum()) == source.nbytes
     for part in stripes(rows, parts, align=1):
         copy_rows(part, to_remote)
     assert_same(target.tobytes(), source.tobytes())
@@ -77,14 +83,8 @@ def test_rows_copy_what_indexing_copies(pair: tuple[Array, Array], to_remote: bo
 @settings(max_examples=200, deadline=None)
 @given(pairs(), st.booleans())
 def test_rows_as_tensors_copy_what_indexing_copies(pair: tuple[Array, Array], to_remote: bool) -> None:
-    local, remote = pair
-    source, target = (local, remote) if to_remote else (remote, local)
-    source[...] = np.frombuffer(np.random.default_rng(0).bytes(source.nbytes), source.dtype).reshape(source.shape)
-    root = target if target.base is None else target.base
+    source, target, root, rows = box_to_copy(*pair, to_remote)
     before = root.copy()
-    rows = as_rows(
-        compile_box(address(local), local.strides, address(remote), remote.strides, local.shape, local.itemsize, key=0)
-    )
     if (rows < 0).any():
         with pytest.raises(ValueError, match="negative strides"):
             DeviceRows(rows, to_remote, PLACE, [PLACE])
