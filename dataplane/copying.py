@@ -28,7 +28,7 @@ from skipper.dataplane.errors import (
 )
 from skipper.dataplane.handle import Handle
 from skipper.dataplane.identity import ProcessWatch
-from skipper.dataplane.layout import Rows, row_bytes, single, stripes
+from skipper.dataplane.layout import Rows, row_bytes, single, single_stripes, stripes
 from skipper.dataplane.operation import DONE, Helper, Operation
 from skipper.dataplane.regions import HOST, Region
 
@@ -297,6 +297,11 @@ def parts_of(rows: Rows, *, on_host: bool) -> list[Rows]:
     if not on_host:
         return [rows]
     return stripes(rows, max(1, -(-int(row_bytes(rows).sum()) // PART_BYTES)))
+
+
+def parts_between(local: int, remote: int, nbytes: int, *, on_host: bool) -> list[Rows]:
+    """The parts of one contiguous copy, as `parts_of` cuts it."""
+    return single_stripes(local, remote, nbytes, step=PART_BYTES if on_host else nbytes)
 
 
 def dropped(handle: Handle) -> BufferDroppedError:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from skipper.dataplane._copy import OK, guarded_atomic, guarded_copy
 from skipper.dataplane.backends.base import Backend, BackendStatus, Peer, Remote, Transfer
-from skipper.dataplane.copying import PART_BYTES, CopyPool, CopyTransfer, at_once, copy_by_gpu, dropped, parts_of
+from skipper.dataplane.copying import CopyPool, CopyTransfer, at_once, copy_by_gpu, dropped, parts_between, parts_of
 from skipper.dataplane.errors import BackendUnavailableError
 from skipper.dataplane.handle import Card, Handle, Sections
-from skipper.dataplane.layout import Rows, single_stripes
+from skipper.dataplane.layout import Rows
 from skipper.dataplane.operation import DONE, Atomic, AtomicKind, FetchOperation, Operation
 from skipper.dataplane.regions import HOST, MemoryKind, Region
 from skipper.dataplane.registration import Registration, RegistrationTable
@@ -81,8 +81,7 @@ class LocalPeer(Peer):
             if operation is not None:
                 return operation
         if not on_host or not at_once(local.nbytes):
-            step = PART_BYTES if on_host else local.nbytes  # as `parts_of` does
-            parts = single_stripes(local.address, address, local.nbytes, step=step)
+            parts = parts_between(local.address, address, local.nbytes, on_host=on_host)
             return self._transfer(parts, (remote,), (local,), to_remote).submit(timeout)
         status = guarded_copy(local.address, address, local.nbytes, to_remote, remote.word, remote.handle.epoch, -1)
         return DONE if status == OK else Operation.failed(dropped(remote.handle))

@@ -13,12 +13,21 @@ from skipper.dataplane import memfd
 from skipper.dataplane._copy import CHANGED, OK, guarded_atomic, guarded_copy
 from skipper.dataplane.arena import HUGE_BLOCK
 from skipper.dataplane.backends.base import Backend, BackendStatus, Peer, Remote, Transfer
-from skipper.dataplane.copying import PART_BYTES, CopyPool, CopyTransfer, at_once, copy_by_gpu, dropped, parts_of
+from skipper.dataplane.copying import (
+    PART_BYTES,
+    CopyPool,
+    CopyTransfer,
+    at_once,
+    copy_by_gpu,
+    dropped,
+    parts_between,
+    parts_of,
+)
 from skipper.dataplane.epochs import WORD
 from skipper.dataplane.errors import BackendUnavailableError, DescriptorError, OwnerDiedError
 from skipper.dataplane.handle import SHM, Card, Handle, Sections, unpack_section
 from skipper.dataplane.identity import OwnerId, ProcessWatch
-from skipper.dataplane.layout import Rows, single_stripes
+from skipper.dataplane.layout import Rows
 from skipper.dataplane.operation import DONE, Atomic, AtomicKind, FetchOperation, Operation
 from skipper.dataplane.regions import HOST, MemoryKind, Region
 from skipper.dataplane.registration import Registration
@@ -114,8 +123,7 @@ class SharedMemoryPeer(Peer):
                 return operation
         is_small = local.nbytes <= PART_BYTES if stream else at_once(local.nbytes)
         if not is_small or local.kind is not HOST:
-            step = PART_BYTES if local.kind is HOST else local.nbytes  # as `parts_of` does
-            parts = single_stripes(local.address, address, local.nbytes, step=step)
+            parts = parts_between(local.address, address, local.nbytes, on_host=local.kind is HOST)
             return self._transfer(parts, (remote,), (local,), to_remote).submit(timeout)
         status = guarded_copy(
             local.address,
