@@ -15,6 +15,10 @@ from skipper.torchstore.clients.pinning import PinnedBlock
 from skipper.torchstore.dcp import save_to_directory
 from tests.torchstore.dcp.conftest import LIMIT_S, same_everywhere
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:TypedStorage is deprecated:UserWarning"
+)  # by DCP itself, of PyTorch 2.8
+
 
 @pytest.fixture
 async def volumes() -> AsyncIterator[dict[str, int]]:
