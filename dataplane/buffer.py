@@ -360,8 +360,9 @@ class RDMABuffer:
             raise DataplaneError(
                 f"this buffer belongs to {self._owner}, from which this process was forked; let the parent pickle it"
             )
-        if self._exported is None or self._exported[0] is not here.config or self._registration.region is None:
-            self._exported = (here.config, here.export(self._registration))
+        how = (here.config, here.config.exports_all)
+        if self._exported is None or self._exported[0] != how or self._registration.region is None:
+            self._exported = (how, here.export(self._registration))
             here.registrations.let_out(self._registration)
         return self._exported[1]
 

@@ -34,11 +34,22 @@ class Config:
 
     backend: str = "auto"
     copy_threads: int = 0
-    export: str = field(default_factory=lambda: "all" if HOST_VARIABLE in os.environ else "nearest")
+    export: str | None = None
     ucx: dict[str, str] = field(default_factory=dict)
     ucx_library: str | None = None
-    verbs: dict[str, str | int | tuple[str, ...]] = field(default_factory=lambda: _verbs_of_host())
+    verbs: dict[str, str | int | tuple[str, ...]] = field(default_factory=dict)
     secret: bytes | None = field(default=None, repr=False)
+
+    @property
+    def exports_all(self) -> bool:
+        """Whether handles carry what every backend needs; by the environment, which attaching hosts changes."""
+        return self.export == "all" if self.export is not None else HOST_VARIABLE in os.environ
+
+    @property
+    def verbs_options(self) -> dict[str, str | int | tuple[str, ...]]:
+        """Those of the verbs backend, with what the environment says."""
+        host = os.environ.get(HOST_VARIABLE)
+        return {"listen": f"{host}:0", **self.verbs} if host else self.verbs
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -56,11 +67,6 @@ class Config:
     def threads(self) -> int:
         """Copy threads, with 0 resolved."""
         return self.copy_threads or min(4, len(os.sched_getaffinity(0)))
-
-
-def _verbs_of_host() -> dict[str, str | int | tuple[str, ...]]:
-    host = os.environ.get(HOST_VARIABLE)
-    return {"listen": f"{host}:0"} if host else {}
 
 
 def checked(

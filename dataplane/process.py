@@ -172,7 +172,7 @@ class DataPlane:
                 obstacles.append(f"{name}: it does not hand out that memory")
                 continue
             card_sections[backend.number], sections[backend.number] = exported
-            if self.config.export == "nearest" and backend.reaches_all:
+            if backend.reaches_all and not self.config.exports_all:
                 break
         if not sections:
             raise BackendUnavailableError(f"{registration} cannot be exported: {'; '.join(obstacles)}")

@@ -29,9 +29,10 @@ def configure(
         backend: "auto" (default): the first of shm, cuda_ipc, ucx, verbs that works. A name: only that one between
             processes.
         copy_threads: Threads that copy large blocks; at most 4 by default, and no more than CPUs.
-        export: "nearest" (default): a handle carries what the best backend needs; for memory from `empty` no UCX is
-            started, and that of a GPU is handed out for cuda_ipc and, where a process sees other GPUs, for the next
-            best. "all": a handle carries every backend that is allowed and usable.
+        export: "nearest": a handle carries what the best backend needs; for memory from `empty` no UCX is started, and
+            that of a GPU is handed out for cuda_ipc and, where a process sees other GPUs, for the next best. "all": a
+            handle carries every backend that is allowed and usable. By default "nearest" until other hosts are
+            attached, and "all" from then on.
         ucx: Options of UCX by name without the prefix, e.g. {"NET_DEVICES": "mlx5_0:1"}; replaces an earlier mapping.
             Without NET_DEVICES (here or in the environment) nothing is reachable from beyond this host.
         ucx_library: Path of the libucp.so.0 to use in place of the one from the wheel.

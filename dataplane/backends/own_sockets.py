@@ -131,6 +131,13 @@ def hang_up_on(places: Collection[SocketPlace]) -> None:
             shut(copy)
 
 
+def hang_up_between(ended: Collection[tuple[SocketPlace, SocketPlace]]) -> None:
+    """End the connections with these ends, of which the first is here."""
+    for _, copy in opened({}):
+        if ends(copy) in ended:
+            shut(copy)
+
+
 def shut(connection: socket.socket) -> None:
     """End a connection, also where others hold its socket."""
     try:

@@ -92,11 +92,18 @@ def test_private_memory_cannot_be_exported_for_shared_memory_only() -> None:
     )
 
 
-def test_export_all_makes_shared_memory_reachable_by_ucx_too() -> None:
+@pytest.mark.parametrize(
+    "how",
+    ["dataplane.configure(export='all')", "os.environ['SKIPPER_DATA_PLANE_HOST'] = '127.0.0.1'  # hosts are attached"],
+)
+def test_export_all_makes_shared_memory_reachable_by_ucx_too(how: str) -> None:
     raw = run(
-        "import sys, numpy; from skipper import dataplane\n"
-        "dataplane.configure(export='all')\n"
-        "print(dataplane.RDMABuffer(dataplane.empty_array(9)).serialize().hex())\n"
+        "import os; from skipper import dataplane\n"
+        "buffer = dataplane.RDMABuffer(dataplane.empty_array(9))\n"
+        "few = len(buffer.serialize())\n"
+        f"{how}\n"
+        "assert len(buffer.serialize()) > few\n"
+        "print(buffer.serialize().hex())\n"
     )
     buffer = dataplane.RDMABuffer.deserialize(bytes.fromhex(raw))
     assert buffer.backend == "shm"

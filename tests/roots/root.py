@@ -186,7 +186,7 @@ def check_machine() -> None:
         raise RootError("a root with another Python is entered by chroot, which is for root: run this by sudo")
     for program, package in {"debootstrap": "debootstrap", "setpriv": "util-linux", "unshare": "util-linux"}.items():
         if shutil.which(program) is None:
-            raise RootError(f"{program} is missing: apt-get install {package}, or make test-packages")
+            raise RootError(f"{program} is missing: apt-get install {package}")
 
 
 def _mirror() -> str:

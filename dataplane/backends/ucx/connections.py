@@ -37,6 +37,12 @@ _CLIENT_BYTES = 4 << 20  # for less it is not worth waking a further thread
 _KEYS = 16384  # unpacked keys kept per connection
 _TOLD = 64
 
+_ANSWERED_S = 1.0  # for the owner's first answer; then another worker tries, with twice as much
+_ENDED_S = 1.0  # for what was under way on a connection that was closed
+_SPIN_S = 100e-6
+_LOOK_S = 0.0005
+_NO_WORD = 0  # an address at which no buffer has its epoch word: the owner says so, and does nothing
+
 # Over these alone UCX emulates copies of host memory: the owner's process itself touches it, at any address that is
 # named. Those for GPU memory are there wherever a GPU is, and do not help.
 _EMULATING = frozenset(
@@ -203,6 +209,31 @@ class UcxConnection:
         return endpoint
 
     def _admitted(self, contact: Contact, deadline: float) -> "_ucp.UcpEndpoint":
+        """A connection that the owner has let in, and on which it answers.
+
+        UCX tells by address and port whose connection one is, for as long as the owner lives. If a worker of another
+        process, or an earlier one of this, has had the same port, the owner takes the new one for that, and tries to
+        connect to it, where nobody listens. So another worker has to try then.
+        """
+        patience_s = _ANSWERED_S
+        while True:
+            endpoint = self._let_in(contact, deadline)
+            if not self._used_tcp or self._is_answered(endpoint, min(deadline, time.monotonic() + patience_s)):
+                return endpoint
+            patience_s *= 2  # the owner may only be slow
+
+    def _is_answered(self, endpoint: "_ucp.UcpEndpoint", due: float) -> bool:
+        """Whether the owner answers to something until then, or UCX says why it does not; closed if neither."""
+        probe: _ucp.Batch = self._ucp.Batch.atomic(endpoint, False, 0, 0, 0, _NO_WORD, 1)
+        while probe.advance(_SPIN_S, due) == self._ucp.RUNNING:
+            if time.monotonic() >= due:
+                endpoint.close()
+                probe.advance(_SPIN_S, due + _ENDED_S)
+                return False
+            time.sleep(_LOOK_S)
+        return True
+
+    def _let_in(self, contact: Contact, deadline: float) -> "_ucp.UcpEndpoint":
         # Two workers number their connections. If one of them has missed any, the owner's worker tries to connect to
         # this process, where nobody listens. So only a worker that has not met the owner's can connect to it.
         if self._used_tcp:

@@ -56,6 +56,8 @@ _DEFAULTS = {
     "RNDV_THRESH": "inf",
     # Nothing may listen beyond this host unless the user asks for it.
     "NET_DEVICES": "lo",
+    # The address of a host of virtual machines is that of a bridge. Devices are named, so nothing else comes in by it.
+    "TCP_BRIDGE_ENABLE": "y",
     # Its segments of System V are open to the owner's group.
     "TLS": "^sysv",
     # So that processes of one host can do without TCP.
@@ -507,12 +509,19 @@ def _listeners(known: Mapping[int, str], address: bytes) -> dict[int, SocketPlac
 
 
 def _stop_listening(listeners: Mapping[int, SocketPlace]) -> tuple[SocketPlace, ...]:
-    """Close the port of a worker that only connects to others. Returns the addresses from which it will."""
+    """Close the port of a worker that only connects to others. Returns the addresses from which it will.
+
+    The number stays its own while it lives. UCX tells by it whose connection one is: a second worker with the same
+    number would be taken for the first, and never be answered.
+    """
     places = tuple(listeners.values())
+    for fd, place in listeners.items():
+        version_4 = place.address.ipv4_mapped
+        with socket.socket(socket.AF_INET6 if version_4 is None else socket.AF_INET) as keeper:
+            os.dup2(keeper.fileno(), fd, inheritable=False)  # UCX holds the descriptor, and closes it in the end
+            with contextlib.suppress(OSError):  # somebody has taken the number since
+                keeper.bind((str(version_4 or place.address), place.port))
     if listeners:
-        with open(os.devnull, "rb") as instead:  # UCX goes on to hold the descriptor, and would close whatever it is
-            for fd in listeners:
-                os.dup2(instead.fileno(), fd, inheritable=False)
         own_sockets.hang_up_on(places)
     return places
 

@@ -94,7 +94,7 @@ class VerbsBackend(Backend):
             if self._engine is None:
                 try:
                     ports = self._usable_ports()
-                    self._engine = VerbsEngine(ports, self._config.verbs, self._owner, self._wire_up_keys)
+                    self._engine = VerbsEngine(ports, self._config.verbs_options, self._owner, self._wire_up_keys)
                 except OSError as error:  # no file descriptor is left
                     raise BackendUnavailableError(f"RDMA cannot be started: {error}") from error
             return self._engine
@@ -157,7 +157,7 @@ class VerbsBackend(Backend):
             )
         if not self._ports:  # looked for once: a handle may ask a thousand times
             require_pyverbs()
-            self._ports = find_ports(self._config.verbs)
+            self._ports = find_ports(self._config.verbs_options)
         return self._ports
 
 
