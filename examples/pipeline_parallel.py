@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
-from examples.tensor_engine_mlp import placed
 from skipper.control import ProcMesh, this_host
 from skipper.tensor_engine import Borrow, Stream, fetch_shard, get_active_stream, to_mesh
 
@@ -80,7 +79,7 @@ class Pipeline:
 
     def __init__(self, stages: Sequence[nn.Module], mesh: ProcMesh) -> None:
         self.meshes = [mesh.slice(stage=number) for number in range(len(stages))]
-        self.modules = [placed(module, where) for module, where in zip(stages, self.meshes, strict=True)]
+        self.modules = [where.place(module) for module, where in zip(stages, self.meshes, strict=True)]
         parameters = [parameter for module in self.modules for parameter in module.parameters()]
         self.optimizer = torch.optim.SGD(parameters, lr=RATE, momentum=0.9)
         self.loader = Stream("loader")

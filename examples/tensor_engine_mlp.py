@@ -8,7 +8,6 @@ give the same ones.
 from __future__ import annotations
 
 import argparse
-import copy
 import sys
 from collections.abc import Sequence
 
@@ -32,15 +31,6 @@ def make_task() -> tuple[nn.Sequential, torch.Tensor, torch.Tensor]:
     return nn.Sequential(first, second), samples, torch.bucketize(sums, sums.quantile(torch.tensor([0.25, 0.5, 0.75])))
 
 
-def placed(module: nn.Module, mesh: ProcMesh) -> nn.Module:
-    """A copy of a module of the script whose parameters live on every process of a mesh."""
-    module = copy.deepcopy(module)
-    for part in module.modules():
-        for name, parameter in list(part.named_parameters(recurse=False)):
-            part.register_parameter(name, nn.Parameter(to_mesh(parameter.detach(), mesh)))
-    return module
-
-
 def train_here(model: nn.Module, samples: torch.Tensor, labels: torch.Tensor, steps: int) -> list[float]:
     """The run that the others have to agree with: all in the script."""
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
@@ -58,7 +48,7 @@ def train_data_parallel(
     model: nn.Module, samples: torch.Tensor, labels: torch.Tensor, steps: int, mesh: ProcMesh
 ) -> list[float]:
     """Each process of the axis ``dp`` has the whole network and its own part of the samples."""
-    model = placed(model, mesh)
+    model = mesh.place(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
     with mesh.activate():
         mine = mesh.rank_tensor("dp").view(1)
@@ -82,7 +72,7 @@ def train_pipelined(
 ) -> list[float]:
     """The halves of the network live on two processes, which work on different parts of the samples at a time."""
     head, tail = mesh.slice(stage=0), mesh.slice(stage=1)
-    first, second = placed(model[0], head), placed(model[1], tail)
+    first, second = head.place(model[0]), tail.place(model[1])
     optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=RATE, momentum=0.9)
     xs = [to_mesh(part, head) for part in samples.chunk(MICROBATCHES)]
     ys = [to_mesh(part, tail) for part in labels.chunk(MICROBATCHES)]

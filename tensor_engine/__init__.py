@@ -42,6 +42,7 @@ from skipper.tensor_engine.script.compiled import CompiledFunction, compile
 from skipper.tensor_engine.script.fetch import Fetched, fetch_shard, inspect, show
 from skipper.tensor_engine.script.grad_function import grad_function
 from skipper.tensor_engine.script.opaque import OpaqueModule, OpaqueObject, opaque_method
+from skipper.tensor_engine.script.place import place
 from skipper.tensor_engine.script.process_groups import RemoteProcessGroup, process_group
 from skipper.tensor_engine.script.remote import RemoteFunction, call_on_shard_and_fetch, remote
 from skipper.tensor_engine.script.session import shutdown
@@ -66,6 +67,7 @@ __all__ = [
     "reduce_",
     "all_to_all",
     "to_mesh",
+    "place",
     "slice_mesh",
     # the user's own code on the workers
     "remote",

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 
 A = TypeVar("A", bound=Actor)
+T = TypeVar("T")
 P = ParamSpec("P")
 
 Arguments: TypeAlias = AbstractContextManager[tuple[tuple[Any, ...], dict[str, Any]]]
@@ -274,6 +275,14 @@ class ProcMesh(MeshBase):
             EngineMissingError: no tensor engine is installed.
         """
         return engine().activate(self)
+
+    def place(self, what: T) -> T:
+        """A copy of a module, a state dict or any pytree, with its tensors in these processes: all get the same.
+
+        Raises:
+            EngineMissingError: no tensor engine is installed.
+        """
+        return engine().place(self, what)
 
     def rank_tensor(self, axis: str) -> Any:
         """A tensor of this mesh, 0-dimensional and of 64-bit integers: each process' index along ``axis``.

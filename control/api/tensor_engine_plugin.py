@@ -16,6 +16,7 @@ from skipper.control.model.method_view import MethodView
 from skipper.control.runtime import current_runtime, front_end, script_exit
 
 M = TypeVar("M")
+T = TypeVar("T")
 
 _GROUP, _NAME = "skipper", "tensor_engine"
 
@@ -37,6 +38,9 @@ class TensorEngine(Protocol):
 
     def activate(self, mesh: M) -> AbstractContextManager[M]:
         """See `ProcMesh.activate`."""
+
+    def place(self, mesh: object, what: T) -> T:
+        """See `ProcMesh.place`."""
 
     def rank_tensor(self, mesh: object, axis: str) -> Any:
         """See `ProcMesh.rank_tensor`."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
 from skipper.control import ProcMesh
 from skipper.tensor_engine.errors import NoActiveMeshError
@@ -34,44 +36,139 @@ class Active:
     instruction_stream: InstructionStream
 
 
-class _ThreadState(threading.local):
-    active: Active | None = None
-    mode: _Mode | None = None
-    stream: StreamKey = MAIN
+@dataclass(eq=False, slots=True)
+class _Scope:
+    """What holds within a `with` block. A task inherits the scope in which it was made, and may outlive it.
+
+    Attributes:
+        active: the mesh; None where the script itself works.
+        stream: the active stream.
+        outer: the scope around it; None for that around everything.
+        is_open: whether its block has not ended.
+    """
+
+    active: Active | None
+    stream: StreamKey
+    outer: _Scope | None
+    is_open: bool = True
 
 
-_here = _ThreadState()
+_OUTSIDE = _Scope(None, MAIN, None)
+
+
+class _Thread:
+    """A thread that runs the user's code.
+
+    Attributes:
+        scope: of each of its tasks. The variable belongs to the thread, as what intercepts its operations does: a
+            context that is copied into another thread, as by `asyncio.to_thread`, takes no scope there.
+        mode: intercepts its operations while a block of any of its tasks has a mesh active.
+        holders: how many such blocks there are.
+    """
+
+    def __init__(self) -> None:
+        self.scope: ContextVar[_Scope] = ContextVar("scope", default=_OUTSIDE)
+        self.mode: _Mode | None = None
+        self.holders = 0
+
+    def innermost(self) -> _Scope:
+        """The innermost scope of the running task that is open."""
+        scope = self.scope.get()
+        while not scope.is_open:
+            assert scope.outer is not None  # that around everything is open
+            scope = scope.outer
+        return scope
+
+    @contextlib.contextmanager
+    def within(self, active: Active | None, stream: StreamKey) -> Iterator[None]:
+        """A scope in the innermost one."""
+        outer = self.innermost()
+        scope = _Scope(active, stream, outer)
+        self._set(scope)
+        try:
+            yield
+        finally:
+            scope.is_open = False
+            if self.scope.get() is scope:
+                self._set(outer)
+
+    def _set(self, scope: _Scope) -> None:
+        self.scope.set(scope)
+        if self.mode is not None:
+            self.mode.scope = scope
+
+    @contextlib.contextmanager
+    def intercepted(self, dispatch: Dispatch) -> Iterator[None]:
+        """Intercept the operations of the thread. Blocks of several tasks may end in any order."""
+        if self.mode is None:
+            self.mode = _Mode(dispatch)  # one is enough: a second one would intercept what the first one runs
+            self.mode.__enter__()  # type: ignore[no-untyped-call]
+        self.holders += 1
+        try:
+            yield
+        finally:
+            self.holders -= 1
+            if not self.holders and self is _here.thread:  # a generator may be ended by another thread
+                self.intercept_no_more()
+
+    def intercept_no_more(self) -> None:
+        """Take the mode from torch's stack, also from below those that others have put on it."""
+        mode, self.mode = self.mode, None
+        stack = _get_current_dispatch_mode_stack()
+        if mode is None or mode not in stack:
+            return
+        above = [_pop_mode() for _ in stack[stack.index(mode) + 1 :]]
+        mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        for each in reversed(above):
+            _push_mode(each)
+
+
+class _Threads(threading.local):
+    def __init__(self) -> None:
+        self.thread = _Thread()
+
+
+_here = _Threads()
+
+
+def _in_a_forked_child() -> None:
+    """A child that was forked has no engine: its operations are its own, as those of a DataLoader's workers."""
+    thread, _here.thread = _here.thread, _Thread()
+    thread.intercept_no_more()
+
+
+os.register_at_fork(after_in_child=_in_a_forked_child)
 
 
 def current() -> Active | None:
-    """What is active in this thread."""
-    return _here.active
+    """What is active here, in this task of this thread."""
+    return _here.thread.innermost().active
 
 
 def require_active(what: str) -> Active:
-    """What is active in this thread.
+    """What is active here.
 
     Raises:
         NoActiveMeshError: nothing is.
     """
-    active = _here.active
+    active = current()
     if active is None:
         raise NoActiveMeshError(f"{what} needs an active mesh: do it under `with mesh.activate():`")
     return active
 
 
 def current_stream() -> StreamKey:
-    """The stream that is active in this thread."""
-    return _here.stream
+    """The stream that is active here."""
+    return _here.thread.innermost().stream
 
 
 def get_active_stream() -> Stream:
-    """The stream that is active in this thread."""
-    return stream_of(_here.stream)
+    """The stream that is active in this task of this thread."""
+    return stream_of(current_stream())
 
 
 def get_active_mesh() -> ProcMesh:
-    """The active mesh.
+    """The mesh that is active in this task of this thread.
 
     Raises:
         NoActiveMeshError: there is none.
@@ -91,80 +188,67 @@ class _Mode(DispatchMode):
     """Intercepts every operation of torch while a mesh is active, also those without tensors.
 
     Attributes:
-        active: what is active in the thread to which the mode belongs.
+        scope: the last one in which the thread was seen.
     """
 
     def __init__(self, dispatch: Dispatch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._dispatch = dispatch
-        self.active: Active | None = None
+        self.scope = _OUTSIDE
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if _here.mode is None:
-            return self._lent(func, types, args, kwargs)
-        if _here.active is None and Tensor not in types:
-            return func(*args, **(kwargs or {}))  # under `no_mesh`
+        thread = _here.thread
+        if thread.mode is None:
+            return self._lent(thread, func, types, args, kwargs)
+        scope = self.scope = thread.innermost()
+        if scope.active is None and Tensor not in types:
+            return func(*args, **(kwargs or {}))  # under `no_mesh`, or in a task for which nothing is active
         return self._dispatch(func, args, kwargs or {})
 
-    def _lent(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
-        """Dispatch in a thread of autograd's: it inherits the modes of the waiting thread, but not its state."""
-        _here.active, _here.mode = self.active, self
+    def _lent(
+        self, thread: _Thread, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+    ) -> Any:
+        """Dispatch in a thread of autograd's: it inherits the modes of the waiting thread, but not its scopes."""
+        thread.mode = self
+        before = thread.scope.set(self.scope)
         try:
             return self.__torch_dispatch__(func, types, args, kwargs)
         finally:
-            _here.active = _here.mode = None
+            thread.scope.reset(before)
+            thread.mode = None
 
 
 @contextlib.contextmanager
 def activate(mesh: ProcMesh, dispatch: Dispatch) -> Iterator[ProcMesh]:
-    """Make a mesh, or a slice of one, the active one of this thread; may be nested.
+    """Make a mesh, or a slice of one, the active one of this task, and of those that it makes; may be nested.
 
     Args:
         mesh: the processes. Their workers are started with the first use.
         dispatch: what is done with operations: see `issue.dispatch`.
     """
-    before = _here.active
-    active = Active(mesh, session_of(mesh).instruction_stream(mesh, _here.stream))
-    # One mode is enough. A second one would intercept the operations that the first one runs.
-    mode_before = _here.mode
-    mode = _here.mode = mode_before or _Mode(dispatch)
-    _set(active)
-    try:
-        with contextlib.nullcontext() if mode is mode_before else mode:
-            yield mesh
-    finally:
-        _set(before)
-        _here.mode = mode_before
+    thread = _here.thread
+    stream = thread.innermost().stream
+    active = Active(mesh, session_of(mesh).instruction_stream(mesh, stream))
+    with thread.intercepted(dispatch), thread.within(active, stream):
+        yield mesh
 
 
 @contextlib.contextmanager
 def activate_stream(stream: StreamKey) -> Iterator[None]:
-    """Make a stream the active one of this thread, on the active mesh and on those that are activated within."""
-    before, before_stream = _here.active, _here.stream
-    if before is not None:
-        _set(Active(before.mesh, before.instruction_stream.session.instruction_stream(before.mesh, stream)))
-    _here.stream = stream
-    try:
+    """Make a stream the active one of this task, on the active mesh and on those that are activated within."""
+    thread = _here.thread
+    active = thread.innermost().active
+    if active is not None:
+        active = Active(active.mesh, active.instruction_stream.session.instruction_stream(active.mesh, stream))
+    with thread.within(active, stream):
         yield
-    finally:
-        _set(before)
-        _here.stream = before_stream
 
 
 @contextlib.contextmanager
 def no_mesh() -> Iterator[None]:
     """Have torch work in the script itself within an active mesh."""
-    before = _here.active
-    _set(None)
-    try:
+    thread = _here.thread
+    with thread.within(None, thread.innermost().stream):
         yield
-    finally:
-        _set(before)
-
-
-def _set(active: Active | None) -> None:
-    _here.active = active
-    if _here.mode is not None:
-        _here.mode.active = active

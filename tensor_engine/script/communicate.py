@@ -20,7 +20,7 @@ from skipper.tensor_engine.script import activation, recording
 from skipper.tensor_engine.script.issue import issue_call, ship
 from skipper.tensor_engine.script.plans import mesh_axes, plan_move, plan_reduction
 from skipper.tensor_engine.script.session import session_of
-from skipper.tensor_engine.script.tensor import Tensor, value_of
+from skipper.tensor_engine.script.tensor import Tensor, two_meshes, value_of
 from skipper.tensor_engine.script.value import Value
 from skipper.tensor_engine.shared import reductions
 from skipper.tensor_engine.shared.metadata import metadata
@@ -249,7 +249,7 @@ def _write(value: Value, plan: Reduction, out: torch.Tensor) -> Tensor:
     if here is not there:
         if here.ranks == there.ranks and here.session is there.session:
             raise StreamMismatchError("out= belongs to another stream than the tensor: borrow one of them")
-        raise MeshMismatchError(f"out= is a tensor of {into.mesh!r}, and the reduced one of {value.mesh!r}")
+        raise MeshMismatchError(f"out= and the reduced tensor are of {two_meshes(into, value)}")
     shape = plan.result_shape()
     if into.meta.shape != shape or into.meta.dtype != value.meta.dtype:
         raise ValueError(f"the result is {value.meta.dtype} {list(shape)}; into {into.meta!r} it cannot be written")

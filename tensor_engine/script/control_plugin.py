@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from typing import TypeVar
 
 import torch
 
 from skipper.control import ProcMesh
-from skipper.tensor_engine.script import activation
+from skipper.tensor_engine.script import activation, torch_functions
 from skipper.tensor_engine.script.actor_calls import rref, send, spawn
 from skipper.tensor_engine.script.issue import dispatch, issue_call
+from skipper.tensor_engine.script.place import place as tensor_engine_place
 from skipper.tensor_engine.script.session import session_of
 from skipper.tensor_engine.script.tensor import Tensor
 from skipper.tensor_engine.shared.metadata import metadata
 
-__all__ = ["activate", "rank_tensor", "rank_tensors", "rref", "send", "spawn"]
+T = TypeVar("T")
+
+__all__ = ["activate", "place", "rank_tensor", "rank_tensors", "rref", "send", "spawn"]
 
 
 def activate(mesh: ProcMesh) -> AbstractContextManager[ProcMesh]:
     """`ProcMesh.activate`."""
+    torch_functions.wrap()
     return activation.activate(mesh, dispatch)
+
+
+def place(mesh: ProcMesh, what: T) -> T:
+    """`ProcMesh.place`."""
+    return tensor_engine_place(what, mesh)
 
 
 def rank_tensor(mesh: ProcMesh, axis: str) -> Tensor:

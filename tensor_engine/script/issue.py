@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -30,6 +32,9 @@ _PLAIN = frozenset(
     {int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, complex, float}
 )
 """Types whose values may be part of a key, with the type beside them: 1, 1.0 and True are equal."""
+
+_HERE = __name__.rpartition(".")[0]
+"""The package of this module."""
 
 _MOST_SITES = 4096
 """How many call sites are remembered."""
@@ -123,6 +128,10 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         active = activation.current()
         if active is None:
             return func(*args, **kwargs)  # under no_mesh
+        if torch._C._current_graph_task_id() != -1 and _is_of_a_formula():
+            made = func(*args, **kwargs)
+            if isinstance(made, torch.Tensor) and not made.dim():
+                return made  # a number, for tensors of whichever mesh
         instruction_stream, mesh = active.instruction_stream, active.mesh
     if (recorder := recording.current) is not None:
         for each in tensors:
@@ -165,6 +174,18 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return _assemble(site.result, outputs, tensors)
 
 
+def _is_of_a_formula() -> bool:
+    """Whether it is torch that makes a tensor from nothing, for a derivative, which need not be of the active mesh.
+
+    Such a formula runs right under the engine of autograd, with no function of Python between.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_HERE):
+        frame = frame.f_back
+    is_formula = frame is None or frame.f_code is torch.autograd.graph._engine_run_backward.__code__
+    return is_formula and not recording.is_tracing()
+
+
 def _learn(func: Any) -> _Facts:
     special = _here if func.namespace == "profiler" else _specials.get(func)
     return _facts.setdefault(id(func), _Facts(func, special))
@@ -174,7 +195,7 @@ def _walk(func: Any, argument: Any, by_type: bool, key: list[Any], tensors: list
     """Add an argument of any type to a key.
 
     Returns:
-        False where it holds a tensor of the script.
+        False where it holds a tensor or a generator of the script.
     """
     kind = type(argument)
     if kind is Tensor:
@@ -190,14 +211,10 @@ def _walk(func: Any, argument: Any, by_type: bool, key: list[Any], tensors: list
         key.append(kind)
         key.append(len(argument))
         return all(_walk(func, item, by_type, key, tensors, constants) for item in argument)
-    elif isinstance(argument, torch.Tensor):
+    elif isinstance(argument, torch.Tensor | torch.Generator):
         return False
     elif isinstance(argument, list | tuple):
         return _walk(func, list(argument), by_type, key, tensors, constants)  # such as torch.Size
-    elif isinstance(argument, torch.Generator):
-        raise NotPropagatableError(
-            f"{func._schema.name}: a generator of the script is not there on the workers: use tensor_engine.random"
-        )
     else:
         raise NotPropagatableError(f"{func._schema.name} takes {argument!r:.80}, which cannot be sent to the workers")
     return True
@@ -389,20 +406,70 @@ def _here(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _local(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run an operation on tensors of the script here.
+    """Run an operation on tensors of the script, or with a generator of its, here.
+
+    Where there are also tensors of a mesh among the arguments, numbers of the script go along: tensors without
+    dimensions, which torch lets among those of a GPU, too.
 
     Raises:
-        LocalTensorError: there are also tensors of a mesh among the arguments.
+        LocalTensorError: other tensors of the script do not.
     """
     leaves = torch.utils._pytree.tree_leaves((args, kwargs))
-    if not any(isinstance(leaf, Tensor) for leaf in leaves):
+    there = next((leaf for leaf in leaves if isinstance(leaf, Tensor)), None)
+    if there is None:
         return func(*args, **kwargs)
-    here = next(leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not isinstance(leaf, Tensor))
-    raise LocalTensorError(
-        f"{_name(func)}: a tensor of the script, {list(here.shape)} of {here.dtype}, cannot be mixed with tensors of a "
-        "mesh: make it there, by torch.tensor(data) under `with mesh.activate():`, or bring it there, by "
-        "to_mesh(tensor, mesh)"
+    written = [args[where] if isinstance(where, int) else kwargs.get(where) for where in _facts[id(func)].writes]
+    changed = {id(leaf) for leaf in torch.utils._pytree.tree_leaves(written)}
+    value = value_of(there)
+    is_formula = torch._C._current_graph_task_id() != -1 and _is_of_a_formula()  # it has made them itself
+    sent: dict[tuple[Any, ...], Tensor] = {}
+
+    def bring(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Generator):
+            raise LocalTensorError(
+                f"{_name(func)}: a generator of the script draws no numbers for a tensor of a mesh: leave it away, and "
+                "seed the workers' own by tensor_engine.random"
+            )
+        if isinstance(leaf, Tensor) or not isinstance(leaf, torch.Tensor):
+            return leaf
+        if not (is_formula or _is_number(leaf)) or id(leaf) in changed:
+            raise LocalTensorError(
+                f"{_name(func)}: a tensor of the script, {list(leaf.shape)} of {leaf.dtype}, cannot be mixed with "
+                "tensors of a mesh: make it there, by torch.tensor(data) under `with mesh.activate():`, or bring it "
+                "there, by to_mesh(tensor, mesh)"
+            )
+        key = (leaf.dtype, leaf.shape, leaf.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
+        if key not in sent:
+            sent[key] = ship(leaf, instruction_stream=value.instruction_stream, mesh=value.mesh)
+        return sent[key]
+
+    return dispatch(func, *torch.utils._pytree.tree_map(bring, (tuple(args), dict(kwargs))))
+
+
+def _is_number(leaf: torch.Tensor) -> bool:
+    """Whether a tensor of the script can stand for a number, now, and whenever this is run."""
+    return (
+        type(leaf) in (torch.Tensor, torch.nn.Parameter)
+        and not leaf.dim()
+        and leaf.device.type == "cpu"
+        and not (leaf.requires_grad and torch.is_grad_enabled())
+        and not recording.is_tracing()
     )
+
+
+def _equal(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """`torch.equal`: of the first rank, as everything that gives the script a value."""
+    one, two = args
+    if not (isinstance(one, Tensor) or isinstance(two, Tensor)):
+        return _local(func, args, kwargs)
+    return one.shape == two.shape and bool(fetch_first(value_of((one == two).all())))
+
+
+def _allclose(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """`torch.allclose`, of the first rank."""
+    if not any(isinstance(each, Tensor) for each in args[:2]):
+        return _local(func, args, kwargs)
+    return bool(fetch_first(value_of(torch.isclose(*args, **kwargs).all())))
 
 
 _aten = torch.ops.aten
@@ -411,4 +478,6 @@ _specials: dict[Any, Special] = {
     _aten.lift.default: _lift,
     _aten.detach.default: _detach,
     _aten._local_scalar_dense.default: _item,
+    _aten.equal.default: _equal,
+    _aten.allclose.default: _allclose,
 }

@@ -19,9 +19,11 @@ def mesh_axes(mesh: ProcMesh, axes: str | Sequence[str]) -> tuple[str, ...]:
 
     Raises:
         KeyError: the mesh has no such axis.
-        ValueError: an axis is named twice.
+        ValueError: no axis is named of those that there are, or one twice.
     """
     names = (axes,) if isinstance(axes, str) else tuple(axes)
+    if not names and mesh.extent:
+        raise ValueError(f"no axis of {mesh.extent!r} is named")
     for axis in names:
         if axis not in mesh.extent:
             raise KeyError(f"no axis {axis!r} in {mesh.extent!r}")

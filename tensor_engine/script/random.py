@@ -83,6 +83,22 @@ def new_state(seed: int | torch.Tensor, device: str = "cpu", *, mesh: ProcMesh |
         return result
 
 
+def get_states(*, mesh: ProcMesh | None = None) -> torch.Tensor:
+    """The states of all generators of each worker, in one tensor, for `set_states` alone.
+
+    Args:
+        mesh: whose workers; None for those of the active mesh.
+    """
+    with _on(mesh):
+        result: torch.Tensor = _get_states()
+        return result
+
+
+def set_states(states: torch.Tensor) -> None:
+    """Put all generators into the states that `get_states` has returned; or those of CPUs into one of `get_state`."""
+    _set_states(states)
+
+
 def _places(mesh: ProcMesh | None) -> dict[int, int]:
     ranks = (mesh or get_active_mesh()).ranks
     return {rank: place for place, rank in enumerate(ranks)}
@@ -103,8 +119,14 @@ def _like_state(*args: Any) -> torch.Tensor:
     return torch.empty(_state_nbytes(args[-1]), dtype=torch.uint8)
 
 
+def _like_states() -> torch.Tensor:
+    return torch.empty(_state_nbytes("cpu") + random_state.GPU_NBYTES, dtype=torch.uint8)
+
+
 _seed_generator = remote(random_state.seed_generator)
 _use_deterministic_algorithms = remote(random_state.use_deterministic_algorithms)
 _get_state = remote(random_state.get_state, propagate=_like_state)
 _set_state = remote(random_state.set_state)
+_get_states = remote(random_state.get_states, propagate=_like_states)
+_set_states = remote(random_state.set_states)
 _new_state = remote(random_state.new_state, propagate=_like_state)

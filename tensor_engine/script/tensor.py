@@ -131,6 +131,12 @@ class Tensor(torch.Tensor):
         made.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return cast(Tensor, made)
 
+    def __format__(self, format_spec: str) -> str:
+        """By a format, the number of the first rank, which is fetched; without one as `repr`."""
+        if format_spec and not self.dim():
+            return format(self.item(), format_spec)
+        return str(super().__format__(format_spec))  # type: ignore[no-untyped-call]
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         grad = ", requires_grad=True" if self.requires_grad else ""
         return f"<tensor {self.remote_value.meta!r}, {self.remote_value.mesh!r}{grad}>"
@@ -164,9 +170,15 @@ def refuse_mixture(what: str, first: Value, other: Value) -> NoReturn:
             "other"
         )
     raise MeshMismatchError(
-        f"{what} of {first.mesh!r} and {other.mesh!r} meet: bring one to the mesh of the other by "
-        "to_mesh, or take a part of it by slice_mesh"
+        f"{what} of {two_meshes(first, other)} meet: bring one to the mesh of the other by to_mesh, or take a part of "
+        "it by slice_mesh"
     )
+
+
+def two_meshes(first: Value, other: Value) -> str:
+    """Name the meshes of two values, which may be called alike."""
+    one, two = repr(first.mesh), repr(other.mesh)
+    return f"two meshes that are both called {one}" if one == two else f"{one} and {two}"
 
 
 def value_of(tensor: object) -> Value:

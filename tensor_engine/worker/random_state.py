@@ -9,6 +9,9 @@ from skipper.control import context
 _DEFAULT_SEED = 67280421310721
 """Torch's own (`default_rng_seed_val` in c10/core/GeneratorImpl.h)."""
 
+GPU_NBYTES = 17
+"""What `get_states` says of a GPU: whether it is in use, and its generator's seed and offset."""
+
 
 def seed_worker(rank: int) -> None:
     """Have a worker draw other numbers than the first one, unless the user's code has seeded its generators."""
@@ -39,6 +42,24 @@ def set_state(state: torch.Tensor, device: str) -> None:
         torch.set_rng_state(state)
     else:
         torch.cuda.set_rng_state(state)
+
+
+def get_states() -> torch.Tensor:
+    """The states of the CPU's generator and of the GPU's, one behind the other."""
+    gpu = torch.zeros(GPU_NBYTES, dtype=torch.uint8)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        gpu[0] = 1
+        gpu[1:] = torch.cuda.get_rng_state()
+    return torch.cat((torch.get_rng_state(), gpu))
+
+
+def set_states(states: torch.Tensor) -> None:
+    """Put the generators into the states of `get_states`; or the CPU's alone into its own."""
+    nbytes = torch.get_rng_state().numel()
+    torch.set_rng_state(states[:nbytes].clone())
+    gpu = states[nbytes:]
+    if len(gpu) and gpu[0]:
+        torch.cuda.set_rng_state(gpu[1:].clone())
 
 
 def new_state(seed: int | torch.Tensor, device: str) -> torch.Tensor:

@@ -6,7 +6,7 @@ EXPORTED = """
     NoActiveMeshError NotPropagatableError OpaqueModule OpaqueObject OpaqueRef ReductionError RemoteError RemoteFunction
     RemoteProcessGroup Stream StreamMismatchError Tensor TensorEngineError UnreachableMembersError all_to_all
     call_on_shard_and_fetch compile fetch_shard get_active_mesh get_active_stream grad_function inspect no_mesh
-    opaque_method process_group random reduce reduce_ remote show shutdown slice_mesh to_mesh
+    opaque_method place process_group random reduce reduce_ remote show shutdown slice_mesh to_mesh
 """
 
 

@@ -21,7 +21,7 @@ def test_a_transformer_learns_as_it_does_under_distributed_data_parallel(procs: 
 def test_the_example_trains_data_parallel_and_pipelined_as_in_one_process() -> None:
     example = run("examples/tensor_engine_mlp.py", "--steps", "3", timeout=60.0)
     assert example.process.returncode == 0, example.stderr
-    header, *steps, difference = example.stdout.splitlines()
+    header, *steps, difference = example.stdout.splitlines()[-5:]  # before them speaks gloo of PyTorch 2.8
     assert header.split() == ["step", "data-parallel", "pipeline", "one", "process"]
     assert [line.split()[0] for line in steps] == ["0", "1", "2"]
     assert float(difference.removeprefix("largest difference: ")) < 1e-5

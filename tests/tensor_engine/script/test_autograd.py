@@ -1,8 +1,10 @@
 """Autograd is torch's own: modules, losses and optimizers as they are, with the gradients of a run in the script."""
 
 import copy
+import itertools
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -122,10 +124,74 @@ def test_what_autograd_makes_in_a_thread_of_its_own_lies_on_the_mesh_that_is_act
             made.append(torch.ones(2) + 1)
 
     with procs.activate():
-        thread = threading.Thread(target=run, args=(activation._here.mode,))
+        thread = threading.Thread(target=run, args=(activation._here.thread.mode,))
         thread.start()
         thread.join(PATIENCE_S)
     assert inspect(made[0], gpus=1).tolist() == [2, 2]
+
+
+FORMULAS: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda x: x.clamp(0.2, 0.8),
+    lambda x: torch.where(x > 0.5, x, 0.0),
+    lambda x: x.pow(3),
+    lambda x: torch.pow(2, x),
+    lambda x: nn.functional.normalize(x, dim=0),
+    lambda x: torch.minimum(x * 2, x.clamp(0.9, 1.1) * 3),  # as PPO clips
+    lambda x: x.norm(),
+    lambda x: x.std(),
+    lambda x: nn.functional.hardtanh(x).sum(),
+    lambda x: nn.functional.smooth_l1_loss(x, x.detach().flip(0)),
+]
+
+
+@pytest.mark.parametrize(
+    ("formula", "where"),
+    [
+        *itertools.product(FORMULAS, ["on the mesh", "on another mesh", "nowhere"]),
+        *itertools.product([lambda x: nn.functional.hardtanh(x).prod()], ["on the mesh", "nowhere"]),
+    ],
+)
+def test_a_derivative_is_computed_where_its_tensors_are(
+    procs: ProcMesh, formula: Callable[[torch.Tensor], torch.Tensor], where: str
+) -> None:
+    values = [0.1, 0.45, 0.5, 0.9, 1.3]
+    here = torch.tensor(values, requires_grad=True)
+    formula(here).sum().backward()
+    first = procs.slice(gpus=0)
+    with first.activate():
+        x = torch.tensor(values, requires_grad=True)
+        loss = formula(x).sum()
+    active = {"on the mesh": first.activate, "on another mesh": procs.slice(gpus=1).activate, "nowhere": nullcontext}
+    with active[where]():
+        loss.backward()
+    assert x.grad is not None
+    torch.testing.assert_close(inspect(x.grad, timeout=PATIENCE_S), here.grad)
+
+
+@pytest.mark.parametrize(
+    "make_optimizer",
+    [
+        lambda parameters: torch.optim.AdamW(parameters, lr=0.01, fused=True),
+        lambda parameters: torch.optim.Rprop(parameters, lr=0.01),
+        lambda parameters: torch.optim.Adam(parameters, lr=0.01, amsgrad=True),
+    ],
+    ids=["adamw_fused", "rprop", "amsgrad"],
+)
+def test_optimizers_step_where_no_mesh_is_active(
+    procs: ProcMesh, make_optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer]
+) -> None:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        optimizer = make_optimizer([x])
+        for _ in range(3):
+            optimizer.zero_grad()
+            (x * x).sum().backward()
+            optimizer.step()
+        return x
+
+    with procs.activate():
+        there = torch.tensor([1.0, -2.0, 3.0], requires_grad=True)
+    found = inspect(run(there).detach(), timeout=PATIENCE_S)
+    torch.testing.assert_close(found, run(torch.tensor([1.0, -2.0, 3.0], requires_grad=True)).detach())
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,7 @@ def test_under_another_active_mesh_everything_happens_where_the_tensor_is(four: 
     ("wrong", "error", "text"),
     [
         (lambda x, four, procs: x.reduce("gpus"), KeyError, "no axis 'gpus'"),
+        (lambda x, four, procs: x.reduce(()), ValueError, "no axis of .* is named"),
         (lambda x, four, procs: x.reduce(("tp", "tp")), ValueError, "named twice"),
         (lambda x, four, procs: x.reduce("tp", "mean"), ValueError, "no reduction 'mean'"),
         (lambda x, four, procs: x.reduce("tp", "bor"), ReductionError, "integers and bools"),

@@ -1,0 +1,130 @@
+"""Functions of torch that no dispatch sees: they work on generators, storages and processes rather than on tensors.
+
+With the first mesh that is activated they are wrapped, each under its own name. Where none is active they do what torch
+has them do.
+
+- Seeds and states of generators are those of the workers, too: `torch.manual_seed` seeds each worker as it would seed
+  a rank of an SPMD program; what keeps a state and puts it back, as `torch.utils.checkpoint` does, keeps each one's.
+- An `LSTM` is taken apart into its steps: what CPUs have for a whole layer has no gradient where it runs, on a worker.
+- A `DataLoader`, and what unpickles tensors, work in the script, whose memory it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.utils.data.dataloader as data
+
+from skipper.control import ProcMesh
+from skipper.tensor_engine.script import activation, random
+from skipper.tensor_engine.script.communicate import to_mesh
+from skipper.tensor_engine.script.tensor import Tensor
+
+_wrapping = threading.Lock()
+_is_wrapped = False
+
+
+def wrap() -> None:
+    """Wrap them, unless that has been done."""
+    global _is_wrapped
+    with _wrapping:
+        if _is_wrapped:
+            return
+        _is_wrapped = True
+        for made in (_manual_seed, _seed, _get_rng_state, _set_rng_state, _fork_rng):
+            name = made.__name__.removeprefix("_")
+            wrapped = _instead(getattr(torch.random, name), made)
+            for module in (torch, torch.random):
+                if hasattr(module, name):
+                    setattr(module, name, wrapped)
+        torch._VF.lstm = _instead(torch._VF.lstm, _lstm)
+        for owner, name in ((data.DataLoader, "__iter__"), (data._BaseDataLoaderIter, "__next__")):
+            setattr(owner, name, _in_the_script(getattr(owner, name)))
+        torch._utils._rebuild_tensor = _in_the_script(torch._utils._rebuild_tensor)
+
+
+def _instead(of_torch: Callable[..., Any], made: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(of_torch)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return made(of_torch, *args, **kwargs)
+
+    return run
+
+
+def _in_the_script(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if activation.current() is None:
+            return function(*args, **kwargs)
+        with activation.no_mesh():
+            return function(*args, **kwargs)
+
+    return run
+
+
+def _manual_seed(of_torch: Callable[..., Any], seed: Any) -> Any:
+    generator = of_torch(seed)
+    if activation.current() is not None:
+        random.manual_seed(seed, same=True)
+    return generator
+
+
+def _seed(of_torch: Callable[..., Any]) -> Any:
+    drawn = of_torch()
+    if activation.current() is not None:
+        random.manual_seed(drawn)
+    return drawn
+
+
+def _get_rng_state(of_torch: Callable[..., Any]) -> torch.Tensor:
+    return of_torch() if activation.current() is None else random.get_states()
+
+
+def _set_rng_state(of_torch: Callable[..., Any], new_state: torch.Tensor) -> None:
+    if isinstance(new_state, Tensor):
+        for kept in _forks.kept[-1:]:
+            if new_state.mesh not in kept:
+                kept[new_state.mesh] = random.get_states(mesh=new_state.mesh)
+        random.set_states(new_state)
+        return
+    of_torch(new_state)
+    active = activation.current()
+    if active is not None:
+        random.set_states(to_mesh(new_state, active.mesh))
+
+
+def _lstm(of_torch: Callable[..., Any], input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    if not isinstance(input, Tensor):
+        return of_torch(input, *args, **kwargs)
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        return of_torch(input, *args, **kwargs)
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+class _Forks(threading.local):
+    """For each `fork_rng` that this thread is in, the states of the meshes that have got others within it."""
+
+    def __init__(self) -> None:
+        self.kept: list[dict[ProcMesh, torch.Tensor]] = []
+
+
+_forks = _Forks()
+
+
+@contextlib.contextmanager
+def _fork_rng(of_torch: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[None]:
+    with of_torch(*args, **kwargs):
+        _forks.kept.append({})  # where no mesh is active, as in a backward, torch's own keeps the script's state alone
+        try:
+            yield
+        finally:
+            for state in _forks.kept.pop().values():
+                random.set_states(state)
