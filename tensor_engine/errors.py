@@ -16,7 +16,7 @@ TensorEngineError
 ├── CommunicationError      (also RuntimeError)  workers could not exchange what an operation needs
 │   ├── CommunicationTimeoutError                the others did not come in time (also TimeoutError)
 │   ├── MemberLostError                          a worker has ended that other workers wait for
-│   └── UnreachableMembersError                  members of a group are on several hosts, or in several networks
+│   └── UnreachableMembersError                  members of a group are on hosts that do not reach each other
 └── EngineClosedError       (also RuntimeError)  the engine, or the workers behind it, are gone
 
 No operation raises a `TypeError`. Where an operator raises one, Python tries the other operand, and then reports an
@@ -102,7 +102,7 @@ class MemberLostError(CommunicationError):
 
 
 class UnreachableMembersError(CommunicationError):
-    """Members of a group cannot connect: gloo uses the loopback, and they do not share one.
+    """Members of a group are on several hosts or network namespaces, and some have no address for the others.
 
     Attributes:
         places: where each of them is, in the order of their ranks.
@@ -115,8 +115,9 @@ class UnreachableMembersError(CommunicationError):
     def __str__(self) -> str:
         who = ", ".join(f"rank {rank} is {place}" for rank, place in enumerate(self.places))
         return (
-            "tensors of CPUs go between workers of one host and one network namespace only, and these are not: "
-            f"{who}. Reduce on the workers of one host, or keep the tensors on GPUs"
+            f"these workers do not all reach each other: {who}. Tensors of CPUs go between hosts where the data plane "
+            "is open: attach the hosts before you spawn processes here, and with data_plane=True where there are "
+            "certificates"
         )
 
 

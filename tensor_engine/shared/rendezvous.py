@@ -105,6 +105,13 @@ class RendezvousServer(Actor):
         return [kept.get(key) for key in keys]
 
     @concurrent_endpoint
+    async def until_lost(self, members: tuple[int, ...]) -> list[int]:
+        """Wait until some of these workers have ended, and say which."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._lost.keys().isdisjoint(members))
+        return [number for number in members if number in self._lost]
+
+    @concurrent_endpoint
     async def forget(self, store: str, members: int) -> None:
         """A member does not need a store any more. When all of ``members`` have said so, the store is forgotten."""
         left = self._left.pop(store, members) - 1

@@ -1,22 +1,28 @@
 """`make_gloo`: gloo among the members of a group. The job's links identify each of them before a byte goes to it.
 
-A member connects to those of lower rank, which listen. In gloo the member with the greater address connects, so each
-member listens at an address of the loopback of its own, in the order of the ranks. gloo goes through the others in that
-order, too: a member has connected to all lower ranks before it waits for a higher one. So the members can be let in all
-at once.
+In gloo the member with the greater address connects to the other one, and each goes through the others in the order of
+their ranks.
+
+Within a host each member listens at an address of the loopback of its own, in that order, too. So a member has
+connected to all lower ranks before it waits for a higher one, and all can be let in at once.
+
+Members on several hosts listen at the addresses by which the job's hosts reach each other. There a member may wait for
+one before it connects to the next. So they are let in as they come, in as many rounds as that takes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ipaddress
+import itertools
 import os
 import queue
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -24,9 +30,11 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from skipper.control import Future, context
+from skipper.control import ControlError, Future, context
 from skipper.control.runtime.join_file import this_network
+from skipper.dataplane.backends import own_sockets
 from skipper.dataplane.backends.own_sockets import SocketPlace
+from skipper.dataplane.config import HOST_VARIABLE
 from skipper.tensor_engine.errors import CommunicationError, CommunicationTimeoutError, UnreachableMembersError
 from skipper.tensor_engine.shared.rendezvous import JobStore, RendezvousClient, answer
 from skipper.tensor_engine.worker.gloo_port import LOOPBACK, GlooPort
@@ -43,39 +51,58 @@ _MOST_LOOKS_S = 0.05
 def make_gloo(rendezvous: RendezvousClient, name: str, rank: int, members: tuple[int, ...]) -> Any:
     """Gloo's backend for a group, whose ``members`` are in the order of their ranks.
 
-    All members call it, and it returns once they are connected. They exchange four things over the job's links: that
-    all have come; the addresses for gloo; from which port each has connected; and that these connections are open for
-    data.
+    All members call it, and it returns once they are connected. They tell each other over the job's links that all have
+    come, and where they listen; the addresses for gloo; from where each has connected; and that these connections are
+    open for data.
 
     Raises:
         CommunicationTimeoutError: others did not come in time; the message names them.
         MemberLostError: one of them has ended.
-        UnreachableMembersError: they do not have the same loopback.
+        UnreachableMembersError: they are on several hosts, and some of these have no address for the others.
         CommunicationError: one of them has failed.
     """
     size = len(members)
     port = GlooPort.open(str(ipaddress.IPv4Address(LOOPBACK) + rank))
+    try:
+        if size == 1:
+            return dist.ProcessGroupGloo(HashStore(), 0, 1, _options(port, rendezvous))
+        far = os.environ.get(HOST_VARIABLE, "")
+        mine = _Arrival(secrets.token_hex(8), this_network(), far, _where(far), port.place.pack())
+        here = rendezvous.gather(f"{name}/here", {rank: mine}, members)
+        token = here[0].token
+        are_near = len({arrival.network for arrival in here.values()}) == 1
+        if are_near:
+            places = [SocketPlace.parse(arrival.place) for arrival in here.values()]
+            port.let_in()
+        else:
+            hosts = [arrival.far for arrival in here.values()]
+            if not all(hosts):
+                raise UnreachableMembersError(tuple(arrival.where for arrival in here.values()))
+            port.close()
+            port = GlooPort.open(far)
+            sources = [_source_towards(host) for host in hosts]
+            there = rendezvous.gather(f"{name}/{token}/there", {rank: (port.place.pack(), sources)}, members)
+            places = [SocketPlace.parse(place) for place, _ in there.values()]
+            port.let_in({sources[rank] for member, (_, sources) in there.items() if member != rank})
+        store = _Addresses(rendezvous, f"{name}/{token}", rank, members)
+        admission = _Admission(rendezvous, f"{name}/{token}", port, places, rank, members, at_once=are_near)
+        with admission:
+            options = _options(port, rendezvous)
+            backend = _connect(lambda: dist.ProcessGroupGloo(store, rank, size, options), admission)
+        store.forget_all()
+        if not are_near:
+            _hang_up_on_the_lost(rendezvous, members, admission.connections)
+        return backend
+    finally:
+        port.close()
+
+
+def _options(port: GlooPort, rendezvous: RendezvousClient) -> Any:
     options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = datetime.timedelta(seconds=rendezvous.timeout_s)
     options._threads = _THREADS
     options._devices = [port.device]
-    try:
-        if size == 1:
-            return dist.ProcessGroupGloo(HashStore(), 0, 1, options)
-        mine = _Arrival(secrets.token_hex(8), this_network(), _where(), port.place.pack())
-        here = rendezvous.gather(f"{name}/here", {rank: mine}, members)
-        if len({arrival.network for arrival in here.values()}) > 1:
-            raise UnreachableMembersError(tuple(arrival.where for arrival in here.values()))
-        token = here[0].token
-        places = [SocketPlace.parse(arrival.place) for arrival in here.values()]
-        store = _Addresses(rendezvous, f"{name}/{token}", rank, members)
-        port.let_in()
-        with _Admission(rendezvous, f"{name}/{token}", port, places, rank, members) as admission:
-            backend = _connect(lambda: dist.ProcessGroupGloo(store, rank, size, options), admission)
-        store.forget_all()
-        return backend
-    finally:
-        port.close()
+    return options
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +112,51 @@ class _Arrival:
     Attributes:
         token: under which all meet from then on, if this is the first member.
         network: the host and the network namespace that it is in.
-        where: that, for people.
-        place: where it listens.
+        far: the address by which other hosts reach it; empty where they do not.
+        where: the host, the network namespace and that address, for people.
+        place: where it listens for members of the same network.
     """
 
     token: str
     network: str
+    far: str
     where: str
     place: bytes
 
 
-def _where() -> str:
+def _hang_up_on_the_lost(
+    rendezvous: RendezvousClient, members: tuple[int, ...], connections: Mapping[int, tuple[SocketPlace, SocketPlace]]
+) -> None:
+    """End the connections to members that the job has lost, as with their host: the network need not have noticed."""
+
+    def hang_up(found: Future[list[int]]) -> None:
+        with contextlib.suppress(ControlError):  # the job is over
+            lost = {members.index(number) for number in found.get(0)}
+            own_sockets.hang_up_between([ends for rank, ends in connections.items() if rank in lost])
+            if left := tuple(number for rank, number in enumerate(members) if rank not in lost):
+                wait(left)
+
+    def wait(for_whom: tuple[int, ...]) -> None:
+        rendezvous.actor.until_lost.call_one(for_whom).add_done_callback(hang_up)
+
+    wait(members)
+
+
+def _source_towards(host: str) -> str:
+    """The address of this host from which the kernel connects to another one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as unsent:
+        try:
+            unsent.connect((host, 9))
+        except OSError as error:
+            raise CommunicationError(f"no way leads from here to the member on {host}: {error}") from error
+        return str(unsent.getsockname()[0])
+
+
+def _where(far: str) -> str:
     namespace = os.stat("/proc/thread-self/ns/net").st_ino
-    return f"{context().actor_instance.actor_id} on {socket.gethostname()}, network namespace {namespace}"
+    reached = f"reached at {far}" if far else "with no address for other hosts"
+    return f"{context().actor_instance.actor_id} on {socket.gethostname()}, network namespace {namespace}, {reached}"
 
 
 def _connect(make: Callable[[], Any], admission: _Admission) -> Any:
@@ -182,6 +241,7 @@ class _Admission:
     """Lets the other members in while gloo waits for them: in a thread, since gloo blocks the one that calls it.
 
     Attributes:
+        connections: to members of other hosts, by rank: this end and the other one.
         failure: why the group has failed.
         rendezvous: where the members meet.
     """
@@ -194,7 +254,10 @@ class _Admission:
         places: Sequence[SocketPlace],
         rank: int,
         members: tuple[int, ...],
+        *,
+        at_once: bool,
     ) -> None:
+        self.connections: dict[int, tuple[SocketPlace, SocketPlace]] = {}
         self.failure: CommunicationError | None = None
         self.rendezvous = rendezvous
         self._name = name
@@ -202,6 +265,7 @@ class _Admission:
         self._places = places
         self._rank = rank
         self._members = members
+        self._let_in = self._let_in_at_once if at_once else self._let_in_by_turns
         self._is_given_up = False
         self._wakes = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gloo-admission", daemon=True)
@@ -239,27 +303,57 @@ class _Admission:
         except OSError as error:
             self.failure = CommunicationError(f"the connections of the group cannot be looked at: {error}")
 
-    def _let_in(self) -> None:
+    def _let_in_at_once(self) -> None:
         rank, port = self._rank, self._port
         lower = self._places[:rank]
-        connected = self._meet("connected", self._look(lambda: port.outgoing(lower)))
-        incoming = [connected[member][rank] for member in range(rank + 1, len(self._places))]
-        self._look(lambda: port.take(incoming) or None)
+
+        def outgoing() -> list[SocketPlace] | None:
+            found = port.outgoing(lower)
+            return [found[place] for place in lower] if len(found) == len(lower) else None
+
+        connected = self._meet("connected", self._look(outgoing))
+        incoming = {connected[member][rank] for member in range(rank + 1, len(self._places))}
+        self._look(lambda: port.take(incoming) == incoming or None)
         self._meet("taken", None)
         port.kick(lower)
 
+    def _let_in_by_turns(self) -> None:
+        """Until all have taken all, each tells whom it has connected to and taken, and takes those that told it so."""
+        rank, port, size = self._rank, self._port, len(self._places)
+        others = {place: member for member, place in enumerate(self._places) if member != rank}
+        sources: dict[SocketPlace, int] = {}
+        taken: set[SocketPlace] = set()
+        kicked: set[int] = set()
+        pauses = self._pauses()
+        for turn in itertools.count():
+            connected = {others[there]: here for there, here in port.outgoing(others).items()}
+            self.connections |= {member: (here, self._places[member]) for member, here in connected.items()}
+            told = self._meet(f"turn {turn}", (connected, [sources[place] for place in taken]))
+            sources |= {their[rank]: member for member, (their, _) in told.items() if rank in their}
+            taken = port.take(sources)
+            self.connections |= {sources[place]: (port.place, place) for place in taken}
+            has_taken_this = {member for member, (_, theirs) in told.items() if rank in theirs}
+            port.kick({self._places[member] for member in has_taken_this - kicked})
+            kicked |= has_taken_this
+            if sum(len(theirs) for _, theirs in told.values()) == size * (size - 1) // 2:
+                return
+            self._wait(next(pauses))
+
     def _look(self, look: Callable[[], T | None]) -> T:
         """Look at this process's sockets until there is something, and return it."""
+        pauses = self._pauses()
+        while (found := look()) is None:
+            self._wait(next(pauses))
+        return found
+
+    def _pauses(self) -> Iterator[float]:
+        """Seconds to wait before another look, until the deadline."""
         deadline = time.monotonic() + self.rendezvous.timeout_s
         pause_s = _LOOK_S
-        while (found := look()) is None:
-            if time.monotonic() > deadline:
-                raise CommunicationTimeoutError(
-                    f"members of the group did not connect within {self.rendezvous.timeout_s:g} s"
-                )
-            self._wait(pause_s)
+        while time.monotonic() < deadline:
+            yield pause_s
             pause_s = min(1.1 * pause_s, _MOST_LOOKS_S)
-        return found
+        raise CommunicationTimeoutError(f"members of the group did not connect within {self.rendezvous.timeout_s:g} s")
 
     def _meet(self, what: str, brought: V) -> dict[int, V]:
         """What all members bring, this one included."""

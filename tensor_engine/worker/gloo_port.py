@@ -14,7 +14,7 @@ import select
 import socket
 import tempfile
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from skipper.dataplane.backends.own_sockets import SocketPlace
 from skipper.tensor_engine.errors import CommunicationError
 
 LOOPBACK = "127.0.0.1"
-_SOURCE = own_sockets.as_ipv6(LOOPBACK)
 """The address from which the kernel connects to every address of the loopback."""
 _ATTEMPTS = 5
 _QUEUED_AT = 24  # of tcp_info, linux/tcp.h: tcpi_unacked, which counts what a listener has not accepted yet
@@ -36,7 +35,7 @@ _making = threading.Lock()
 
 
 class GlooPort:
-    """A device of gloo on the loopback, and its listener.
+    """A device of gloo, and its listener.
 
     Attributes:
         device: for the options of a group.
@@ -54,7 +53,7 @@ class GlooPort:
         """Make one that lets no connection in.
 
         Args:
-            address: of the loopback. Whichever it is, connections to it come from `LOOPBACK`.
+            address: one of this host's. Connections to those of the loopback come from `LOOPBACK`.
 
         Raises:
             CommunicationError: strangers cannot be kept from it here, or the listener cannot be found.
@@ -78,24 +77,23 @@ class GlooPort:
                 del device
         raise CommunicationError("gloo's listener cannot be told from others: something keeps opening or trying ports")
 
-    def let_in(self) -> None:
-        """Let connections be made from this host, without data."""
-        self._admit(LOOPBACK)
+    def let_in(self, sources: Collection[str] = (LOOPBACK,)) -> None:
+        """Let connections be made from these addresses, without data."""
+        self._admit(*sources)
 
-    def outgoing(self, places: Sequence[SocketPlace]) -> list[int] | None:
-        """The ports from which this process is connected to these places; None until it is connected to all."""
-        found = {there: here.port for here, there in self._connections() if here.address == _SOURCE}
-        return [found[place] for place in places] if found.keys() >= set(places) else None
+    def outgoing(self, places: Collection[SocketPlace]) -> dict[SocketPlace, SocketPlace]:
+        """To which of these places this process is connected by now, and from where."""
+        return {there: here for here, there in self._connections() if there in places}
 
-    def take(self, ports: Collection[int]) -> bool:
-        """Open the connections from these ports of this host for data; whether gloo has accepted all of them by now."""
-        left = set(ports)
+    def take(self, sources: Collection[SocketPlace]) -> set[SocketPlace]:
+        """Open the connections from these places for data; those that gloo has accepted by now."""
+        taken = set()
         for _, copy in own_sockets.opened(self._known):
             both = own_sockets.ends(copy)
-            if both is not None and both[0] == self.place and both[1].address == _SOURCE and both[1].port in left:
+            if both is not None and both[0] == self.place and both[1] in sources:
                 socket_filter.lift(copy)
-                left.discard(both[1].port)
-        return not left
+                taken.add(both[1])
+        return taken
 
     def kick(self, places: Collection[SocketPlace]) -> None:
         """Have the kernel send again at once what the filters of these places have dropped.
@@ -105,7 +103,7 @@ class GlooPort:
         """
         for _, copy in own_sockets.opened(self._known):
             both = own_sockets.ends(copy)
-            if both is not None and both[0].address == _SOURCE and both[1] in places:
+            if both is not None and both[1] in places:
                 with contextlib.suppress(OSError):  # then the connection has ended, and gloo reports that
                     copy.send(_KICK, socket.MSG_OOB)
 

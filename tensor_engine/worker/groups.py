@@ -176,7 +176,7 @@ class Groups:
         Raises:
             CommunicationTimeoutError: the others did not come in time.
             MemberLostError: one of them has ended.
-            UnreachableMembersError: they are on several hosts, or in several network namespaces, and have no GPUs.
+            UnreachableMembersError: they are on several hosts that do not reach each other, and have no GPUs.
             CommunicationError: one of them is gone.
         """
         name, rank = f"{self._stream}/{'-'.join(map(str, members))}", members.index(self.number)

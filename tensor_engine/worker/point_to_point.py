@@ -1,9 +1,9 @@
 """`transfer`: a tensor from one worker to one other, or down a tree to several.
 
 The sender does not wait for its readers. A small tensor goes in one message, with a flag that says whether there is
-one. Within a host a larger one is copied to a block of shared memory, and the message says where. Each reader reads it
-from there one-sidedly, and then tells the sender, which only then uses the block again. There are two blocks for each
-group, so a sender is at most two large tensors, or a few small ones, ahead of its slowest reader.
+one. A larger one is copied to a block of shared memory, and the message says where. Each reader reads it from there
+one-sidedly, also from another host, and then tells the sender, which only then uses the block again. There are two
+blocks for each group, so a sender is at most two large tensors, or a few small ones, ahead of its slowest reader.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class _Post:
         return header
 
     def _is_staged(self, expected: TensorMetadata) -> bool:
-        return self._group.same_host and expected.nbytes >= STAGED_FROM_NBYTES
+        return self._group.device.type == "cpu" and expected.nbytes >= STAGED_FROM_NBYTES
 
     def _stage(self, tensor: torch.Tensor, header: torch.Tensor) -> None:
         turn = self._turn

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from skipper import control
+from skipper import control, dataplane
 from skipper.control import HostMesh
 from skipper.control.cluster.hosts import attach_to_hosts
 from skipper.control.cluster.hosts import command as host_command
@@ -36,6 +36,7 @@ def net() -> Iterator[Network]:
     """Four machines."""
     if VARIABLE_OF_TESTS not in os.environ:
         pytest.skip("network namespaces are made by make test-hosts alone")
+    dataplane.configure(ucx={})  # as it is without the tests' choice of the loopback
     try:
         with network(4) as machines:
             yield machines

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from skipper import control
 from skipper.control import ActorMesh
 from skipper.control.cluster.hosts import attach_to_hosts, certs, certs_command
 from skipper.control.model.errors import CertificateError, HostUnreachableError
+from skipper.tensor_engine import RemoteError, inspect, shutdown
 from tests.control.conftest import PATIENCE_S
 from tests.hosts.actors import Worker
 from tests.hosts.conftest import LocalAgents, addresses_of, serve
@@ -60,6 +62,26 @@ def test_packets_between_hosts_show_nothing_with_tls_and_all_without(
         for machine in machines:
             machine.clear()
     assert seen == [False, True]
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_tensors_go_between_hosts_with_tls_where_the_data_plane_is_open(
+    clear_net: Network, authority: Path, tmp_path: Path, is_open: bool
+) -> None:
+    machines = clear_net.machines[:2]
+    own = certs.issue(authority, tmp_path / "script", [clear_net.address], role="script")
+    for number, machine in enumerate(machines):
+        theirs = certs.issue(authority, tmp_path / f"machine{number}", [machine.address], role="host")
+        serve(machine, "--certs", str(theirs))
+    procs = attach_to_hosts(addresses_of(machines), certs=own, data_plane=is_open).spawn_procs()
+    with procs.activate():
+        total = torch.ones(3).reduce("hosts")  # type: ignore[attr-defined]
+    if is_open:
+        assert inspect(total, hosts=1, timeout=2 * PATIENCE_S).tolist() == [2, 2, 2]
+    else:
+        with pytest.raises(RemoteError, match=r"do not all reach each other.*with no address for other hosts"):
+            inspect(total, timeout=2 * PATIENCE_S)
+    shutdown()
 
 
 def test_who_has_no_certificate_of_the_authority_attaches_nothing(

@@ -75,9 +75,9 @@ def test_what_a_stranger_sends_is_not_delivered_and_his_connection_ends_with_the
     with knock(port) as stranger, knock(port) as member:
         for connection in (stranger, member):
             connection.sendall(b"8 bytes!")
-        (_, number) = member.getsockname()
+        here = own_sockets.SocketPlace.of(member.getsockname())
         accepted = threading.Event()
-        while not port.take([number]):  # gloo's thread accepts it
+        while not port.take([here]):  # gloo's thread accepts it
             assert not accepted.wait(0.001)
         port.close()
         stranger.settimeout(PATIENCE_S)
