@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from skipper.dataplane import RDMABuffer, TransferTimeoutError
+from skipper.dataplane import RDMABuffer
 from skipper.dataplane.backends.ucx.peer import UcxPeer
 from tests.conformance.owner import RemoteOwner
 from tests.dataplane import stranger
@@ -78,9 +78,8 @@ def test_a_stranger_reads_nothing_while_others_are_let_in(owner: RemoteOwner) ->
         timer = threading.Timer(stranger.TRYING_S, over.set)
         timer.start()
         while not over.is_set():
-            with contextlib.suppress(TransferTimeoutError):  # who has the same address can crowd others out meanwhile
-                assert reads_its_content(buffer)
-                times_read += 1
+            assert reads_its_content(buffer)
+            times_read += 1
             peer.close()  # the next read connects anew
     assert times_read > 0
     assert reads_its_content(buffer)
