@@ -4,7 +4,7 @@ import ipaddress
 import os
 import socket
 import struct
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, Self
 
 _PLACE = struct.Struct("!16sH")
@@ -118,23 +118,17 @@ def state(connection: socket.socket) -> int:
 def ends(connection: socket.socket) -> tuple[SocketPlace, SocketPlace] | None:
     """This end and the other one; None where it is not connected."""
     try:
-        return SocketPlace.of(connection.getsockname()), SocketPlace.of(connection.getpeername())
+        there = connection.getpeername()  # first: this end has no address until there is another one
+        return SocketPlace.of(connection.getsockname()), SocketPlace.of(there)
     except OSError:
         return None
 
 
-def hang_up_on(places: Collection[SocketPlace]) -> None:
-    """End all connections that came in at these places."""
+def hang_up(is_meant: Callable[[tuple[SocketPlace, SocketPlace]], bool]) -> None:
+    """End the connections of this process of which this is true: it gets this end and the other one."""
     for _, copy in opened({}):
         both = ends(copy)
-        if both is not None and both[0] in places:
-            shut(copy)
-
-
-def hang_up_between(ended: Collection[tuple[SocketPlace, SocketPlace]]) -> None:
-    """End the connections with these ends, of which the first is here."""
-    for _, copy in opened({}):
-        if ends(copy) in ended:
+        if both is not None and is_meant(both):
             shut(copy)
 
 

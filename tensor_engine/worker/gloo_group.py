@@ -80,8 +80,8 @@ def make_gloo(rendezvous: RendezvousClient, name: str, rank: int, members: tuple
                 raise UnreachableMembersError(tuple(arrival.where for arrival in here.values()))
             port.close()
             port = GlooPort.open(far)
-            sources = [_source_towards(host) for host in hosts]
-            there = rendezvous.gather(f"{name}/{token}/there", {rank: (port.place.pack(), sources)}, members)
+            mine_there = port.place.pack(), [_source_towards(host) for host in hosts]
+            there = rendezvous.gather(f"{name}/{token}/there", {rank: mine_there}, members)
             places = [SocketPlace.parse(place) for place, _ in there.values()]
             port.let_in({sources[rank] for member, (_, sources) in there.items() if member != rank})
         store = _Addresses(rendezvous, f"{name}/{token}", rank, members)
@@ -90,7 +90,7 @@ def make_gloo(rendezvous: RendezvousClient, name: str, rank: int, members: tuple
             options = _options(port, rendezvous)
             backend = _connect(lambda: dist.ProcessGroupGloo(store, rank, size, options), admission)
         store.forget_all()
-        if not are_near:
+        if admission.connections:
             _hang_up_on_the_lost(rendezvous, members, admission.connections)
         return backend
     finally:
@@ -132,7 +132,8 @@ def _hang_up_on_the_lost(
     def hang_up(found: Future[list[int]]) -> None:
         with contextlib.suppress(ControlError):  # the job is over
             lost = {members.index(number) for number in found.get(0)}
-            own_sockets.hang_up_between([ends for rank, ends in connections.items() if rank in lost])
+            ended = [ends for rank, ends in connections.items() if rank in lost]
+            own_sockets.hang_up(lambda ends: ends in ended)
             if left := tuple(number for rank, number in enumerate(members) if rank not in lost):
                 wait(left)
 
@@ -358,6 +359,8 @@ class _Admission:
     def _meet(self, what: str, brought: V) -> dict[int, V]:
         """What all members bring, this one included."""
         self._wakes.clear()
+        if self._is_given_up:
+            raise _GivenUpError
         gathered = self.rendezvous.begin_gathering(f"{self._name}/{what}", {self._rank: brought}, self._members)
         gathered.add_done_callback(lambda _: self._wakes.set())
         self._wait(self.rendezvous.timeout_s)

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from collections.abc import Callable
 
 from skipper.dataplane.backends import own_sockets
 
@@ -33,3 +34,34 @@ def test_both_kinds_of_addresses_are_told_and_nothing_else_is_a_socket() -> None
     os.close(read)
     os.close(write)
     assert own_sockets.copy_of(read) is None
+
+
+class Connecting(socket.socket):
+    """A socket that is connected just after it was first asked for one of its ends."""
+
+    def connect_later(self, there: tuple[str, int]) -> None:
+        self._there: tuple[str, int] | None = there
+
+    def getsockname(self) -> tuple[str, int]:
+        return self._asked(super().getsockname)
+
+    def getpeername(self) -> tuple[str, int]:
+        return self._asked(super().getpeername)
+
+    def _asked(self, ask: Callable[[], tuple[str, int]]) -> tuple[str, int]:
+        there, self._there = self._there, None
+        try:
+            return ask()
+        finally:
+            if there is not None:
+                self.connect(there)
+
+
+def test_both_ends_of_a_connection_are_told_or_none() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, Connecting() as connection:
+        connection.connect_later(listener.getsockname())
+        assert own_sockets.ends(connection) is None
+        found = own_sockets.ends(connection)
+        accepted, source = listener.accept()
+        accepted.close()
+        assert found == (own_sockets.SocketPlace.of(source), own_sockets.SocketPlace.of(listener.getsockname()))
