@@ -33,11 +33,12 @@ from skipper.tensor_engine.errors import (
     RemoteError,
     StreamMismatchError,
     TensorEngineError,
+    UnevenShardError,
     UnreachableMembersError,
 )
 from skipper.tensor_engine.script import random
 from skipper.tensor_engine.script.activation import get_active_mesh, get_active_stream, no_mesh
-from skipper.tensor_engine.script.communicate import all_to_all, reduce, reduce_, slice_mesh, to_mesh
+from skipper.tensor_engine.script.communicate import all_gather, all_to_all, reduce, reduce_, slice_mesh, to_mesh
 from skipper.tensor_engine.script.compiled import CompiledFunction, compile
 from skipper.tensor_engine.script.fetch import Fetched, fetch_shard, inspect, show
 from skipper.tensor_engine.script.grad_function import grad_function
@@ -65,6 +66,7 @@ __all__ = [
     # communication
     "reduce",
     "reduce_",
+    "all_gather",
     "all_to_all",
     "to_mesh",
     "place",
@@ -107,6 +109,7 @@ __all__ = [
     "CommunicationError",
     "CommunicationTimeoutError",
     "MemberLostError",
+    "UnevenShardError",
     "UnreachableMembersError",
     "EngineClosedError",
 ]

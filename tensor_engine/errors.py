@@ -7,6 +7,7 @@ TensorEngineError
 │   ├── StreamMismatchError                      tensors of different streams in one operation
 │   ├── LocalTensorError                         a tensor of the script where one of the mesh is needed, or reversed
 │   │   └── PickleError                          a tensor of a mesh cannot be pickled (also control's OnWorkersError)
+│   ├── UnevenShardError                         a dim that cannot be cut into equal parts for all ranks
 │   ├── DroppedTensorError                       a tensor after its `drop`
 │   └── BorrowedTensorError                      a tensor that is lent, or was given back
 ├── NotPropagatableError    (also RuntimeError)  the script cannot know the shape of what an operation returns
@@ -52,6 +53,23 @@ class StreamMismatchError(MisuseError):
 
 class LocalTensorError(MisuseError):
     """A tensor of the script stands where one of a mesh is needed, or the other way round."""
+
+
+class UnevenShardError(MisuseError):
+    """A dim cannot be cut into equal parts: the tensors of a mesh have one shape on all ranks.
+
+    Attributes:
+        size: of the dim.
+        count: of the ranks.
+    """
+
+    def __init__(self, size: int, count: int) -> None:
+        super().__init__(
+            f"a dim of size {size} cannot be cut into {count} equal parts, and the tensors of a mesh have one shape on "
+            "all ranks: pad it, or choose another dim or placement"
+        )
+        self.size = size
+        self.count = count
 
 
 class PickleError(LocalTensorError, tensor_engine_plugin.OnWorkersError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from skipper.tensor_engine.errors import NoActiveMeshError
 from skipper.tensor_engine.script.instruction_stream import MAIN, InstructionStream, StreamKey
 from skipper.tensor_engine.script.session import session_of
 from skipper.tensor_engine.script.streams import Stream, stream_of
-from skipper.tensor_engine.script.tensor import Tensor
+from skipper.tensor_engine.script.tensor import Tensor, left_to_their_class
 
 Dispatch = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
 """Runs an operation of torch: called with the overload and its arguments."""
@@ -199,6 +200,8 @@ class _Mode(DispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if left_to_their_class and not left_to_their_class.isdisjoint(types):
+            return NotImplemented
         thread = _here.thread
         if thread.mode is None:
             return self._lent(thread, func, types, args, kwargs)
@@ -252,3 +255,16 @@ def no_mesh() -> Iterator[None]:
     thread = _here.thread
     with thread.within(None, thread.innermost().stream):
         yield
+
+
+def in_the_script(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, run under `no_mesh` where a mesh is active."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if current() is None:
+            return function(*args, **kwargs)
+        with no_mesh():
+            return function(*args, **kwargs)
+
+    return run

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from skipper.control import ProcMesh
 from skipper.tensor_engine.errors import MeshMismatchError, ReductionError, StreamMismatchError
@@ -20,13 +21,16 @@ from skipper.tensor_engine.script import activation, recording
 from skipper.tensor_engine.script.issue import issue_call, ship
 from skipper.tensor_engine.script.plans import mesh_axes, plan_move, plan_reduction
 from skipper.tensor_engine.script.session import session_of
-from skipper.tensor_engine.script.tensor import Tensor, two_meshes, value_of
+from skipper.tensor_engine.script.tensor import Tensor, two_meshes, value_of, wrap
 from skipper.tensor_engine.script.value import Value
 from skipper.tensor_engine.shared import reductions
 from skipper.tensor_engine.shared.metadata import metadata
 from skipper.tensor_engine.worker.communication import Reduction
 
+T = TypeVar("T")
 
+
+@overload
 def reduce(
     tensor: torch.Tensor,
     axes: str | Sequence[str],
@@ -35,14 +39,31 @@ def reduce(
     scatter: bool = False,
     mesh: ProcMesh | None = None,
     out: torch.Tensor | None = None,
-) -> Tensor:
+) -> Tensor: ...
+
+
+@overload
+def reduce(
+    tensor: T, axes: str | Sequence[str], reduction: str = "sum", *, scatter: bool = False, mesh: ProcMesh | None = None
+) -> T: ...
+
+
+def reduce(
+    tensor: Any,
+    axes: str | Sequence[str],
+    reduction: str = "sum",
+    *,
+    scatter: bool = False,
+    mesh: ProcMesh | None = None,
+    out: torch.Tensor | None = None,
+) -> Any:
     """Combine the values that ranks have along axes of the mesh.
 
     Every rank gets the result, unless ``mesh`` says otherwise; it is computed in the order of the ranks, so that all
     get the same bits. Returns at once.
 
     Args:
-        tensor: of a mesh.
+        tensor: of a mesh; or a pytree of such, as a dictionary of gradients, whose tensors are reduced one by one.
         axes: over which; along several of them ranks count with the last one fastest.
         reduction: ``"sum"``, ``"avg"``, ``"product"``, ``"min"``, ``"max"`` (where one value is NaN, so is the result),
             ``"band"``, ``"bor"``, ``"bxor"``; or ``"stack"``, which puts all values along a new outermost dim.
@@ -52,7 +73,7 @@ def reduce(
         out: a tensor of the same mesh, of the shape and dtype of the result, into which it is written.
 
     Returns:
-        A new contiguous tensor, or ``out``.
+        A new contiguous tensor, or ``out``; of a pytree, one of the same structure.
 
     Raises:
         KeyError: the mesh has no such axis.
@@ -63,6 +84,12 @@ def reduce(
         LocalTensorError: this is no tensor of a mesh.
         RuntimeError: ``out`` requires a gradient, and gradients are being recorded.
     """
+    if _is_tree(tensor):
+        if out is not None:
+            raise ValueError("out= is for one tensor, not for a pytree of them")
+        return tree_map_only(
+            torch.Tensor, lambda each: reduce(each, axes, reduction, scatter=scatter, mesh=mesh), tensor
+        )
     value = value_of(tensor)
     names = mesh_axes(value.mesh, axes)
     reductions.require(reduction, value.meta.dtype)
@@ -105,22 +132,52 @@ def all_to_all(tensor: torch.Tensor, axes: str | Sequence[str]) -> Tensor:
     return reduce(tensor, axes, reductions.STACK, scatter=True)
 
 
-def to_mesh(tensor: torch.Tensor, mesh: ProcMesh) -> Tensor:
+def all_gather(tensor: torch.Tensor, axes: str | Sequence[str], dim: int = 0) -> Tensor:
+    """Put the tensors of all ranks along axes together, along one of their dims; every rank gets the result.
+
+    ``reduce(tensor, axes, "stack")`` puts them together along a new dim.
+
+    Args:
+        tensor: of a mesh, with at least one dim.
+        axes: along which; along several of them ranks count with the last one fastest.
+        dim: the dim that grows.
+
+    Raises:
+        IndexError: the tensor has no such dim.
+        Exception: as `reduce`.
+    """
+    along = range(tensor.dim())[dim]
+    result: Any = reduce(tensor, axes, reductions.STACK).movedim(0, along).flatten(along, along + 1).contiguous()
+    gathered: Tensor = result
+    return gathered
+
+
+@overload
+def to_mesh(tensor: torch.Tensor, mesh: ProcMesh) -> Tensor: ...
+
+
+@overload
+def to_mesh(tensor: T, mesh: ProcMesh) -> T: ...
+
+
+def to_mesh(tensor: Any, mesh: ProcMesh) -> Any:
     """Bring a tensor to another mesh, which may be of other processes.
 
     Each rank of ``mesh`` gets what the rank of the same coordinates has. Along axes that only ``mesh`` has, all get the
     same. Returns at once; the ranks that have it do not wait for those that get it.
 
     Args:
-        tensor: of a mesh; or of the script, which all ranks get then.
+        tensor: of a mesh; or of the script, which all ranks get then; or a pytree of such (`place` also takes modules).
         mesh: has at least the axes of the tensor's mesh, of the same sizes.
 
     Returns:
-        A new contiguous tensor on the same stream.
+        A new contiguous tensor on the same stream; of a pytree, one of the same structure.
 
     Raises:
         MeshMismatchError: (a `ValueError`) ``mesh`` lacks an axis, or has it in another size.
     """
+    if _is_tree(tensor):
+        return tree_map_only(torch.Tensor, lambda each: to_mesh(each, mesh), tensor)
     if not isinstance(tensor, Tensor):
         recording.refuse("to_mesh of a tensor of the script", "bring it there outside, and pass it as an argument")
         return ship(
@@ -150,6 +207,24 @@ def slice_mesh(tensor: torch.Tensor, **selection: int | slice) -> Tensor:
         result: Tensor = _Slice.apply(tensor, mesh)  # type: ignore[no-untyped-call]
         return result
     return _issue_part(value, mesh)
+
+
+def laid_out(tensor: torch.Tensor, mesh: ProcMesh) -> Tensor:
+    """The same tensor on the same processes with other axes. Nothing moves, and memory is shared; without gradients.
+
+    Raises:
+        MeshMismatchError: (a `ValueError`) ``mesh`` is of other processes, or has them in another order.
+    """
+    value = value_of(tensor)
+    if value.mesh == mesh:
+        return wrap(value)
+    if (value.mesh.uid, value.mesh.ranks) != (mesh.uid, mesh.ranks):
+        raise MeshMismatchError(f"a tensor of {value.mesh!r} is not of the processes of {mesh!r}")
+    return _issue_part(value, mesh)
+
+
+def _is_tree(what: object) -> bool:
+    return isinstance(what, list | tuple | dict)
 
 
 _WITH_GRADIENT = ("sum", "avg", reductions.STACK)

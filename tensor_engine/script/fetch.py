@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Callable, Generator, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, Generic, TypeVar, overload
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from skipper.control import Future, ProcMesh
 from skipper.dataplane import RDMABuffer
@@ -15,7 +17,7 @@ from skipper.tensor_engine.errors import EngineClosedError
 from skipper.tensor_engine.script import recording
 from skipper.tensor_engine.script.activation import no_mesh
 from skipper.tensor_engine.script.session import EngineSession, home_of
-from skipper.tensor_engine.script.tensor import value_of
+from skipper.tensor_engine.script.tensor import Tensor, local_of, value_of
 from skipper.tensor_engine.script.value import Value
 from skipper.tensor_engine.worker.data import tensor_of
 from skipper.tensor_engine.worker.heap import Poison
@@ -33,6 +35,16 @@ class Fetched(Generic[T]):
         self._answers = answers
         self._open = open_answers
         self._result: list[T] = []
+
+    @staticmethod
+    def of_all(fetched: Sequence[Fetched[Any]], put_together: Callable[[list[Any]], T]) -> Fetched[T]:
+        """What several fetches bring, put together once all of it is there."""
+
+        def open_answers(found: list[Any]) -> T:
+            left = iter(found)
+            return put_together([each._open(list(itertools.islice(left, len(each._answers)))) for each in fetched])
+
+        return Fetched([answer for each in fetched for answer in each._answers], open_answers)
 
     def done(self) -> bool:
         """Whether `get` returns at once."""
@@ -61,32 +73,49 @@ class Fetched(Generic[T]):
         return self.get()
 
 
+@overload
 def fetch_shard(
     tensor: torch.Tensor, shard: Mapping[str, int] | None = None, *, strict: bool = False, **coordinates: int
-) -> Fetched[torch.Tensor]:
+) -> Fetched[torch.Tensor]: ...
+
+
+@overload
+def fetch_shard(
+    tensor: T, shard: Mapping[str, int] | None = None, *, strict: bool = False, **coordinates: int
+) -> Fetched[T]: ...
+
+
+def fetch_shard(
+    tensor: Any, shard: Mapping[str, int] | None = None, *, strict: bool = False, **coordinates: int
+) -> Fetched[Any]:
     """Bring one rank's shard of a tensor to the script.
 
     It is the tensor as it is at this place of the program. Returns at once.
 
     Args:
-        tensor: a tensor of a mesh.
+        tensor: a tensor of a mesh; or a `DTensor` with such a one, whose local tensor is fetched; or a pytree of such,
+            as a state dict, in which everything else stays as it is.
         shard: coordinates in its mesh; an axis that is not named counts as 0.
         strict: wait until every rank of the mesh has reached this place, and raise if any of them has no value; else
             wait only for the rank that is fetched from.
         **coordinates: the same as ``shard``, by name: ``fetch_shard(t, gpus=1)``.
 
     Returns:
-        The future of a tensor in the script's own memory, on the CPU.
+        The future of a tensor in the script's own memory, on the CPU; of a pytree, of one of the same structure.
 
     Raises:
         LocalTensorError: this is no tensor of a mesh.
         KeyError: the mesh has no such axis.
         IndexError: a coordinate lies outside of its axis.
     """
-    value = value_of(tensor)
-    return _fetch(value, mesh_rank(value.mesh, {**(shard or {}), **coordinates}), strict=strict)
+    place = {**(shard or {}), **coordinates}
+    if isinstance(tensor, list | tuple | dict):
+        return _fetch_tree(tensor, place, strict=strict)
+    value = value_of(local_of(tensor))
+    return _fetch(value, mesh_rank(value.mesh, place), strict=strict)
 
 
+@overload
 def inspect(
     tensor: torch.Tensor,
     shard: Mapping[str, int] | None = None,
@@ -94,7 +123,28 @@ def inspect(
     strict: bool = False,
     timeout: float | None = None,
     **coordinates: int,
-) -> torch.Tensor:
+) -> torch.Tensor: ...
+
+
+@overload
+def inspect(
+    tensor: T,
+    shard: Mapping[str, int] | None = None,
+    *,
+    strict: bool = False,
+    timeout: float | None = None,
+    **coordinates: int,
+) -> T: ...
+
+
+def inspect(
+    tensor: Any,
+    shard: Mapping[str, int] | None = None,
+    *,
+    strict: bool = False,
+    timeout: float | None = None,
+    **coordinates: int,
+) -> Any:
     """`fetch_shard`, and wait for it."""
     return fetch_shard(tensor, {**(shard or {}), **coordinates}, strict=strict).get(timeout)
 
@@ -103,7 +153,7 @@ def show(
     tensor: torch.Tensor, shard: Mapping[str, int] | None = None, *, timeout: float | None = None, **coordinates: int
 ) -> None:
     """Print one rank's shard, with its place."""
-    value = value_of(tensor)
+    value = value_of(local_of(tensor))
     place = {**(shard or {}), **coordinates}
     rank = mesh_rank(value.mesh, place)
     found = inspect(tensor, place, timeout=timeout)
@@ -148,6 +198,18 @@ def open_answer(session: EngineSession, answer: Any) -> Any:
     if type(answer) is Poison:
         raise home_of(answer, session).failures.error(answer)
     return answer
+
+
+def _fetch_tree(tree: Any, place: Mapping[str, int], *, strict: bool) -> Fetched[Any]:
+    leaves, structure = tree_flatten(tree)
+    there = [index for index, leaf in enumerate(leaves) if isinstance(local_of(leaf), Tensor)]
+
+    def put_together(found: list[torch.Tensor]) -> Any:
+        for index, shard in zip(there, found, strict=True):
+            leaves[index] = shard
+        return tree_unflatten(leaves, structure)
+
+    return Fetched.of_all([fetch_shard(leaves[index], place, strict=strict) for index in there], put_together)
 
 
 def _fetch(value: Value, rank: int, *, strict: bool) -> Fetched[torch.Tensor]:

@@ -20,6 +20,7 @@ class Methods:
     fetch_first: Callable[..., Any]
     reduce: Callable[..., Tensor]
     reduce_: Callable[..., Tensor]
+    all_gather: Callable[..., Tensor]
     all_to_all: Callable[..., Tensor]
     to_mesh: Callable[..., Tensor]
     slice_mesh: Callable[..., Tensor]

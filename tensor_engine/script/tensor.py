@@ -14,6 +14,9 @@ from skipper.tensor_engine.script import methods, recording
 from skipper.tensor_engine.script.streams import Stream, stream_of
 from skipper.tensor_engine.script.value import Value
 
+left_to_their_class: set[type] = set()
+"""Classes that do operations in their own way, with tensors of a mesh inside: torch's `DTensor`, once it is in use."""
+
 
 class Tensor(torch.Tensor):
     """A tensor whose shards lie on the workers of a mesh.
@@ -43,6 +46,8 @@ class Tensor(torch.Tensor):
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Issue an operation."""
+        if left_to_their_class and not left_to_their_class.isdisjoint(types):
+            return NotImplemented
         return methods.wired.dispatch(func, args, kwargs or {})
 
     @property
@@ -92,6 +97,10 @@ class Tensor(torch.Tensor):
     def all_to_all(self, axes: str | Sequence[str]) -> Tensor:
         """Give the parts along dim 0 to the ranks along axes of the mesh: see `communicate.all_to_all`."""
         return methods.wired.all_to_all(self, axes)
+
+    def all_gather(self, axes: str | Sequence[str], dim: int = 0) -> Tensor:
+        """Put the tensors of all ranks along axes together along a dim: see `communicate.all_gather`."""
+        return methods.wired.all_gather(self, axes, dim)
 
     def to_mesh(self, mesh: ProcMesh) -> Tensor:
         """The same values on another mesh: see `communicate.to_mesh`."""
@@ -179,6 +188,11 @@ def two_meshes(first: Value, other: Value) -> str:
     """Name the meshes of two values, which may be called alike."""
     one, two = repr(first.mesh), repr(other.mesh)
     return f"two meshes that are both called {one}" if one == two else f"{one} and {two}"
+
+
+def local_of(tensor: object) -> object:
+    """Of a `DTensor` what each rank has; else the tensor itself."""
+    return getattr(tensor, "_local_tensor", tensor) if type(tensor) in left_to_their_class else tensor
 
 
 def value_of(tensor: object) -> Value:

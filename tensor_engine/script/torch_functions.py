@@ -6,6 +6,7 @@ has them do.
 - Seeds and states of generators are those of the workers, too: `torch.manual_seed` seeds each worker as it would seed
   a rank of an SPMD program; what keeps a state and puts it back, as `torch.utils.checkpoint` does, keeps each one's.
 - An `LSTM` is taken apart into its steps: what CPUs have for a whole layer has no gradient where it runs, on a worker.
+- A `DeviceMesh` is of the processes of the active mesh: see `device_meshes`.
 - A `DataLoader`, and what unpickles tensors, work in the script, whose memory it is.
 """
 
@@ -21,7 +22,7 @@ import torch
 import torch.utils.data.dataloader as data
 
 from skipper.control import ProcMesh
-from skipper.tensor_engine.script import activation, random
+from skipper.tensor_engine.script import activation, device_meshes, random
 from skipper.tensor_engine.script.communicate import to_mesh
 from skipper.tensor_engine.script.tensor import Tensor
 
@@ -44,25 +45,15 @@ def wrap() -> None:
                     setattr(module, name, wrapped)
         torch._VF.lstm = _instead(torch._VF.lstm, _lstm)
         for owner, name in ((data.DataLoader, "__iter__"), (data._BaseDataLoaderIter, "__next__")):
-            setattr(owner, name, _in_the_script(getattr(owner, name)))
-        torch._utils._rebuild_tensor = _in_the_script(torch._utils._rebuild_tensor)
+            setattr(owner, name, activation.in_the_script(getattr(owner, name)))
+        torch._utils._rebuild_tensor = activation.in_the_script(torch._utils._rebuild_tensor)
+        device_meshes.wrap()
 
 
 def _instead(of_torch: Callable[..., Any], made: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(of_torch)
     def run(*args: Any, **kwargs: Any) -> Any:
         return made(of_torch, *args, **kwargs)
-
-    return run
-
-
-def _in_the_script(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if activation.current() is None:
-            return function(*args, **kwargs)
-        with activation.no_mesh():
-            return function(*args, **kwargs)
 
     return run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from skipper.tensor_engine.script import methods
 from skipper.tensor_engine.script.activation import activate_stream
 from skipper.tensor_engine.script.borrow import borrow
-from skipper.tensor_engine.script.communicate import all_to_all, reduce, reduce_, slice_mesh, to_mesh
+from skipper.tensor_engine.script.communicate import all_gather, all_to_all, reduce, reduce_, slice_mesh, to_mesh
 from skipper.tensor_engine.script.fetch import fetch_first
 from skipper.tensor_engine.script.issue import dispatch
 
@@ -17,6 +17,7 @@ def wire() -> None:
         fetch_first=fetch_first,
         reduce=reduce,
         reduce_=reduce_,
+        all_gather=all_gather,
         all_to_all=all_to_all,
         to_mesh=to_mesh,
         slice_mesh=slice_mesh,

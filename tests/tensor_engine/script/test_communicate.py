@@ -328,3 +328,37 @@ def test_gradients_are_those_of_the_sum_over_the_ranks(four: ProcMesh, procs: Pr
     (y * (ranks(y.mesh) + 1) ** 2).sum().backward()
     assert x.grad is not None
     assert_shards(x.grad, [each.grad if each.grad is not None else torch.zeros(4, 3) for each in plain])
+
+
+def test_all_gather_puts_shards_together_along_any_dim(four: ProcMesh) -> None:
+    x = numbered(four, 2, 3).requires_grad_()
+    a, b, c, d = shards(x.detach())
+    assert_shards(x.all_gather("tp"), [torch.cat((a, b))] * 2 + [torch.cat((c, d))] * 2)
+    assert_shards(x.all_gather(("dp", "tp"), -1), [torch.cat((a, b, c, d), 1)] * 4)
+    (x.all_gather("dp", 1)[:, :3] * 2).sum().backward()
+    grad = x.grad
+    assert grad is not None
+    assert_shards(grad, [torch.full((2, 3), 4.0)] * 2 + [torch.zeros(2, 3)] * 2)
+    with pytest.raises(IndexError):
+        x.all_gather("tp", 2)
+
+
+def test_trees_of_tensors_are_reduced_moved_and_fetched(four: ProcMesh, procs: ProcMesh) -> None:
+    x, y = numbered(four, 3), numbered(four, LARGE)
+    tree = {"a": x, "rest": [(y, 7), torch.ones(2), None]}
+    a, c = shards(x)[0::2]
+    total = reduce(tree["a"], "dp")
+    reduced = reduce({"a": x, "more": [y]}, "dp")
+    assert isinstance(reduced["more"], list)
+    assert_shards(reduced["a"], shards(total))
+    assert_shards(reduced["more"][0], shards(y.reduce("dp")))
+    moved = to_mesh({"a": x.slice_mesh(tp=0), "here": torch.arange(2)}, procs.rename(gpus="dp"))
+    assert_shards(moved["a"], [a, c])
+    assert_shards(moved["here"], [torch.arange(2)] * 2)
+    found: Any = fetch_shard(tree, dp=1).get(PATIENCE_S)
+    assert found["rest"][0][1] == 7
+    torch.testing.assert_close(found["rest"][0][0], shards(y)[2])
+    assert torch.equal(found["rest"][1], torch.ones(2))  # it was in the script
+    torch.testing.assert_close(inspect({"a": x}, dp=1)["a"], c)
+    with pytest.raises(ValueError, match="out= is for one tensor"):
+        reduce([x], "dp", out=x)  # type: ignore[call-overload]
