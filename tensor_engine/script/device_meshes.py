@@ -37,6 +37,7 @@ from skipper.tensor_engine.shared.reductions import STACK
 
 _PROCS = "_skipper_procs"
 """The attribute of a device mesh that has its processes; meshes of others, as in programs of torchrun, have none."""
+_NO_GROUP = "none"
 _AXES = "_skipper_axes"
 """That which has, for each dim that was asked for, the axes of the processes along which it goes."""
 
@@ -75,7 +76,8 @@ def wrap() -> None:
         with _made_of(procs):
             kwargs["_init_backend"] = False  # the script is none of the ranks, so there are no process groups
             of_torch_init(self, *map(_here, args), **{name: _here(value) for name, value in kwargs.items()})
-            self._dim_group_names = []
+            # Parts of the mesh take theirs of these.
+            self._dim_group_names = [_NO_GROUP] * self.ndim  # type: ignore[list-item]  # a str, to torch before 2.13
             setattr(self, _PROCS, _laid_out_as(procs, self) if is_root else procs)
 
     @functools.wraps(of_torch_group)
