@@ -13,10 +13,12 @@ import torch
 from skipper.control import ProcMesh
 from skipper.tensor_engine.errors import LocalTensorError
 from skipper.tensor_engine.script import activation
+from skipper.tensor_engine.script.device_meshes import taken_apart
 from skipper.tensor_engine.script.instruction_stream import InstructionStream
 from skipper.tensor_engine.script.process_groups import RemoteProcessGroup, stand_in
-from skipper.tensor_engine.script.tensor import Tensor, refuse_mixture, value_of
+from skipper.tensor_engine.script.tensor import Tensor, local_of, refuse_mixture, value_of
 from skipper.tensor_engine.script.value import Value
+from skipper.tensor_engine.shared.distributed import put_together
 from skipper.tensor_engine.shared.opaque_ref import OpaqueRef
 from skipper.tensor_engine.shared.remote_functions import GROUP, VALUE, unpack
 
@@ -133,6 +135,8 @@ class _ArgumentPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickl
 
     def persistent_id(self, obj: Any) -> tuple[str, Any] | None:
         if isinstance(obj, torch.Tensor):
+            if isinstance(local_of(obj), Tensor) and not isinstance(obj, Tensor):
+                return None  # a DTensor, whose parts are pickled
             if not isinstance(obj, Tensor):
                 raise LocalTensorError(
                     f"a tensor of the script, {list(obj.shape)} of {obj.dtype}, is among the arguments of a remote "
@@ -147,6 +151,11 @@ class _ArgumentPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickl
             self._packed.groups.append(obj)
             return GROUP, obj.spec
         return None
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, torch.Tensor):
+            return put_together, taken_apart(obj)
+        return super().reducer_override(obj)
 
     def _number(self, obj: object, value: Value, tensor: Tensor | None) -> int:
         number = self._numbers.get(id(obj))

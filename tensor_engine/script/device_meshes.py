@@ -33,6 +33,7 @@ from skipper.tensor_engine.script.communicate import laid_out, reduce, slice_mes
 from skipper.tensor_engine.script.fetch import fetch_first
 from skipper.tensor_engine.script.ranks import rank_tensors
 from skipper.tensor_engine.script.tensor import Tensor, left_to_their_class
+from skipper.tensor_engine.shared.distributed import DistributedLayout
 from skipper.tensor_engine.shared.reductions import STACK
 
 _PROCS = "_skipper_procs"
@@ -205,6 +206,24 @@ def _begin() -> None:
         propagate = propagator._propagate_tensor_meta_non_cached
         propagator._propagate_tensor_meta_non_cached = activation.in_the_script(propagate)
         left_to_their_class.add(importlib.import_module("torch.distributed.tensor").DTensor)
+
+
+def taken_apart(tensor: Any) -> tuple[Tensor, list[Tensor], DistributedLayout]:
+    """A DTensor as it is sent to workers: see `distributed.put_together`."""
+    mesh: DeviceMesh = tensor.device_mesh
+    axes = [_axes(mesh, dim) for dim in range(mesh.ndim)]
+    procs, names = axes[0][0], list(axes[0][0].extent)
+    layout = DistributedLayout(
+        tuple(procs.extent.values()),
+        tuple(tuple(names.index(axis) for axis in along) for _, along in axes),
+        mesh.mesh_dim_names,
+        mesh.device_type,
+        tuple(tensor.placements),
+        tensor.shape,
+        tensor.stride(),
+        tensor.requires_grad,
+    )
+    return laid_out(tensor._local_tensor, procs), list(rank_tensors(procs).values()), layout
 
 
 def _for_meshes(method: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,9 +18,16 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.distributed.tensor.placement_types import Placement
 
-from skipper.control import ProcMesh
-from skipper.tensor_engine import MeshMismatchError, MisuseError, UnevenShardError, inspect
-from tests.tensor_engine.conftest import values_on
+from skipper.control import Actor, ProcMesh, endpoint
+from skipper.tensor_engine import (
+    MeshMismatchError,
+    MisuseError,
+    NotPropagatableError,
+    UnevenShardError,
+    inspect,
+    remote,
+)
+from tests.tensor_engine.conftest import PATIENCE_S, values_on
 
 PLACEMENTS: list[Placement] = [Replicate(), Shard(0), Shard(1)]
 PAIRS = [list(pair) for pair in itertools.product(PLACEMENTS, repeat=2)]
@@ -184,6 +191,52 @@ def test_meshes_without_names_and_of_one_rank(procs: ProcMesh) -> None:
         distributed = distribute_tensor(torch.arange(6.0), mesh, [Shard(0), Shard(0)])
     torch.testing.assert_close(inspect(distributed, dim_1=1), torch.arange(3.0, 6))
     assert mesh.get_coordinate() is not None
+
+
+class Witness(Actor):
+    """Says what it was given."""
+
+    @endpoint
+    def look(self, given: dict[str, DTensor]) -> tuple[list[float], tuple[Placement, ...], list[int], tuple[int, ...]]:
+        tensor = given["here"]
+        assert tensor.shape == (8,)
+        assert tensor.requires_grad
+        coordinate = tensor.device_mesh.get_coordinate()
+        assert coordinate is not None
+        return tensor.to_local().tolist(), tensor.placements, tensor.device_mesh.mesh.tolist(), tuple(coordinate)
+
+
+@remote(propagate="cached")
+def doubled(given: DTensor) -> torch.Tensor:
+    """What works out its shape on tensors without values."""
+    return given.to_local() * 2
+
+
+@remote(propagate="inspect")
+def shifted(given: DTensor) -> torch.Tensor:
+    """What a worker runs first."""
+    assert isinstance(given, DTensor)
+    return given.to_local() + 1
+
+
+def test_actors_and_functions_get_them_as_such(four: ProcMesh, mesh: DeviceMesh) -> None:
+    with four.activate():
+        whole = distribute_tensor(torch.arange(8.0, requires_grad=True), mesh["dp"], [Shard(0)])
+        wider = distribute_tensor(torch.arange(8.0).requires_grad_(), mesh, [Shard(0), Shard(0)])
+        other = distribute_tensor(torch.arange(8.0), mesh["tp"], [Shard(0)])
+    witnesses = four.spawn("witnesses", Witness)
+    halves = [torch.arange(8.0).chunk(2)[part].tolist() for part in range(2)]
+    assert list(witnesses.look.call({"here": whole}).get(PATIENCE_S)) == [
+        (halves[dp], (Shard(0),), [tp, 2 + tp], (dp,)) for dp in range(2) for tp in range(2)
+    ]
+    assert list(witnesses.look.call({"here": wider}).get(PATIENCE_S)) == [
+        (quarter.tolist(), (Shard(0), Shard(0)), [[0, 1], [2, 3]], (rank // 2, rank % 2))
+        for rank, quarter in enumerate(torch.arange(8.0).chunk(4))
+    ]
+    torch.testing.assert_close(inspect(shifted(other), tp=1), torch.arange(5.0, 9))
+    with pytest.raises(NotPropagatableError, match="tensors without values"):
+        doubled(other)
+    witnesses.stop().get(PATIENCE_S)
 
 
 def misfits() -> list[tuple[Callable[[ProcMesh, DeviceMesh], Any], type[Exception], str]]:
