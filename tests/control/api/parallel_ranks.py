@@ -47,20 +47,9 @@ def _data() -> Any:
     return torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(SEED))
 
 
-def losses_alone(steps: int) -> list[float]:
-    """What the losses are without any parallelism."""
-    import torch
-
-    model, data = _model(None), _data()
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    losses = []
-    for _ in range(steps):
-        loss = model(data).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss.detach()))
-    return losses
+def loss_alone() -> float:
+    """What the first loss is without any parallelism."""
+    return float(_model(None)(_data()).square().mean().detach())
 
 
 def train(steps: int, *, failing: int = -1, how: str = "raise") -> list[float]:
