@@ -6,51 +6,54 @@ import os
 import runpy
 import socket
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from skipper.control.api.actor import Actor, concurrent_endpoint, endpoint
+from skipper.control.api import spmd_runs
+from skipper.control.api.actor import Actor, endpoint
 from skipper.control.api.mesh import get_or_spawn_controller
-from skipper.control.model.errors import ScriptExitError
+from skipper.control.api.spmd_runs import RankFailure, RankLocation, SpmdRuns
+from skipper.control.model.errors import ActorError, ControlError, RankFailedError, ScriptExitError
+from skipper.control.model.exception_text import MOST_MESSAGE, describe, shorten, summarize
+from skipper.control.model.future import Future
 from skipper.control.runtime import current_runtime as runtime
-from skipper.control.runtime.context import context
+from skipper.control.runtime.context import BaseActorInstance, context, local_actor
 from skipper.control.runtime.join_file import this_network
-from skipper.control.support.gathering import Gatherings
+from skipper.control.support.held_port import HeldPort
+from skipper.control.support.process_groups import (
+    LOOK_S,
+    RunGroups,
+    StorePlace,
+    collect_failed_run,
+    forget_process_groups,
+    is_of_broken_group,
+    waits_in_torch,
+)
 from skipper.control.wire.addresses import device_of, host_of
 
-MEET_TIMEOUT_S = 60.0
-"""How long the ranks of a run wait for the last of them: ranks that import torch first come seconds apart."""
+if TYPE_CHECKING:
+    from skipper.control.api.views import ActorMesh
 
-_RENDEZVOUS = "skipper-spmd-rendezvous"
+LEAVE_TIMEOUT_S = 20.0
+"""How long code may stand at the same place in a collective that was aborted, before its actor is given up."""
+
+_RUNS = "skipper-spmd-runs"
 _LOOPBACK = "127.0.0.1"
 _INTERFACE_VARIABLES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
 """What says through which network device the libraries of ``torch.distributed`` go; ``=``: this, and no longer name."""
 
 
 @dataclass(frozen=True, slots=True)
-class RankLocation:
-    """Where a rank runs.
-
-    Attributes:
-        network: the same for all that share a loopback.
-        host: how others reach it: an IP where the job has other hosts.
-        port: one that is free there.
-    """
-
-    network: str
-    host: str
-    port: int
-
-
-@dataclass(frozen=True, slots=True)
 class SpmdRank:
     """What ``torchrun`` tells a process, here for one run on the processes of a mesh.
 
-    ``host_rank`` numbers the hosts in the order of ranks; ``master_port`` was free a moment ago; ``interface`` is the
-    network device through which this rank meets the others, None where it is not known.
+    ``host_rank`` numbers the hosts in the order of ranks; rank 0's process holds ``master_port`` while the run lasts;
+    ``interface`` is the network device through which this rank meets the others, None where it is not known.
     """
 
     rank: int
@@ -79,6 +82,11 @@ class SpmdRank:
             interface=_device(_LOOPBACK if is_alone else places[rank].host),
         )
 
+    @property
+    def store(self) -> StorePlace:
+        """Where the ranks meet."""
+        return StorePlace(self.master_addr, self.master_port, self.world_size, is_here=self.host_rank == 0)
+
     def environment(self) -> dict[str, str]:
         """The variables that ``torch.distributed`` reads, and those that scripts written for ``torchrun`` do."""
         variables = {
@@ -105,7 +113,10 @@ class SpmdActor(Actor):
     MASTER_PORT, so that ``init_process_group()`` finds the others. Those of other hosts meet at the IPs that these were
     attached with, through the network devices that have them: GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME say so, where
     the environment of a process does not say anything else. A default process group that ``main`` leaves behind is
-    destroyed when it ends, also by an error: the other ranks do not wait for one that has failed.
+    destroyed when it ends.
+
+    Ranks fail together. When one raises or dies, the process groups of the others are aborted, whatever they wait for
+    there raises, and their `run` ends with `RankFailedError`, which names the first. The next run makes new groups.
 
     Args:
         main: a function; or a script, by a path that ends in ``.py``; or a module, by its name, as for ``python -m``.
@@ -122,7 +133,8 @@ class SpmdActor(Actor):
         self._args = args
         self._kwargs = kwargs
         self._runs = 0
-        self._rendezvous = get_or_spawn_controller(_RENDEZVOUS, _Rendezvous).get(MEET_TIMEOUT_S)
+        self._failed: RunGroups | None = None
+        self._job = get_or_spawn_controller(_RUNS, SpmdRuns).get(spmd_runs.MEET_TIMEOUT_S)
 
     @endpoint
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -139,49 +151,134 @@ class SpmdActor(Actor):
             TypeError: the arguments do not fit, or a script got some with keywords.
             ValueError: it was called on a slice: spawn on a slice of the processes instead.
             AbsentError: (a `RendezvousError`) not all ranks came to run it within `MEET_TIMEOUT_S`.
+            RankFailedError: another rank has raised or died; what this one waited for was aborted.
             ScriptExitError: a script or module ended with another status than 0.
         """
         if not (args or kwargs):
             args, kwargs = self._args, self._kwargs
-        rank = self._meet()
-        variables = rank.environment()
-        for name in _INTERFACE_VARIABLES.keys() & os.environ.keys():
-            variables.pop(name, None)  # the user's choice stands
-        with _environment(variables):
-            try:
-                return self._main(*args, **kwargs)
-            finally:
-                _leave_process_group()
-
-    def _meet(self) -> SpmdRank:
-        """Find the other ranks of this run."""
         actor = context().actor_instance
         if context().message_rank.extent.nelements != actor.rank.size:
             raise ValueError("SPMD code runs on a whole mesh: spawn the SpmdActor on a slice of the processes instead")
+        if self._failed is not None:
+            collect_failed_run()
+            self._failed.close()
+            self._failed = None
         self._runs += 1
-        own = RankLocation(this_network(), _own_host(), _free_port())
-        meeting = self._rendezvous.meet.call_one((actor.mesh_uid, self._runs), actor.rank.rank, actor.rank.size, own)
-        return SpmdRank.of(actor.rank.rank, meeting.get(2 * MEET_TIMEOUT_S))
+        with ExitStack() as stack:
+            port = stack.enter_context(HeldPort()).number if actor.rank.rank == 0 else 0
+            membership = _Membership(self._job, actor, self._runs)
+            rank = membership.meet(RankLocation(this_network(), _own_host(), port))
+            variables = rank.environment()
+            for name in _INTERFACE_VARIABLES.keys() & os.environ.keys():
+                variables.pop(name, None)  # the user's choice stands
+            stack.enter_context(_environment(variables))
+            self._failed = RunGroups(rank.store)  # until it is known to have ended well
+            with membership.follow(self._failed):
+                result = self._main(*args, **kwargs)
+            self._failed = None
+            return result
 
 
-class _Rendezvous(Actor):
-    """Where the ranks of a run tell each other where they are: one actor of the job, in the script's process."""
+class _Membership:
+    """A rank's part in one run: it meets the others, and ends together with them if one fails. On the actor's thread.
 
-    def __init__(self) -> None:
-        self._gatherings: Gatherings[RankLocation] = Gatherings()
+    Args:
+        job: the actor that knows of all runs.
+        actor: this rank's.
+        run: the number of the run.
+    """
 
-    @concurrent_endpoint
-    async def meet(self, run: tuple[int, int], rank: int, size: int, place: RankLocation) -> list[RankLocation]:
-        """Wait until all are here.
+    def __init__(self, job: ActorMesh[SpmdRuns], actor: BaseActorInstance, run: int) -> None:
+        self._job = job
+        self._actor = actor
+        self._member = local_actor(actor).ref
+        self._run = run
+        self._thread_id = threading.get_ident()
+        self._lock = threading.Lock()
+        self._left = threading.Event()
+        self._was_aborted = False
 
-        Returns:
-            Their places, in rank order.
+    def meet(self, place: RankLocation) -> SpmdRank:
+        """Find the other ranks."""
+        size = self._member.rank.size
+        meeting = self._job.meet.call_one(self._member, self._run, size, place)
+        try:
+            return SpmdRank.of(self._member.rank.rank, meeting.get(2 * spmd_runs.MEET_TIMEOUT_S))
+        except ActorError as error:
+            if isinstance(error.cause, RankFailedError):
+                raise error.cause from None
+            raise
+
+    @contextmanager
+    def follow(self, groups: RunGroups) -> Iterator[None]:
+        """While the code runs: end it where another rank has failed, and tell the others where it has failed itself.
 
         Raises:
-            AbsentError: (a `RendezvousError`) some have not come.
+            RankFailedError: another rank was the first.
         """
-        places = await self._gatherings.gather(run, {rank: place}, expected=range(size), timeout_s=MEET_TIMEOUT_S)
-        return list(places.values())
+        failure = self._job.wait_for_failure.call_one(self._member, self._run)
+        failure.add_done_callback(lambda told: self._start_abort(groups, told))
+        try:
+            yield
+            self._leave()
+            if self._was_aborted:  # NCCL lets whoever waits for a stream go on, with whatever is in the memory
+                raise _CutShortError("the code came to its end after its process groups had been aborted")
+        except BaseException as error:
+            self._leave()
+            try:
+                first = self._tell(groups, error)
+            finally:
+                forget_process_groups(has_failed=True)
+            if first is None or first.rank == self._member.rank.rank:
+                raise
+            raise first.as_error(self._member.rank.size) from (None if isinstance(error, _CutShortError) else error)
+        self._job.leave.call_one(self._member, self._run, None).get(spmd_runs.MEET_TIMEOUT_S)
+        forget_process_groups(has_failed=False)
+
+    def _tell(self, groups: RunGroups, error: BaseException) -> RankFailure | None:
+        """Have the other ranks leave, and find out which was the first to fail; None where that is nobody's concern."""
+        is_consequence = isinstance(error, _CutShortError) or is_of_broken_group(error)
+        text = shorten(describe(error), MOST_MESSAGE)
+        own = RankFailure(self._member.rank.rank, summarize(error), text, is_consequence)
+        first = self._job.leave.call_one(self._member, self._run, own)
+        while not groups.abort():
+            time.sleep(LOOK_S)
+        if self._member.rank.rank == 0:
+            groups.serve_store()
+        # What is no Exception ends this actor: it is not kept from that.
+        return first.get(2 * spmd_runs.VERDICT_S) if isinstance(error, Exception) else None
+
+    def _start_abort(self, groups: RunGroups, told: Future[bool]) -> None:
+        if told.exception() is None and told.get() and not self._left.is_set():
+            threading.Thread(target=self._abort, args=(groups,), name="skipper-spmd-abort", daemon=True).start()
+
+    def _abort(self, groups: RunGroups) -> None:
+        """Have the code's collectives raise until it has left: it may catch that and begin others."""
+        since, where = time.monotonic(), None
+        while True:
+            with self._lock:  # never what a later run has made
+                if self._left.is_set():
+                    return
+                self._was_aborted = True
+                groups.abort()
+            if self._left.wait(LOOK_S):
+                return
+            if (now := waits_in_torch(self._thread_id)) is None or now != where:
+                since, where = time.monotonic(), now
+            elif time.monotonic() > since + LEAVE_TIMEOUT_S:
+                self._actor.abort(
+                    f"another rank has failed, and this one has not left its collective within {LEAVE_TIMEOUT_S:g} s: "
+                    f"it stands at {where}. Its thread waits until torch gives up; stop the process to be rid of it"
+                )
+                return
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._left.set()
+
+
+class _CutShortError(ControlError):
+    """The code came to its end after its process groups had been aborted, so that its result means nothing."""
 
 
 def _runner(main: Callable[..., Any] | str | os.PathLike[str]) -> Callable[..., Any]:
@@ -236,12 +333,6 @@ def _device(host: str) -> str | None:
         return None
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Set them for a while."""
@@ -255,10 +346,3 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def _leave_process_group() -> None:
-    """Destroy the default process group of ``torch.distributed``, where the code has imported that and left one."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        distributed.destroy_process_group()

@@ -21,6 +21,7 @@ ControlError
 ├── TracingMissingError            OpenTelemetry is not installed           (also ImportError)
 ├── RendezvousError                ranks that wait for each other did not meet (also TimeoutError)
 │   └── AbsentError                some of them have not come in time
+├── RankFailedError                a rank of SPMD code was ended since another one had failed
 ├── ScriptExitError                a script ended with another status than 0
 ├── WorkspaceError                 a folder cannot be synced
 ├── JoinError                      a running job cannot be joined, or not be served
@@ -240,6 +241,31 @@ class AbsentError(RendezvousError):
 
     def __str__(self) -> str:
         return f"ranks {list(self.missing)} of {self.size} have not come within {self.timeout_s:g} s"
+
+
+class RankFailedError(ControlError):
+    """A rank of an `SpmdActor` was ended, or not begun, since another one had failed: it raised, or is dead.
+
+    What this rank itself raised then, when its collectives were aborted, is the ``__cause__`` where it is raised.
+
+    Attributes:
+        rank: which failed first.
+        size: how many ranks there are.
+        summary: its exception, class and message; or how it died.
+        remote_traceback: of its exception, as text; empty where it died.
+    """
+
+    def __init__(self, rank: int, size: int, summary: str, remote_traceback: str = "") -> None:
+        super().__init__(rank, size, summary, remote_traceback)
+        self.rank = rank
+        self.size = size
+        self.summary = summary
+        self.remote_traceback = remote_traceback
+
+    def __str__(self) -> str:
+        text = self.remote_traceback.rstrip()
+        remote = f"\n--- traceback of rank {self.rank} ---\n{text}" if text else ""
+        return f"rank {self.rank} of {self.size} failed first, with {self.summary}{remote}"
 
 
 class ScriptExitError(ControlError):

@@ -3,8 +3,11 @@
 import os
 from pathlib import Path
 
-from skipper.control import HostMesh, SpmdActor
+import pytest
+
+from skipper.control import ActorError, HostMesh, RankFailedError, SpmdActor
 from skipper.control.wire.addresses import device_of
+from tests.control.api.parallel_ranks import reduce
 from tests.hosts.netns import Machine, Network
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "plain_ddp.py"
@@ -39,3 +42,17 @@ def test_an_unchanged_ddp_script_trains_across_machines_with_the_losses_of_one(n
     apart = losses(two, 1, net.machines[1])
     assert [line.partition(":")[0].split() for line in apart] == [["step", "10"], ["step", "20"]]
     assert apart == losses(hosts.slice(hosts=1), 2, net.machines[1])
+
+
+def test_ranks_of_several_machines_fail_together_and_the_next_run_is_whole(hosts: HostMesh) -> None:
+    two = hosts.slice(hosts=slice(1, 3)).spawn_procs({"gpus": 2}, env={"OMP_NUM_THREADS": "1"})
+    ranks = two.spawn("ranks", SpmdActor, reduce, "never")
+    for moment, failing in (("before they meet", 0), ("before a group is made", 3), ("before it sends", 0)):
+        causes = []
+        for future in ranks.run.stream(moment, failing=failing):
+            with pytest.raises(ActorError) as caught:
+                future.get(TORCH_S)
+            causes.append(caught.value.cause)
+        assert [cause.rank for cause in causes if isinstance(cause, RankFailedError)] == [failing] * 3
+        assert sum(isinstance(cause, ValueError) for cause in causes) == 1
+        assert list(ranks.run.call(moment).get(TORCH_S)) == [4.0] * 4

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from skipper.control import (
+    Actor,
     ActorError,
     ActorMesh,
     ProcMesh,
@@ -14,10 +15,14 @@ from skipper.control import (
     ScriptExitError,
     SpmdActor,
     SupervisionError,
+    context,
+    endpoint,
     get_or_spawn_controller,
 )
-from skipper.control.api import spmd
-from skipper.control.api.spmd import RankLocation, SpmdRank
+from skipper.control.api import spmd_runs
+from skipper.control.api.spmd import SpmdRank
+from skipper.control.api.spmd_runs import RankFailure, RankLocation, SpmdRuns
+from skipper.control.runtime.context import local_actor
 from tests.control.conftest import Failures
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -77,14 +82,13 @@ def test_a_process_group_forms_in_each_run_with_the_arguments_given(reducers: Ac
 
 
 def test_a_rank_that_raises_fails_the_others_and_the_next_run_is_whole(reducers: ActorMesh[SpmdActor]) -> None:
-    outcomes: list[object] = []
+    causes: list[BaseException | None] = []
     for future in reducers.run.stream(1.0, failing=1):
-        try:
-            outcomes.append(future.get(60))
-        except ActorError as error:
-            outcomes.append(error.summary)
-    assert "ValueError: this rank fails" in outcomes
-    assert not any(isinstance(outcome, float) for outcome in outcomes)
+        with pytest.raises(ActorError) as caught:
+            future.get(60)
+        causes.append(caught.value.cause)
+    assert sorted(type(cause).__name__ for cause in causes) == ["RankFailedError", "ValueError"]
+    assert "rank 1 of 2 failed first, with ValueError: this rank fails" in " ".join(map(str, causes))
     assert list(reducers.run.call(1.0).get(60)) == [3.0, 3.0]
 
 
@@ -122,13 +126,51 @@ def test_what_cannot_be_run_is_refused(procs: ProcMesh, failures: Failures) -> N
         module.run.call_one().get(60)
 
 
+class Member(Actor):
+    """Takes the part of a rank."""
+
+    @endpoint
+    def ref(self) -> object:
+        return local_actor(context().actor_instance).ref
+
+
+def runs_of(procs: ProcMesh) -> tuple[ActorMesh[SpmdRuns], list[object]]:
+    """The actor that knows of all runs, and two ranks."""
+    job = get_or_spawn_controller("skipper-spmd-runs", SpmdRuns).get(20)
+    return job, list(procs.spawn("members", Member).ref.call().get(20))
+
+
 def test_ranks_that_wait_for_one_that_does_not_come_say_so(procs: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spmd, "MEET_TIMEOUT_S", 0.2)  # the rendezvous is in this process
-    rendezvous = get_or_spawn_controller("skipper-spmd-rendezvous", spmd._Rendezvous).get(20)
+    monkeypatch.setattr(spmd_runs, "MEET_TIMEOUT_S", 0.2)  # those who meet do so in this process
+    job, (_, second) = runs_of(procs)
     place = RankLocation("here", "host", 1)
     with pytest.raises(ActorError, match=r"ranks \[0, 2\] of 3 have not come") as caught:
-        rendezvous.meet.call_one((0, 1), 1, 3, place).get(20)
+        job.meet.call_one(second, 1, 3, place).get(20)
     assert isinstance(caught.value.cause, RendezvousError)
+
+
+def test_the_first_failure_is_one_that_does_not_follow_from_another(procs: ProcMesh) -> None:
+    job, (first, second) = runs_of(procs)
+    place = RankLocation("here", "host", 1)
+    broken, cause = RankFailure(0, "a connection broke", is_consequence=True), RankFailure(1, "ValueError: x")
+    for run, failures, expected in ((1, (broken, cause), cause), (2, (broken, broken), broken)):
+        meetings = [job.meet.call_one(member, run, 2, place) for member in (first, second)]
+        assert [len(meeting.get(20)) for meeting in meetings] == [2, 2]
+        told = job.wait_for_failure.call_one(second, run)
+        ends = [job.leave.call_one(first, run, failures[0])]
+        assert told.get(20)  # before it is known which was the first
+        ends.append(job.leave.call_one(second, run, failures[1]))
+        assert [end.get(20) for end in ends] == [expected, expected]
+
+
+def test_a_run_that_has_ended_well_tells_nobody_of_a_failure(procs: ProcMesh) -> None:
+    job, (first, second) = runs_of(procs)
+    place = RankLocation("here", "host", 1)
+    meetings = [job.meet.call_one(member, 1, 2, place) for member in (first, second)]
+    assert [len(meeting.get(20)) for meeting in meetings] == [2, 2]
+    told = job.wait_for_failure.call_one(first, 1)
+    assert [job.leave.call_one(member, 1, None).get(20) for member in (first, second)] == [None, None]
+    assert told.get(20) is False
 
 
 def test_ranks_of_several_hosts_are_counted_host_by_host() -> None:

@@ -18,7 +18,8 @@ EXPORTED = """
     HostMismatchError HostUnreachableError InsecureHostError JobError JobExistsError JobFailedError JobLibraryError
     JobNotFoundError JoinError LinkError MeshFailure MessageTooLargeError NameNotFoundError NamingError
     NoActorContextError NoSuchMethodError NotElasticError OperationCancelledError OperationNotFoundError
-    PayloadError Point Port PortReceiver ProcMesh ProtocolError RemoteHostError RendezvousError ReplicaLostError
+    PayloadError Point Port PortReceiver ProcMesh ProtocolError RankFailedError RemoteHostError RendezvousError
+    ReplicaLostError
     ResolverError ResponseStream RpcError ScriptExitError ServedJob ServiceEndedError ServiceUrlError
     SessionLostError Settings Shape SpmdActor StopTimeoutError SupervisionError ThreadLimitError TorchrunError
     TracingMissingError
@@ -84,6 +85,7 @@ ARGUMENTS: dict[type[Exception], tuple[object, ...]] = {
     errors.ReplicaLostError: ("service", 3, "it is gone", FAILURE),
     errors.SessionLostError: ("service", 3, "it is gone", FAILURE),
     errors.AbsentError: ((1, 3), 4, 0.5),
+    errors.RankFailedError: (2, 4, "ValueError: x", "Traceback"),
     errors.ScriptExitError: ("train.py", 3),
     errors.JobFailedError: (2, "it was cancelled", "the end of its log"),
 }
