@@ -18,6 +18,7 @@ import torch  # noqa: F401
 
 from skipper.tensor_engine.errors import (
     BorrowedTensorError,
+    CheckpointTargetError,
     CommunicationError,
     CommunicationTimeoutError,
     CompileError,
@@ -102,6 +103,7 @@ __all__ = [
     "LocalTensorError",
     "DroppedTensorError",
     "BorrowedTensorError",
+    "CheckpointTargetError",
     "NotPropagatableError",
     "CompileError",
     "ReductionError",

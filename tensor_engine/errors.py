@@ -12,6 +12,7 @@ TensorEngineError
 │   └── BorrowedTensorError                      a tensor that is lent, or was given back
 ├── NotPropagatableError    (also RuntimeError)  the script cannot know the shape of what an operation returns
 ├── CompileError            (also RuntimeError)  a function that cannot be compiled, with the reason
+├── CheckpointTargetError   (also TypeError)     a checkpoint that is to be loaded into tensors of a mesh
 ├── ReductionError          (also TypeError)     a reduction that has no meaning for the dtype
 ├── RemoteError             (also RuntimeError)  an operation failed on a worker, or depends on one that did
 ├── CommunicationError      (also RuntimeError)  workers could not exchange what an operation needs
@@ -90,6 +91,10 @@ class NotPropagatableError(TensorEngineError, RuntimeError):
 
 class CompileError(TensorEngineError, RuntimeError):
     """The function cannot be compiled; the message says why."""
+
+
+class CheckpointTargetError(TensorEngineError, TypeError):
+    """`torch.distributed.checkpoint` is to load into tensors of a mesh, whose memory is elsewhere."""
 
 
 class ReductionError(TensorEngineError, TypeError):

@@ -409,7 +409,7 @@ def _local(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run an operation on tensors of the script, or with a generator of its, here.
 
     Where there are also tensors of a mesh among the arguments, numbers of the script go along: tensors without
-    dimensions, which torch lets among those of a GPU, too.
+    dimensions, which torch lets among those of a GPU, too. So does what is copied into a tensor of a mesh.
 
     Raises:
         LocalTensorError: other tensors of the script do not.
@@ -421,6 +421,9 @@ def _local(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     written = [args[where] if isinstance(where, int) else kwargs.get(where) for where in _facts[id(func)].writes]
     changed = {id(leaf) for leaf in torch.utils._pytree.tree_leaves(written)}
     value = value_of(there)
+    if func is _aten.copy_.default and there is args[0] and _is_constant(args[1]):
+        source = ship(args[1], instruction_stream=value.instruction_stream, mesh=value.mesh)
+        return dispatch(func, (there, source, *args[2:]), kwargs)
     is_formula = torch._C._current_graph_task_id() != -1 and _is_of_a_formula()  # it has made them itself
     sent: dict[tuple[Any, ...], Tensor] = {}
 
@@ -448,9 +451,13 @@ def _local(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 def _is_number(leaf: torch.Tensor) -> bool:
     """Whether a tensor of the script can stand for a number, now, and whenever this is run."""
+    return not leaf.dim() and _is_constant(leaf)
+
+
+def _is_constant(leaf: torch.Tensor) -> bool:
+    """Whether the values of a tensor of the script are all that an operation needs of it, whenever this is run."""
     return (
         type(leaf) in (torch.Tensor, torch.nn.Parameter)
-        and not leaf.dim()
         and leaf.device.type == "cpu"
         and not (leaf.requires_grad and torch.is_grad_enabled())
         and not recording.is_tracing()

@@ -9,7 +9,13 @@ from typing import Any, NoReturn, cast
 import torch
 
 from skipper.control import ProcMesh
-from skipper.tensor_engine.errors import LocalTensorError, MeshMismatchError, PickleError, StreamMismatchError
+from skipper.tensor_engine.errors import (
+    CheckpointTargetError,
+    LocalTensorError,
+    MeshMismatchError,
+    PickleError,
+    StreamMismatchError,
+)
 from skipper.tensor_engine.script import methods, recording
 from skipper.tensor_engine.script.streams import Stream, stream_of
 from skipper.tensor_engine.script.value import Value
@@ -124,6 +130,18 @@ class Tensor(torch.Tensor):
     def __reduce_ex__(self, protocol: object) -> Any:
         raise PickleError(
             "a tensor of a mesh cannot be pickled: fetch a shard by inspect(tensor), or pass it to an actor's endpoint"
+        )
+
+    def __get_tensor_shard__(self, index: object) -> torch.Tensor:
+        """What `torch.distributed.checkpoint` saves: the shard of the first rank, which is fetched."""
+        shard: torch.Tensor = methods.wired.fetch_first(self.remote_value)
+        return shard
+
+    def __create_chunk_list__(self) -> NoReturn:
+        """Refuse to be loaded into by `torch.distributed.checkpoint`: it would fill what has been fetched."""
+        raise CheckpointTargetError(
+            "a checkpoint cannot be loaded into tensors of a mesh: load it into tensors of the script, and bring these "
+            "there, by model.load_state_dict(state) or mesh.place(state)"
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:

@@ -7,7 +7,8 @@ has them do.
   a rank of an SPMD program; what keeps a state and puts it back, as `torch.utils.checkpoint` does, keeps each one's.
 - An `LSTM` is taken apart into its steps: what CPUs have for a whole layer has no gradient where it runs, on a worker.
 - A `DeviceMesh` is of the processes of the active mesh: see `device_meshes`.
-- A `DataLoader`, and what unpickles tensors, work in the script, whose memory it is.
+- A `DataLoader`, and what unpickles tensors, work in the script, whose memory it is. What puts the samples in order and
+  seeds the loader's processes is drawn from the workers' generators, as it would be from that of one process.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ import torch.utils.data.dataloader as data
 from skipper.control import ProcMesh
 from skipper.tensor_engine.script import activation, device_meshes, random
 from skipper.tensor_engine.script.communicate import to_mesh
+from skipper.tensor_engine.script.fetch import inspect
+from skipper.tensor_engine.script.place import place
 from skipper.tensor_engine.script.tensor import Tensor
 
 _wrapping = threading.Lock()
@@ -45,7 +48,9 @@ def wrap() -> None:
                     setattr(module, name, wrapped)
         torch._VF.lstm = _instead(torch._VF.lstm, _lstm)
         for owner, name in ((data.DataLoader, "__iter__"), (data._BaseDataLoaderIter, "__next__")):
-            setattr(owner, name, activation.in_the_script(getattr(owner, name)))
+            setattr(owner, name, _loading(getattr(owner, name)))
+        for name in ("__init__", "_next_index"):  # the seed of an epoch, and what a sampler draws
+            setattr(data._BaseDataLoaderIter, name, _drawing(getattr(data._BaseDataLoaderIter, name)))
         torch._utils._rebuild_tensor = activation.in_the_script(torch._utils._rebuild_tensor)
         device_meshes.wrap()
 
@@ -56,6 +61,66 @@ def _instead(of_torch: Callable[..., Any], made: Callable[..., Any]) -> Callable
         return made(of_torch, *args, **kwargs)
 
     return run
+
+
+class _Loading(threading.local):
+    """The mesh that is active where this thread asks a `DataLoader`, which works as if none were."""
+
+    def __init__(self) -> None:
+        self.mesh: ProcMesh | None = None
+
+
+_loading_here = _Loading()
+
+
+def _loading(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Run in the script what a `DataLoader` does, except for what it draws."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        active = activation.current()
+        if active is None:
+            return function(*args, **kwargs)
+        before, _loading_here.mesh = _loading_here.mesh, active.mesh
+        try:
+            with activation.no_mesh():
+                return function(*args, **kwargs)
+        finally:
+            _loading_here.mesh = before
+
+    return run
+
+
+def _drawing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a part of a `DataLoader` draw from the workers' generators; it starts no processes, which would, too."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        mesh = _loading_here.mesh
+        if mesh is None:
+            return function(*args, **kwargs)
+        with _DrawnByWorkers(mesh):
+            return function(*args, **kwargs)
+
+    return run
+
+
+class _DrawnByWorkers(activation.DispatchMode):
+    """Has all workers draw what would be drawn from the script's default generator, and takes the first one's."""
+
+    def __init__(self, mesh: ProcMesh) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._mesh = mesh
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator") is not None:
+            return func(*args, **kwargs)
+        with self._mesh.activate():
+            drawn = inspect(func(*place(args, self._mesh), **kwargs))
+        return args[0].copy_(drawn) if func._schema.is_mutable else drawn
 
 
 def _manual_seed(of_torch: Callable[..., Any], seed: Any) -> Any:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import NoReturn
 
 from skipper.control import ProcMesh
-from skipper.tensor_engine.errors import DroppedTensorError
+from skipper.tensor_engine.errors import DroppedTensorError, PickleError
 from skipper.tensor_engine.script.instruction_stream import InstructionStream
 from skipper.tensor_engine.shared.metadata import TensorMetadata
 
@@ -85,6 +86,12 @@ class Value:
         if self.barred is None:
             self.barred = DroppedTensorError("this tensor has been dropped: its memory on the workers is gone")
             self.freed.append(self.ref)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise PickleError(
+            "a tensor of a mesh cannot be copied into memory of the script, as torch.distributed.checkpoint.async_save "
+            "does: fetch a shard by inspect(tensor), and save that"
+        )
 
     def __del__(self) -> None:
         # Only a note: a finalizer runs in any thread, also in the middle of an operation.

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from skipper.control import ProcMesh
 from skipper.tensor_engine import LocalTensorError, Tensor, inspect, no_mesh, random, to_mesh
@@ -117,6 +125,13 @@ class Squares(Dataset[torch.Tensor]):
         return torch.tensor(float(index)) ** 2
 
 
+class Noisy(Squares):
+    """The same, and a number of the generator of the process that makes it."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.stack([super().__getitem__(index), torch.rand(())])
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("dataset", [Squares(), TensorDataset(torch.arange(12.0) ** 2)], ids=["made", "held"])
 def test_a_loader_gives_what_it_gives_without_a_mesh(procs: ProcMesh, dataset: Dataset[Any], workers: int) -> None:
@@ -134,6 +149,63 @@ def test_a_loader_gives_what_it_gives_without_a_mesh(procs: ProcMesh, dataset: D
         assert batches() == expected
         assert isinstance(torch.ones(1), Tensor)  # the mesh is active between them, and after them
     assert sorted(itertools.chain.from_iterable(expected)) == [float(index) ** 2 for index in range(12)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        RandomSampler(Squares()),
+        RandomSampler(Squares(), replacement=True),
+        RandomSampler(Squares(), generator=torch.Generator()),
+        SubsetRandomSampler(range(3, 9)),
+        WeightedRandomSampler([1, 0, 3, 5], 6),
+    ],
+    ids=["shuffled", "replaced", "of its own generator", "subset", "weighted"],
+)
+def test_every_epoch_is_in_the_order_of_one_process(procs: ProcMesh, sampler: Sampler[int], workers: int) -> None:
+    def epochs() -> list[Any]:
+        if isinstance(sampler, RandomSampler) and sampler.generator is not None:
+            sampler.generator.manual_seed(5)
+        torch.manual_seed(4)
+        loader = DataLoader(
+            Noisy() if workers else Squares(),
+            batch_size=2,
+            sampler=sampler,
+            num_workers=workers,
+            timeout=PATIENCE_S * bool(workers),
+        )
+        found: list[Any] = []
+        for _ in range(3):
+            found.append([batch.tolist() for batch in loader])
+            found.append(torch.rand(3))  # as dropout draws between them, on the workers
+        return found
+
+    expected = epochs()
+    with procs.activate():
+        found = epochs()
+    assert found[::2] == expected[::2]
+    for one, other in zip(found[1::2], expected[1::2], strict=True):
+        assert at(one) == [other.tolist()] * 2
+
+
+def test_the_first_rank_says_in_which_order_samples_come(procs: ProcMesh) -> None:
+    def order() -> list[float]:
+        return [float(batch) for batch in DataLoader(Squares(), shuffle=True)]
+
+    torch.manual_seed(8)
+    expected, here = order(), torch.get_rng_state()
+    with procs.activate():
+        random.manual_seed(8)  # and the other rank 9
+        assert order() == expected
+        after = at(torch.rand(2))
+        torch.manual_seed(9)
+        order()
+        assert at(torch.rand(2))[1] == after[1]  # each has drawn from its own
+        with no_mesh():
+            torch.set_rng_state(here)
+        order()
+    assert torch.equal(torch.get_rng_state(), here)  # the script's own is untouched
 
 
 def test_what_is_loaded_is_the_scripts(procs: ProcMesh) -> None:
