@@ -3,10 +3,11 @@ from skipper import tensor_engine
 EXPORTED = """
     Borrow BorrowedTensorError CommunicationError CommunicationTimeoutError CompileError CompiledFunction
     DroppedTensorError EngineClosedError Fetched LocalTensorError MemberLostError MeshMismatchError MisuseError
-    NoActiveMeshError NotPropagatableError OpaqueModule OpaqueObject OpaqueRef ReductionError RemoteError RemoteFunction
-    RemoteProcessGroup Stream StreamMismatchError Tensor TensorEngineError UnreachableMembersError all_to_all
-    call_on_shard_and_fetch compile fetch_shard get_active_mesh get_active_stream grad_function inspect no_mesh
-    opaque_method place process_group random reduce reduce_ remote show shutdown slice_mesh to_mesh
+    NoActiveMeshError NotPropagatableError OpaqueModule OpaqueObject OpaqueRef ReductionError RemoteError
+    RemoteFunction RemoteProcessGroup RespawnedError RestoreError Stream StreamMismatchError Tensor
+    TensorEngineError UnreachableMembersError all_to_all call_on_shard_and_fetch compile fetch_shard get_active_mesh
+    get_active_stream grad_function inspect no_mesh opaque_method place process_group random reduce reduce_ rejoin
+    remote restore show shutdown slice_mesh to_mesh
 """
 
 
