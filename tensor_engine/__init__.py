@@ -32,6 +32,8 @@ from skipper.tensor_engine.errors import (
     NotPropagatableError,
     ReductionError,
     RemoteError,
+    RespawnedError,
+    RestoreError,
     StreamMismatchError,
     TensorEngineError,
     UnevenShardError,
@@ -46,6 +48,7 @@ from skipper.tensor_engine.script.grad_function import grad_function
 from skipper.tensor_engine.script.opaque import OpaqueModule, OpaqueObject, opaque_method
 from skipper.tensor_engine.script.place import place
 from skipper.tensor_engine.script.process_groups import RemoteProcessGroup, process_group
+from skipper.tensor_engine.script.rejoin import rejoin, restore
 from skipper.tensor_engine.script.remote import RemoteFunction, call_on_shard_and_fetch, remote
 from skipper.tensor_engine.script.session import shutdown
 from skipper.tensor_engine.script.streams import Borrow, Stream
@@ -93,6 +96,8 @@ __all__ = [
     "compile",
     "CompiledFunction",
     # the engine
+    "rejoin",
+    "restore",
     "shutdown",
     # errors
     "TensorEngineError",
@@ -108,6 +113,8 @@ __all__ = [
     "CompileError",
     "ReductionError",
     "RemoteError",
+    "RespawnedError",
+    "RestoreError",
     "CommunicationError",
     "CommunicationTimeoutError",
     "MemberLostError",

@@ -15,6 +15,8 @@ TensorEngineError
 ├── CheckpointTargetError   (also TypeError)     a checkpoint that is to be loaded into tensors of a mesh
 ├── ReductionError          (also TypeError)     a reduction that has no meaning for the dtype
 ├── RemoteError             (also RuntimeError)  an operation failed on a worker, or depends on one that did
+│   └── RespawnedError                           another process has taken the place of the one that had the value
+├── RestoreError            (also RuntimeError)  no rank is left that could give what others have lost
 ├── CommunicationError      (also RuntimeError)  workers could not exchange what an operation needs
 │   ├── CommunicationTimeoutError                the others did not come in time (also TimeoutError)
 │   ├── MemberLostError                          a worker has ended that other workers wait for
@@ -176,3 +178,43 @@ class RemoteError(TensorEngineError, RuntimeError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return (RemoteError, (self.rank, self.operation, self.summary, self.script_stack, self.worker_stack))
+
+
+class RespawnedError(RemoteError):
+    """The value was in a process whose place another one has taken, or depends on one that was.
+
+    Attributes:
+        rank: the rank that has been respawned, in the mesh of processes that the worker belongs to.
+    """
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank, "the rejoin", "its process has ended, and what it had is gone", "", "")
+
+    def __str__(self) -> str:
+        return (
+            f"rank {self.rank} has been respawned, and has nothing of what its process had: bring the value there by "
+            "tensor_engine.restore, or make it anew"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (RespawnedError, (self.rank,))
+
+
+class RestoreError(TensorEngineError, RuntimeError):
+    """No rank is left that could give what others have lost.
+
+    Attributes:
+        ranks: that cannot be restored, in the mesh of processes that their workers belong to.
+    """
+
+    def __init__(self, ranks: Sequence[int], axes: Sequence[str]) -> None:
+        super().__init__(tuple(ranks), tuple(axes))
+        self.ranks = tuple(ranks)
+        self._axes = tuple(axes)
+
+    def __str__(self) -> str:
+        who = ", ".join(map(str, self.ranks))
+        return (
+            f"ranks {who} have been respawned, and so has everybody else along {', '.join(self._axes)}: bring what "
+            "they need from the script, by restore(..., source=copy)"
+        )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from skipper import control, tensor_engine
 from skipper.benchmarks.dispatch.rounds import (
     BULK_NBYTES,
     ELEMENTS,
@@ -14,15 +16,16 @@ from skipper.benchmarks.dispatch.rounds import (
     Times,
     measure,
 )
+from skipper.benchmarks.dispatch.steps import LAYERS, SAMPLES, WIDTH, messages_per_step
 from skipper.benchmarks.output import figures_table
-from skipper.benchmarks.program import report_parser, run
+from skipper.benchmarks.program import report_parser, run, whole
 from skipper.benchmarks.report import Result, Scalar, latency, rate
-from skipper.control import ControlError
+from skipper.control import ControlError, attach_to_hosts
 from skipper.tensor_engine import TensorEngineError
 
 __all__ = ["main", "rows"]
 
-_QUICK = DispatchPlan(rounds=2, ops=200, calls=10, many=3, warmup=1)
+_QUICK = DispatchPlan(rounds=2, ops=200, calls=10, many=3, warmup=1, steps=4)
 
 
 def main(argv: Sequence[str], *, prog: str = "skipper dispatch") -> int:
@@ -30,6 +33,12 @@ def main(argv: Sequence[str], *, prog: str = "skipper dispatch") -> int:
     parser = report_parser(
         prog, "Issuing, running and fetching operations of the tensor engine, beside raw gRPC, torch and memcpy."
     )
+    where = parser.add_argument_group("hosts", "With them, messages per step and host are counted, too.")
+    where.add_argument("--hosts", metavar="FILE", help="attach the agents whose addresses are in this file")
+    where.add_argument("--per-host", metavar="N", type=whole(1, 1024), default=2, help="processes on each host (2)")
+    where.add_argument("--secret-file", metavar="FILE", help="the agents' secret")
+    where.add_argument("--certs", metavar="DIR", help="the folder of this machine's certificates")
+    where.add_argument("--insecure", action="store_true", help="go without TLS to other machines")
     given = parser.read(argv, "json", "csv")
     if isinstance(given, int):
         return given
@@ -41,16 +50,43 @@ def main(argv: Sequence[str], *, prog: str = "skipper dispatch") -> int:
         "bulk_nbytes": BULK_NBYTES,
         **asdict(plan),
     }
+
+    def measure_all(results: list[Result]) -> None:
+        results.extend(rows(measure(plan), plan))
+        if given.hosts is not None:
+            results.extend(_message_rows(given, plan))
+
     return run(
         argv,
-        lambda results: results.extend(rows(measure(plan), plan)),
+        measure_all,
         prog=prog,
         json=given.json,
         csv=given.csv,
         tables=lambda results: [figures_table(results, title="tensor engine")],
         config=lambda: config,
-        failures=(ControlError, TensorEngineError),
+        failures=(ControlError, TensorEngineError, OSError, ValueError),
     )
+
+
+def _message_rows(given: argparse.Namespace, plan: DispatchPlan) -> list[Result]:
+    """Messages per step and host, on attached hosts."""
+    try:
+        hosts = attach_to_hosts(
+            given.hosts,
+            secret_file=given.secret_file,
+            certs=given.certs,
+            insecure=given.insecure,
+            data_plane=True if given.certs else None,
+        )
+        found = messages_per_step(hosts, given.per_host, plan.steps)
+    finally:
+        tensor_engine.shutdown()
+        control.shutdown()
+    there: dict[str, Scalar] = {"hosts": hosts.size, "per_host": given.per_host}
+    return [
+        Result.from_samples(f"messages_per_{name}_and_host", "1", each, parameters=there)
+        for name, each in found.items()
+    ]
 
 
 def rows(times: Times, plan: DispatchPlan) -> list[Result]:
@@ -68,6 +104,8 @@ def rows(times: Times, plan: DispatchPlan) -> list[Result]:
     many = latency("issue_to_many_us", times["issue_to_many"], few, {"workers": plan.many})
     replayed = [there - here for there, here in zip(times["worker_replay_op"], times["eager_op"], strict=True)]
     beyond = [there - here for there, here in zip(times["worker_op"], times["eager_op"], strict=True)]
+    training: dict[str, Scalar] = {"workers": plan.few, "layers": LAYERS, "width": WIDTH, "samples": SAMPLES}
+    ddp = latency("ddp_step_us", times["ddp_step"], parameters=training)
     growth = [late / early for late, early in zip(times["issue_to_many"], times["issue_to_few"], strict=True)]
     return [
         unary,
@@ -83,4 +121,7 @@ def rows(times: Times, plan: DispatchPlan) -> list[Result]:
         few,
         many,
         Result.from_samples("issue_cost_vs_world", "x", growth, parameters=both),
+        ddp,
+        latency("step_us", times["step"], ddp, training),
+        latency("compiled_step_us", times["compiled_step"], ddp, training),
     ]

@@ -15,6 +15,7 @@ import torch
 from skipper import control, tensor_engine
 from skipper.benchmarks.actors.parties import Echo
 from skipper.benchmarks.actors.raw_grpc import RawGrpc
+from skipper.benchmarks.dispatch.steps import EngineStep, ddp_steps
 from skipper.benchmarks.statistics import Contestant, Schedule, interleave, time_runs
 from skipper.control import ProcMesh
 from skipper.tensor_engine import Tensor, inspect
@@ -50,6 +51,7 @@ class DispatchPlan:
         few: Workers of the smaller mesh.
         many: Workers of the larger mesh.
         warmup: Rounds that are not counted.
+        steps: Steps of training in a block.
     """
 
     rounds: int = 20
@@ -58,6 +60,7 @@ class DispatchPlan:
     few: int = 2
     many: int = 16
     warmup: int = 2
+    steps: int = 20
 
 
 Block = Callable[[], Sequence[float]]
@@ -80,7 +83,7 @@ def measure(plan: DispatchPlan) -> Times:
         stack.callback(tensor_engine.shutdown)
         raw = stack.enter_context(RawGrpc.start())
         work = _Work(plan, raw)
-        for blocks in (work.few_blocks, work.both_blocks):
+        for blocks in (work.few_blocks, work.both_blocks, functools.partial(work.step_blocks, stack)):
             contestants = [
                 Contestant(name, functools.partial(_note, times[name], block)) for name, block in blocks().items()
             ]
@@ -134,6 +137,15 @@ class _Work:
         return {
             "issue_to_few": lambda: self._issue_to_held(self._few, self._x, self._y),
             "issue_to_many": lambda: self._issue_to_held(many, x, y),
+        }
+
+    def step_blocks(self, stack: contextlib.ExitStack) -> dict[str, Block]:
+        """Blocks of the same training: by the engine, and by torch's DDP in plain processes."""
+        step, count = EngineStep(self._few), self._plan.steps
+        return {
+            "ddp_step": ddp_steps(stack, self._plan.few, count),
+            "step": lambda: step.plain(count),
+            "compiled_step": lambda: step.compiled(count),
         }
 
     def _issue(self, mesh: ProcMesh, x: torch.Tensor, y: torch.Tensor) -> list[float]:

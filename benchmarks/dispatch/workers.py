@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["eager", "hold", "mark", "marked"]
+from skipper.control.runtime.current_runtime import current
+
+__all__ = ["eager", "heard_from_elsewhere", "hold", "mark", "marked"]
 
 _KEPT = "skipper.benchmarks.dispatch"
 
@@ -29,6 +31,11 @@ def marked(worker: Any, value: object, argument: None) -> int:
     """Nanoseconds between the two marks."""
     begin, end = worker.own.pop(_KEPT)
     return int(end - begin)
+
+
+def heard_from_elsewhere(worker: Any, value: object, argument: None) -> int:
+    """How many messages have come to this process from those of other hosts."""
+    return current().transport.heard_from_elsewhere()
 
 
 def eager(worker: Any, value: torch.Tensor, count: int) -> int:

@@ -20,7 +20,7 @@ from skipper.control.model.actor import ActorInterface, check_construction, inte
 from skipper.control.model.bounds import MAX_PROCESSES, check_count, check_seconds
 from skipper.control.model.errors import ControlError, PayloadError
 from skipper.control.model.failure import MeshFailure
-from skipper.control.model.future import Future, Promise
+from skipper.control.model.future import Future, Promise, both
 from skipper.control.model.shape import Extent, MeshLayout, Point, Shape
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime import tracing
@@ -123,6 +123,37 @@ class ActorMesh(MeshBase, Generic[A]):
             raise ValueError(f"{self!r} was not spawned on the whole mesh of which {procs!r} is a part")
         return self._with_view(procs._view)
 
+    def with_successors(self, procs: ProcMesh, /, *args: Any, **kwargs: Any) -> views.ActorMesh[A]:
+        """The same actors, but for those whose processes others have taken the place of: there they are made anew.
+
+        References to the mesh as it was stay valid for the actors that have stayed. Returns at once.
+
+        Args:
+            procs: what `ProcMesh.with_successors` has made of the processes that these actors were spawned on.
+            *args: for ``__init__`` of the new actors.
+            **kwargs: likewise.
+
+        Raises:
+            ValueError: the actors were spawned on other processes than those of ``procs``.
+            LookupError: this reference has come from elsewhere, without the class.
+            TypeError: the arguments do not fit ``__init__``.
+            PayloadError: (a `TypeError`) an argument cannot be pickled.
+        """
+        if procs.root_extent.sizes != self._root.sizes:
+            raise ValueError(f"{self!r} was not spawned on the processes whose place those of {procs!r} have taken")
+        cls = self._actor_class
+        if cls is None:
+            raise LookupError(f"{self!r}: a reference that was sent here does not bring the class of its actors")
+        check_construction(cls, args, kwargs)
+        body = pack_construction(cls, args, kwargs)
+        members, before = tuple(procs.root_members), self._members
+        mesh: ActorMesh[A] = ActorMesh(
+            self._uid, self._name, members, self._root, self._view, self._interface, self._actor_class
+        )
+        fresh = [rank for rank, member in enumerate(members) if member.id != before[rank].id]
+        _make_actors(mesh, self._interface, body, [(rank, members[rank]) for rank in fresh])
+        return cast("views.ActorMesh[A]", mesh)
+
     def _with_view(self, view: Shape) -> ActorMesh[A]:
         return ActorMesh(self._uid, self._name, self._members, self._root, view, self._interface, self._actor_class)
 
@@ -168,10 +199,14 @@ class ProcMesh(MeshBase):
         launcher: ProcessRef,
         *,
         attached: bool = False,
+        given_up: tuple[ProcessRef, ...] = (),
+        successors: tuple[ProcMesh, ...] = (),
     ) -> None:
         super().__init__(uid, name, members, root, view)
         self._launcher = launcher
         self._attached = attached
+        self._given_up = given_up
+        self._successors = successors
 
     @property
     def root(self) -> ProcMesh:
@@ -252,19 +287,80 @@ class ProcMesh(MeshBase):
         return self._spawn(name, cls, interface_of(cls), pack((cls, arguments)))
 
     def _spawn(self, name: str, cls: Callable[..., A], interface: ActorInterface, body: Payload) -> views.ActorMesh[A]:
-        process = runtime.current()
-        creator = context().actor_instance
-        owner = local_actor(creator)
         members = self._view_members()
         mesh: ActorMesh[A] = ActorMesh(
             secrets.randbits(63), name, members, self.extent, Shape.whole(self.extent), interface, cast(type, cls)
         )
-        request = SpawnRequest(mesh.uid, name, self.extent, OwnerRef(process.me, owner.uid), creator.as_creator())
-        payload = SPAWN.pack(((request, interface.is_async), body))
-        owner.own(mesh)
-        for rank, member in enumerate(members):
-            process.send(member, ProcessRequest(mesh.uid, 0, rank, SPAWN.name, payload=payload))
+        _make_actors(mesh, interface, body, list(enumerate(members)))
         return cast("views.ActorMesh[A]", mesh)
+
+    def lost(self, *, timeout: float = 30.0) -> tuple[int, ...]:
+        """Which of these processes are gone, by their position in this mesh or slice.
+
+        Args:
+            timeout: in seconds, for all of them; one that does not answer in time counts as gone. One that is frozen is
+                known to be so after the heartbeat's bound (see `configure`).
+        """
+        process = runtime.current()
+        deadline = time.monotonic() + timeout
+        gone = []
+        for position, answer in enumerate([process.request(member, PING) for member in self._view_members()]):
+            try:
+                answer.get(max(deadline - time.monotonic(), 0))
+            except ControlError:
+                gone.append(position)
+        return tuple(gone)
+
+    def with_successors(self, successors: Mapping[int, ProcMesh]) -> ProcMesh:
+        """The same processes, but for some in whose places others are from now on.
+
+        The number of the mesh stays: the two references are equal. References to it as it was, and actors that were
+        spawned on it, know the processes that they knew (see `ActorMesh.with_successors`). `stop` of what this returns
+        also stops the processes that were given up, and the meshes that the others were spawned as.
+
+        Args:
+            successors: by the position in this mesh or slice, the mesh or slice of the one process that takes the
+                place. It may be on any host.
+
+        Returns:
+            This mesh or slice, owned by the calling actor, as all meshes that it spawns.
+
+        Raises:
+            ValueError: a successor is not one process.
+            IndexError: a position is out of range.
+        """
+        ranks, members = self.ranks, list(self._members)
+        for position, successor in successors.items():
+            if successor.size != 1:
+                raise ValueError(f"the successor of a process is one process, and {successor!r} has {successor.size}")
+            if not 0 <= position < len(ranks):
+                raise IndexError(f"{self!r} has no process at position {position}")
+            members[ranks[position]] = successor.members[0]
+        roots = {each.uid: each for each in (*self._successors, *(each.root for each in successors.values()))}
+        given_up = [before for before, now in zip(self._members, members, strict=True) if before.id != now.id]
+        mesh = ProcMesh(
+            self._uid,
+            self._name,
+            tuple(members),
+            self._root,
+            self._view,
+            self._launcher,
+            attached=self._attached or any(mesh._attached for mesh in successors.values()),
+            given_up=(*self._given_up, *given_up),
+            successors=tuple(roots.values()),
+        )
+        _owned(mesh.root)
+        return mesh
+
+    def within(self, mesh: ProcMesh) -> ProcMesh:
+        """This mesh or slice, with the processes that ``mesh`` has: see `with_successors`.
+
+        Raises:
+            ValueError: that is no reference to the same mesh.
+        """
+        if mesh.uid != self._uid:
+            raise ValueError(f"{mesh!r} is another mesh than {self!r}")
+        return mesh._with_view(self._view)
 
     def activate(self) -> AbstractContextManager[ProcMesh]:
         """Have torch's operations run in these processes: ``with procs.activate(): x = torch.ones(3)``.
@@ -318,7 +414,9 @@ class ProcMesh(MeshBase):
         bound_s = _bound(process, timeout)
         if self._launcher.id != process.me.id:
             return process.request_all((self._launcher,), STOP_MESH, HANDED_DOWN * bound_s, target=self._uid)
-        future = process.remote_launch.stop_mesh(self._uid, self._members, bound_s)
+        future = process.remote_launch.stop_mesh(self._uid, (*self._members, *self._given_up), bound_s)
+        for successor in self._successors:
+            future = both(future, successor.stop(timeout))
         future.add_done_callback(lambda _: process.owners.disown(self._uid))
         return future
 
@@ -330,8 +428,17 @@ class ProcMesh(MeshBase):
         await self.stop()
 
     def _with_view(self, view: Shape) -> ProcMesh:
-        launcher, attached = self._launcher, self._attached
-        return ProcMesh(self._uid, self._name, self._members, self._root, view, launcher, attached=attached)
+        return ProcMesh(
+            self._uid,
+            self._name,
+            self._members,
+            self._root,
+            view,
+            self._launcher,
+            attached=self._attached,
+            given_up=self._given_up,
+            successors=self._successors,
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         args = (self._uid, self._name, self._members, self._root, self._view, self._launcher)
@@ -587,6 +694,20 @@ def _let_go(hosts: Sequence[ProcessRef], meshes: Sequence[OwnedMesh]) -> Future[
 
     threading.Thread(target=run, name="control-detach", daemon=True).start()
     return done
+
+
+def _make_actors(
+    mesh: ActorMesh[Any], interface: ActorInterface, body: Payload, places: Sequence[tuple[int, ProcessRef]]
+) -> None:
+    """Have actors made in these processes, each with its rank in the mesh, and the mesh owned by the calling actor."""
+    process = runtime.current()
+    creator = context().actor_instance
+    owner = local_actor(creator)
+    request = SpawnRequest(mesh.uid, mesh.name, mesh.root_extent, OwnerRef(process.me, owner.uid), creator.as_creator())
+    payload = SPAWN.pack(((request, interface.is_async), body))
+    owner.own(mesh)
+    for rank, member in places:
+        process.send(member, ProcessRequest(mesh.uid, 0, rank, SPAWN.name, payload=payload))
 
 
 def _owned(mesh: ProcMesh) -> ProcMesh:

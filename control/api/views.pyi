@@ -175,6 +175,9 @@ class MeshAttributes(ABCMeta):
     def over(cls: type[T], procs: ProcMesh) -> type[T]:
         """See `ActorMesh.over`."""
 
+    def with_successors(cls: type[T], procs: ProcMesh, /, *args: Any, **kwargs: Any) -> type[T]:
+        """See `ActorMesh.with_successors`."""
+
     # Meshes and services
     @property
     def name(cls) -> str:

@@ -206,5 +206,5 @@ def _spec(name: str, method: Callable[..., Any], options: EndpointOptions) -> En
 
 _RESERVED_NAMES = frozenset(
     {"extent", "flatten", "has_actors", "initialized", "members", "name", "over", "rename", "root_extent"}
-    | {"root_members", "size", "sizes", "slice", "split", "stop", "uid"}
+    | {"root_members", "size", "sizes", "slice", "split", "stop", "uid", "with_successors"}
 )

@@ -488,3 +488,15 @@ def _call(callback: Callable[[], object]) -> None:
         _log.exception("a callback of a future raised")
     finally:
         _here.safe_point = point
+
+
+def both(one: Future[None], two: Future[None]) -> Future[None]:
+    """A future that ends when two others have, in an error where one of them has."""
+    ended: Promise[None] = Promise()
+
+    def settle() -> None:
+        peek(one)
+        peek(two)
+
+    one.add_done_callback(lambda _: two.add_done_callback(lambda _: ended.settle_by(settle)))
+    return ended

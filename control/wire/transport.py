@@ -177,6 +177,10 @@ class Transport:
         messages, nbytes = self._heard_of_forgotten
         return messages + sum(link.heard_messages for link in links), nbytes + sum(link.heard_nbytes for link in links)
 
+    def heard_from_elsewhere(self) -> int:
+        """How many messages have come from processes on other hosts with which this one has a link."""
+        return sum(link.heard_messages for link in list(self._links.values()) if self.is_elsewhere(link.peer))
+
     def find(self, process_id: str) -> Link | None:
         """The link to this process, if there is one. From any thread."""
         return self._links.get(process_id)

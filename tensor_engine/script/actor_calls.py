@@ -148,7 +148,7 @@ def _place(packed: PackedArguments, members: Sequence[ProcessRef], what: str) ->
     instruction_stream, mesh = packed.place(what)
     if _is_on_all(instruction_stream, members):
         return instruction_stream, mesh
-    ids = [member.id for member in mesh.members]
+    ids = [member.id for member in mesh.within(instruction_stream.session.procs).members]
     if len(members) != 1 or members[0].id not in ids:
         _refuse_place(instruction_stream, what)
     return packed.place_on_one(ids.index(members[0].id), instruction_stream, mesh)
@@ -172,7 +172,7 @@ def _tell_workers(
         instruction_stream=instruction_stream,
         mesh=mesh,
         name=name,
-        static=handover.EndpointTask(actors, task),
+        static=handover.EndpointTask(actors, task, tuple(member.id for member in actors.members)),
         constant=number,
         sees_poison=True,
     )

@@ -292,8 +292,8 @@ class _Slice(torch.autograd.Function):
 def _reduction(
     value: Value, axes: tuple[str, ...], kind: str, scatter: bool = False, onto: ProcMesh | None = None
 ) -> Reduction:
-    """What workers are told of a reduction. Sessions have numbers of their own, also those of the same mesh."""
-    return plan_reduction(value.instruction_stream.session.number, value.mesh, axes, kind, scatter, value.meta, onto)
+    """What workers are told of a reduction. Workers have numbers of their own, also those of the same mesh."""
+    return plan_reduction(value.instruction_stream.session.numbers, value.mesh, axes, kind, scatter, value.meta, onto)
 
 
 def _issue_reduce(value: Value, plan: Reduction, onto: ProcMesh | None) -> Tensor:
@@ -346,7 +346,7 @@ def _write(value: Value, plan: Reduction, out: torch.Tensor) -> Tensor:
 
 def _issue_move(value: Value, mesh: ProcMesh) -> Tensor:
     source, target = value.instruction_stream.session, session_of(mesh)
-    plan = plan_move(source.number, value.mesh, target.number, mesh, value.meta)
+    plan = plan_move(source.numbers, value.mesh, target.numbers, mesh, value.meta)
     if plan.groups:
         issue_call(
             "skipper.tensor_engine.worker.communication:send",

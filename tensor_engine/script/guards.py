@@ -41,7 +41,7 @@ def look_at(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CallKey, li
         torch.get_default_dtype(),
     ]
     if active is not None:
-        key += (active.mesh, active.instruction_stream)
+        key += (active.mesh, active.instruction_stream, active.instruction_stream.session.numbers)
     tensors: list[Tensor] = []
     for argument in args:
         _look(argument, key, tensors, with_grad)
@@ -68,7 +68,7 @@ def _look(argument: Any, key: list[Any], tensors: list[Tensor], with_grad: bool)
         value = argument.remote_value
         if value.barred is not None or value.storage.barred is not None:
             value.check()
-        key += (value.meta, value.instruction_stream, value.mesh)
+        key += (value.meta, value.instruction_stream, value.mesh, value.instruction_stream.session.numbers)
         tensors.append(argument)
         if not argument.requires_grad:
             return
@@ -111,12 +111,12 @@ def gradients() -> dict[int, tuple[Tensor, torch.Tensor | None]]:
     """The gradient of every tensor of a mesh that may get one, by the identity of the tensor."""
     return {
         id(found): (found, found.grad)
-        for found in _all_objects()
+        for found in all_objects()
         if type(found) is Tensor and found.requires_grad and found.is_leaf
     }
 
 
-def _all_objects() -> list[Any]:
+def all_objects() -> list[Any]:
     """All objects that the garbage collector tracks, also those that `gc.freeze` has set aside."""
     if not gc.get_freeze_count():
         return gc.get_objects()

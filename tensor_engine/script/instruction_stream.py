@@ -48,6 +48,9 @@ class StreamKey:
 
 MAIN = StreamKey(0, "main")
 
+StreamPlace = tuple[tuple[int, ...], StreamKey]
+"""What an instruction stream is for: the ranks of workers, and a stream."""
+
 
 class IssueOrder:
     """The one order of all instructions of a session, over its instruction streams.
@@ -66,7 +69,7 @@ class IssueOrder:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.newest: InstructionStream | None = None
-        self.streams: dict[tuple[tuple[int, ...], StreamKey], InstructionStream] = {}
+        self.streams: dict[StreamPlace, InstructionStream] = {}
         self.is_flushing = False
         self.is_closed = False
         self.woken = threading.Event()
@@ -181,6 +184,10 @@ class _Progress:
             return waiting.popleft()
         return None
 
+    def expect_no_more(self) -> None:
+        """Expect none of the answers that have not come: some who were to answer are gone."""
+        self._on_their_way.clear()
+
     def acknowledge(self, upto: int, operations: int) -> None:
         """Note how far the workers are. For any thread."""
         self._acknowledged = max(self._acknowledged, upto)
@@ -209,7 +216,7 @@ class InstructionStream:
         actors: the workers.
         freed: numbers of values that the script does not need any more.
         unused: numbers of sites that are not going to be used again.
-        known: numbers of the sites that these workers know.
+        known: numbers of the sites that these workers know, all of them.
         lost: why nothing can be sent any more, or None.
     """
 
@@ -235,6 +242,9 @@ class InstructionStream:
         self._batch = _Batch()
         self._progress = _Progress()
         self._forgotten: set[int] = set()
+        self._known_to_some: set[int] = set()  # sites that workers know which were there before a rejoin
+        self._lives = 0
+        self._has_gap = False
         self._ones: dict[int, ActorMesh[Any]] = {}
         pairs = max(len(ranks) // 2, 1)
         self._smallest, self._largest = min(_SMALLEST * pairs, _MOST), min(_LARGEST * pairs, _MOST)
@@ -305,9 +315,42 @@ class InstructionStream:
 
     def forget_site(self, number: int) -> None:
         """Have the workers forget a site."""
-        if number in self.known:
+        if number in self.known or number in self._known_to_some:
             self.known.discard(number)
+            self._known_to_some.discard(number)
             self._forgotten.add(number)
+
+    def rejoin(self, actors: ActorMesh[Any], *, has_new: bool) -> None:
+        """Go on with other workers in place of those that are gone. What waits has been sent by `send_to_the_rest`.
+
+        Args:
+            actors: the workers from now on.
+            has_new: whether some of them are new, and know nothing.
+        """
+        self.actors = actors
+        self._ones.clear()
+        self._lives += 1
+        self.lost = None
+        self._progress.expect_no_more()
+        if has_new:
+            self._known_to_some |= self.known
+            self.known.clear()
+
+    def send_to_the_rest(self) -> None:
+        """Send what waits to those workers that are left. Values that the others were to make are theirs to lose.
+
+        Raises:
+            EngineClosedError: there was no room for a batch at a worker that is left: it lacks what was in it.
+        """
+        if self._has_gap:
+            raise EngineClosedError(
+                f"the engine of this mesh cannot go on: some instructions have not been sent: {self.lost}"
+            ) from self.lost
+        lost, self.lost = self.lost, None
+        try:
+            self.flush()
+        finally:
+            self.lost = self.lost or lost
 
     def flush(self, *, is_last: bool = False) -> Future[Any] | None:
         """Send what waits.
@@ -348,6 +391,7 @@ class InstructionStream:
             return self._send(arguments, is_last=is_last)
         except ControlError as error:
             self.lost = error  # what follows would refer to what has not been sent
+            self._has_gap = True
             raise EngineClosedError(f"the engine of this mesh cannot go on: {error}") from error
 
     def stack_of(self, sequence: int) -> Stack | None:
@@ -392,17 +436,19 @@ class InstructionStream:
         # The answer tells how far the workers are. A broadcast to workers that have been stopped would be our failure.
         answer: Future[Any] = self.actors.run.call(*arguments)
         upto, operations = progress.expect(answer)
-        answer.add_done_callback(lambda done: self._acknowledge(done, upto, operations))
+        life = self._lives
+        answer.add_done_callback(lambda done: self._acknowledge(done, upto, operations, life))
         while (due := progress.next_answer()) is not None:
-            self._acknowledge(*due)
+            self._acknowledge(*due, life)
         return answer
 
-    def _acknowledge(self, answer: Future[Any], upto: int, operations: int) -> None:
+    def _acknowledge(self, answer: Future[Any], upto: int, operations: int, life: int) -> None:
         # On a thread of control's, which must not wait for the lock; or to wait for the workers. That wait ends at the
         # latest when they end.
         try:
             answer.get()
         except ControlError as error:
-            self.lost = error
+            if life == self._lives:  # else it is from before a rejoin
+                self.lost = error
             return
         self._progress.acknowledge(upto, operations)

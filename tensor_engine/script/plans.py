@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from skipper.control import ProcMesh
 from skipper.tensor_engine.errors import MeshMismatchError
 from skipper.tensor_engine.shared.metadata import TensorMetadata
-from skipper.tensor_engine.worker.communication import Move, Reduction, worker_number
+from skipper.tensor_engine.worker.communication import Move, Reduction, WorkerNumbers
 
 _PLANS = 1024
 """How many reductions and moves are remembered. A forgotten one is sent to the workers again."""
@@ -43,7 +43,7 @@ def ranks_along(mesh: ProcMesh, axes: tuple[str, ...]) -> tuple[tuple[int, ...],
 
 @functools.lru_cache(maxsize=_PLANS)
 def plan_reduction(
-    session: int,
+    numbers: WorkerNumbers,
     mesh: ProcMesh,
     axes: tuple[str, ...],
     kind: str,
@@ -59,16 +59,18 @@ def plan_reduction(
     """
     if onto is not None and not (onto.uid == mesh.uid and set(onto.ranks) <= set(mesh.ranks)):
         raise MeshMismatchError(f"mesh= has to be a slice of the tensor's mesh, {mesh!r}; {onto!r} is none")
-    ordered = tuple(tuple(worker_number(session, rank) for rank in ranks) for ranks in ranks_along(mesh, axes))
+    ordered = tuple(tuple(numbers.by_rank[rank] for rank in ranks) for ranks in ranks_along(mesh, axes))
     if scatter and (not expected.shape or expected.shape[0] % len(ordered[0])):
         raise ValueError(f"scatter= cuts dim 0 of {expected!r} into {len(ordered[0])} parts, which does not go evenly")
-    to = None if onto is None else frozenset(worker_number(session, rank) for rank in onto.ranks)
+    to = None if onto is None else frozenset(numbers.by_rank[rank] for rank in onto.ranks)
     return Reduction(ordered, kind, scatter, expected, to)
 
 
 @functools.lru_cache(maxsize=_PLANS)
-def plan_move(here: int, source: ProcMesh, there: int, target: ProcMesh, expected: TensorMetadata) -> Move:
-    """Who gets what from whom; ``here`` and ``there`` are the numbers of the sessions of the two meshes.
+def plan_move(
+    here: WorkerNumbers, source: ProcMesh, there: WorkerNumbers, target: ProcMesh, expected: TensorMetadata
+) -> Move:
+    """Who gets what from whom; ``here`` and ``there`` are the numbers of the workers of the two meshes.
 
     Raises:
         MeshMismatchError: ``target`` lacks an axis of ``source``, or has it in another size.
@@ -79,11 +81,31 @@ def plan_move(here: int, source: ProcMesh, there: int, target: ProcMesh, expecte
                 f"to_mesh keeps coordinates: {target!r} has no axis {axis!r} of size {size}, as {source!r} has. "
                 "Slice the tensor's mesh first, or rename, split or flatten axes"
             )
-    readers: dict[int, list[int]] = {worker_number(here, rank): [] for rank in source.ranks}
+    readers: dict[int, list[int]] = {here.by_rank[rank]: [] for rank in source.ranks}
     for rank, point in zip(target.ranks, target.extent.points(), strict=True):
         place = source.extent.rank_of({axis: point[axis] for axis in source.extent})
-        sender, reader = worker_number(here, source.ranks[place]), worker_number(there, rank)
+        sender, reader = here.by_rank[source.ranks[place]], there.by_rank[rank]
         if sender != reader:
             readers[sender].append(reader)
     groups = tuple((sender, *theirs) for sender, theirs in readers.items() if theirs)
     return Move(groups, expected)
+
+
+@functools.lru_cache(maxsize=_PLANS)
+def plan_restoration(
+    numbers: WorkerNumbers, mesh: ProcMesh, axes: tuple[str, ...], expected: TensorMetadata
+) -> tuple[Move, tuple[int, ...]]:
+    """Who gets from whom what it has lost, along ``axes``: from the worker that has been there for longest.
+
+    Returns:
+        The move; and the ranks of new workers that have nobody to get it from.
+    """
+    groups, alone = [], []
+    for ranks in ranks_along(mesh, axes):
+        oldest = min(ranks, key=lambda rank: numbers.ages[rank])
+        newer = [rank for rank in ranks if numbers.ages[rank]]
+        if numbers.ages[oldest] and all(numbers.ages[rank] == max(numbers.ages) for rank in ranks):
+            alone += newer
+        elif others := [rank for rank in newer if rank != oldest]:
+            groups.append(tuple(numbers.by_rank[rank] for rank in (oldest, *others)))
+    return Move(tuple(groups), expected), tuple(alone)

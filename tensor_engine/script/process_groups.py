@@ -14,7 +14,6 @@ from skipper.tensor_engine.script.instruction_stream import InstructionStream
 from skipper.tensor_engine.script.plans import mesh_axes, ranks_along
 from skipper.tensor_engine.script.session import session_of
 from skipper.tensor_engine.shared.remote_functions import ProcessGroupSpec
-from skipper.tensor_engine.worker.communication import worker_number
 
 _numbers = itertools.count(1)
 
@@ -47,12 +46,13 @@ class RemoteProcessGroup:
         Raises:
             MeshMismatchError: a member does not take part, or a worker that takes part is no member.
         """
-        here = {worker_number(instruction_stream.session.number, rank) for rank in instruction_stream.ranks}
+        numbers = instruction_stream.session.numbers.by_rank
+        here = {numbers[rank] for rank in instruction_stream.ranks}
         members = [set(group) for group in self.spec.groups]
         if any(group & here and not group <= here for group in members) or not here <= set().union(*members):
             raise MeshMismatchError(
                 f"the process group is of {self._mesh!r}, and the function runs on {mesh!r}: all its members have to "
-                "take part, and no other workers can"
+                "take part, and no other workers can. After a rejoin make a new one"
             )
 
     def __repr__(self) -> str:
@@ -73,9 +73,9 @@ def process_group(mesh: ProcMesh, axes: str | Sequence[str] | None = None) -> Re
         ValueError: an axis is named twice.
     """
     names = mesh_axes(mesh, tuple(mesh.extent) if axes is None else axes)
-    session = session_of(mesh).number
+    numbers = session_of(mesh).numbers.by_rank
     ranks = ranks_along(mesh, names)
-    groups = tuple(tuple(worker_number(session, rank) for rank in members) for members in ranks)
+    groups = tuple(tuple(numbers[rank] for rank in members) for members in ranks)
     return RemoteProcessGroup(ProcessGroupSpec(next(_numbers), groups, ranks), mesh)
 
 

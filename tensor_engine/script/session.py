@@ -10,18 +10,18 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from skipper.control import ActorMesh, Channel, ControlError, Future, ProcMesh
 from skipper.control.api.tensor_engine_plugin import failed_unseen
 from skipper.control.model.future import unheard
-from skipper.tensor_engine.errors import EngineClosedError, RemoteError
-from skipper.tensor_engine.script.instruction_stream import MAIN, InstructionStream, IssueOrder, StreamKey
+from skipper.tensor_engine.errors import EngineClosedError, RemoteError, RespawnedError
+from skipper.tensor_engine.script.instruction_stream import MAIN, InstructionStream, IssueOrder, StreamKey, StreamPlace
 from skipper.tensor_engine.shared.rendezvous import watch
 from skipper.tensor_engine.shared.stacks import Stack, describe
-from skipper.tensor_engine.worker.communication import worker_number
+from skipper.tensor_engine.worker.communication import WorkerNumbers, worker_number
 from skipper.tensor_engine.worker.heap import Poison
 from skipper.tensor_engine.worker.worker import Worker
 
@@ -49,6 +49,10 @@ class _Failure:
     ranks: set[int] = field(default_factory=set)
     is_observed: bool = False
 
+    def is_before(self, reached: Mapping[int, int]) -> bool:
+        """Whether its instruction was issued before its instruction stream had reached this number."""
+        return self.first.sequence < reached.get(self.first.instruction_stream, 0)
+
 
 class Failures:
     """The failed instructions of a session. Safe to use from any thread.
@@ -66,6 +70,19 @@ class Failures:
         self._lock = threading.Lock()
         self._failed: dict[tuple[int, int, int | None], _Failure] = {}
         self._more = 0
+        self._settled: dict[int, int] = {}
+
+    def settle(self, reached: Mapping[int, int]) -> None:
+        """Count everything as seen that fails of what was issued so far; reports of it may still come.
+
+        Args:
+            reached: by instruction stream the number of the instruction that comes next.
+        """
+        with self._lock:
+            self._settled.update(reached)
+            for failure in self._failed.values():
+                failure.is_observed |= failure.is_before(reached)
+            self._more = 0
 
     def add(self, poison: Poison) -> _Failure | None:
         """Take note of what a worker reports; None if this is counted only."""
@@ -78,11 +95,14 @@ class Failures:
                     return None
                 stack = self._stack_of(poison.instruction_stream, poison.sequence)
                 failure = self._failed[key] = _Failure(poison, stack)
+                failure.is_observed = failure.is_before(self._settled)
             failure.ranks.add(poison.rank)
             return failure
 
     def error(self, poison: Poison) -> RemoteError:
         """What to raise where the script meets poison. The failure counts as seen from then on."""
+        if poison.is_lost:
+            return RespawnedError(poison.rank)
         failure = self.add(poison)
         if failure is None:
             return _remote_error(poison, None)
@@ -122,6 +142,7 @@ class EngineSession:
     Attributes:
         number: unique among all that drive the same processes, the script and actors.
         procs: the root mesh.
+        numbers: of the workers, another object after each rejoin.
         order: of all instructions; its lock guards the instruction streams and the workers.
         lock: that of ``order``.
         instruction_streams: by the ranks and the stream that they are for.
@@ -131,15 +152,17 @@ class EngineSession:
     def __init__(self, procs: ProcMesh) -> None:
         self.number = secrets.randbits(40)
         self.procs = procs
+        self.numbers = WorkerNumbers.first(self.number, procs.size)
         self.order = IssueOrder()
         self.lock = self.order.lock
         self.instruction_streams = self.order.streams
         self.failures = Failures(functools.partial(_stack_of, self.instruction_streams))
         self._workers: dict[StreamKey, ActorMesh[Worker]] = {}
+        self._meshes: dict[StreamPlace, ProcMesh] = {}
         self._port, self._receiver = Channel[Poison].open()
         self._listen()
         self.workers(MAIN)
-        watch(worker_number(self.number, 0), procs)
+        watch(worker_number(self.number, 0), procs, procs.ranks)
         threading.Thread(
             target=_keep_flushing, args=(weakref.ref(self), self.order.woken), name="tensor-engine", daemon=True
         ).start()
@@ -150,7 +173,8 @@ class EngineSession:
             known = self._workers.get(stream)
             if known is None:
                 name = "tensor_engine" if stream == MAIN else f"tensor_engine.{stream.name}"
-                known = self.procs.spawn(name, Worker, self.number, stream.number, self._port)
+                arguments = (self.number, stream.number, self._port, self.numbers.by_rank)
+                known = self.procs.spawn(name, Worker, *arguments, {})
                 self._workers[stream] = known
             return known
 
@@ -161,9 +185,46 @@ class EngineSession:
         if instruction_stream is None:
             with self.lock:
                 self.check()
-                made = InstructionStream(self, self.order, stream, mesh.ranks, self.workers(stream).over(mesh))
+                workers = self.workers(stream).over(mesh.within(self.procs))
+                made = InstructionStream(self, self.order, stream, mesh.ranks, workers)
+                self._meshes.setdefault(key, mesh)
                 instruction_stream = self.instruction_streams.setdefault(key, made)
         return instruction_stream
+
+    def rejoin(self, procs: ProcMesh, lost: Callable[[int, StreamKey], Sequence[int]]) -> tuple[int, ...]:
+        """Go on with the processes of another reference to the root mesh. Returns at once.
+
+        Args:
+            procs: the root mesh, some of whose processes have taken the place of others.
+            lost: called with the rank of each of these and each stream: the numbers of the values that were there.
+
+        Returns:
+            Their ranks.
+
+        Raises:
+            EngineClosedError: it has been shut down; or a worker that is left lacks instructions.
+        """
+        with self.lock:
+            self.check()
+            before = self.procs.root_members
+            places = zip(before, procs.root_members, strict=True)
+            ranks = tuple(rank for rank, (old, new) in enumerate(places) if old.id != new.id)
+            if not ranks:
+                return ()
+            for each in self._by_urgency():
+                each.send_to_the_rest()
+            self.failures.settle({each.number: each.issued for each in self.instruction_streams.values()})
+            life = secrets.randbits(40)
+            self.procs, self.numbers = procs, self.numbers.renewed(life, ranks)
+            for stream, workers in self._workers.items():
+                gone = {rank: lost(rank, stream) for rank in ranks}
+                arguments = (self.number, stream.number, self._port, self.numbers.by_rank, gone)
+                self._workers[stream] = workers.with_successors(procs, *arguments)
+            for key, each in self.instruction_streams.items():
+                actors = self._workers[each.stream].over(self._meshes[key].within(procs))
+                each.rejoin(actors, has_new=not each.members.isdisjoint(ranks))
+        watch(worker_number(life, 0), procs, ranks)
+        return ranks
 
     @property
     def is_closed(self) -> bool:
@@ -320,6 +381,12 @@ def session_of(procs: ProcMesh) -> EngineSession:
             _register_exit()
             session = _sessions[procs.uid] = EngineSession(procs.root)
         return session
+
+
+def known_session(procs: ProcMesh) -> EngineSession | None:
+    """The session of the root mesh of these processes, if it is open."""
+    session = _sessions.get(procs.uid)
+    return None if session is None or session.is_closed else session
 
 
 def all_sessions() -> list[EngineSession]:

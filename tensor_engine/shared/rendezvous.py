@@ -46,15 +46,18 @@ class RendezvousServer(Actor):
         self._tasks: set[asyncio.Task[None]] = set()
 
     @concurrent_endpoint
-    async def watch(self, first: int, procs: ProcMesh) -> None:
+    async def watch(self, first: int, procs: ProcMesh, ranks: Collection[int]) -> None:
         """When one of these processes ends, tell the workers that wait for its worker.
 
         Args:
             first: the number of the first worker; those of the others follow it.
             procs: where they are, all of a mesh.
+            ranks: of those that are watched.
         """
         loop = asyncio.get_running_loop()
         for rank, point in zip(procs.ranks, procs.extent.points(), strict=True):
+            if rank not in ranks:
+                continue
             ended = partial(self._soon, loop, first + rank, f"{procs.name}{dict(point)}")
             procs.slice(**point).ended.add_done_callback(ended)
 
@@ -145,17 +148,18 @@ class RendezvousServer(Actor):
                 raise MemberLostError(self._lost[number])
 
 
-def watch(first: int, procs: ProcMesh) -> None:
+def watch(first: int, procs: ProcMesh, ranks: Collection[int]) -> None:
     """When one of these processes ends, have the workers told that wait for its worker. Returns at once.
 
     Args:
         first: the number of the worker in the first of the processes; those of the others follow it.
         procs: all processes of a mesh.
+        ranks: of those that are watched.
     """
 
     def begin(found: Future[Any]) -> None:
         with contextlib.suppress(ControlError):  # the job is over
-            found.get(0).watch.broadcast(first, procs)
+            found.get(0).watch.broadcast(first, procs, tuple(ranks))
 
     get_or_spawn_controller(_NAME, RendezvousServer).add_done_callback(begin)
 

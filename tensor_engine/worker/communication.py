@@ -27,6 +27,31 @@ def worker_number(session: int, rank: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class WorkerNumbers:
+    """The numbers of the workers of a session, by rank. Equal only to itself: a rejoin makes another one.
+
+    Attributes:
+        by_rank: the numbers.
+        ages: in which life of the session each worker came: 0 is the first one.
+    """
+
+    by_rank: tuple[int, ...]
+    ages: tuple[int, ...]
+
+    @staticmethod
+    def first(session: int, count: int) -> WorkerNumbers:
+        """Of a new session."""
+        return WorkerNumbers(tuple(worker_number(session, rank) for rank in range(count)), (0,) * count)
+
+    def renewed(self, life: int, ranks: Sequence[int]) -> WorkerNumbers:
+        """With new workers at these ranks; ``life`` is a number as that of a session."""
+        numbers, ages = list(self.by_rank), list(self.ages)
+        for rank in ranks:
+            numbers[rank], ages[rank] = worker_number(life, rank), max(self.ages) + 1
+        return WorkerNumbers(tuple(numbers), tuple(ages))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Reduction:
     """What workers are told of a reduction, once. Equal only to itself: the script makes each of them once.
 
@@ -101,6 +126,38 @@ def receive(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], cons
     return [kept.clone(memory_format=torch.contiguous_format) if isinstance(kept, torch.Tensor) else kept]
 
 
+def restore(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: None) -> list[Any]:
+    """What ``inputs[0]`` is; where this worker has none, what the sender of its group has, laid out as it was."""
+    plan: Move = call.static
+    kept, got = inputs[0], None
+    for group in _meet(worker, plan):
+        got = transfer(group, None if group.rank else kept, plan.expected)
+        got = got if group.rank else None
+    if got is None or isinstance(kept, torch.Tensor):
+        return [kept.detach() if isinstance(kept, torch.Tensor) else kept]
+    return [_laid_out(got, call.outputs[0]) if isinstance(got, torch.Tensor) else got]
+
+
+def overwrite(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: None) -> list[Any]:
+    """``inputs[0]`` with the elements of ``inputs[1]``; it is made anew where this worker has none."""
+    into, source = inputs
+    if isinstance(into, torch.Tensor) and isinstance(source, torch.Tensor):
+        return [into.copy_(source).detach()]
+    return [_laid_out(source, call.outputs[0]) if isinstance(source, torch.Tensor) else source]
+
+
+def _laid_out(source: torch.Tensor, meta: TensorMetadata) -> torch.Tensor:
+    """A tensor of these strides in memory of its own."""
+    memory = torch.zeros(meta.extent, dtype=meta.dtype, device=source.device)
+    made = memory.as_strided(meta.shape, meta.stride, meta.offset)
+    if 0 in meta.stride:  # what is expanded has one element for many
+        first = tuple(slice(0, 1) if step == 0 else slice(None) for step in meta.stride)
+        made, whole = made[first], made
+        made.copy_(source[first])
+        return whole
+    return made.copy_(source)
+
+
 def part(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: None) -> list[Any]:
     """The same tensor, for a mesh that is a part of its own."""
     return [inputs[0].detach()]
@@ -136,7 +193,7 @@ def _groups(worker: Interpreter, expected: TensorMetadata) -> Groups:
     groups: Groups | None = worker.own.get(key)
     if groups is None:
         groups = worker.own[key] = Groups(
-            worker_number(worker.session, worker.rank),
+            worker.number,
             stream=f"{worker.stream}/{expected.device.type}",
             device=local(expected.device),
         )

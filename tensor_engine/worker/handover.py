@@ -123,10 +123,12 @@ class EndpointTask:
     Attributes:
         actors: whose method it is.
         task: what becomes of the result.
+        processes: the ids of those in which they are: the actors of two references are equal, and may differ in these.
     """
 
     actors: ActorMesh[Any]
     task: Task
+    processes: tuple[str, ...]
 
 
 def call(worker: Interpreter, told: FunctionCall, inputs: Sequence[Any], constant: int) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ class Poison:
         summary: type and message of the exception.
         traceback: of the worker, as text.
         step: which instruction of a compiled program, where the failed instruction is a replay.
+        is_lost: whether nothing has failed: another process has taken the place of the one that had the value.
     """
 
     rank: int
@@ -29,6 +31,7 @@ class Poison:
     summary: str
     traceback: str
     step: int | None = None
+    is_lost: bool = False
 
 
 Heap = dict[int, Any]
@@ -40,6 +43,12 @@ _heaps: dict[int, Heap] = {}
 def heap_of(session: int) -> Heap:
     """The one heap of a session in this process; all its streams share it."""
     return _heaps.setdefault(session, {})
+
+
+def lose(session: int, rank: int, refs: Iterable[int]) -> None:
+    """Put poison in place of the values that the process had whose place this one has taken, as that rank."""
+    heap, poison = heap_of(session), Poison(rank, 0, rank, "the rejoin", "", "", is_lost=True)
+    heap.update((ref, poison) for ref in refs)
 
 
 def forget_heap(session: int) -> None:

@@ -52,17 +52,26 @@ class Interpreter:
         rank: of this worker in the root mesh of the session.
         extent: axes and sizes of that mesh.
         heap: values by number, shared by the streams of the session in this process.
+        number: of this worker, unique in the script; a process that takes the place of another has another one.
         own: what else the functions of instructions keep, by names that they choose.
     """
 
     def __init__(
-        self, session: int, stream: int, rank: int, extent: Any, heap: Heap, report: Callable[[Poison], None]
+        self,
+        session: int,
+        stream: int,
+        rank: int,
+        extent: Any,
+        heap: Heap,
+        report: Callable[[Poison], None],
+        number: int = 0,
     ) -> None:
         self.session = session
         self.stream = stream
         self.rank = rank
         self.extent = extent
         self.heap = heap
+        self.number = number
         self.own: dict[str, Any] = {}
         self.instruction_stream = 0
         self.sequence = 0
@@ -81,6 +90,8 @@ class Interpreter:
             if form is None:
                 forgotten.append(number)
                 continue
+            if number in self._sites:
+                continue  # it is sent again since another worker of the instruction stream is new
             site = self._sites[number] = Site(form)
             try:
                 site.run = resolve(form.maker)(self, site, description)

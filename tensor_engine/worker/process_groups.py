@@ -10,7 +10,6 @@ from torch.distributed import distributed_c10d as registry
 
 from skipper.tensor_engine.errors import CommunicationError
 from skipper.tensor_engine.shared.remote_functions import ProcessGroupSpec
-from skipper.tensor_engine.worker.communication import worker_number
 from skipper.tensor_engine.worker.groups import Groups
 from skipper.tensor_engine.worker.host_staged import HostStaged
 from skipper.tensor_engine.worker.interpreter import Interpreter
@@ -20,7 +19,7 @@ class WorkerGroups:
     """The process groups that functions on a worker have got; kept by the worker's interpreter."""
 
     def __init__(self, worker: Interpreter) -> None:
-        self._number = worker_number(worker.session, worker.rank)
+        self._number = worker.number
         self._stream = worker.stream
         self._made: dict[int, dist.ProcessGroup | None] = {}
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from skipper.control import Actor, Port, context, endpoint
 from skipper.tensor_engine.shared.encoding import unpack, unpack_code
 from skipper.tensor_engine.worker.device import choose, use_own_cuda_stream
 from skipper.tensor_engine.worker.handover import end_session
-from skipper.tensor_engine.worker.heap import Poison, forget_heap, heap_of
+from skipper.tensor_engine.worker.heap import Poison, forget_heap, heap_of, lose
 from skipper.tensor_engine.worker.interpreter import Interpreter, resolve
 from skipper.tensor_engine.worker.random_state import seed_worker
 
@@ -20,16 +21,27 @@ class Worker(Actor):
         session: number of the session.
         stream: number of the stream; 0 is the main one.
         errors: where failed instructions are reported.
+        numbers: of the workers of the session, by rank.
+        lost: by rank, the numbers of the values that the stream had in the process whose place this one has taken.
     """
 
-    def __init__(self, session: int, stream: int, errors: Port[Poison]) -> None:
+    def __init__(
+        self,
+        session: int,
+        stream: int,
+        errors: Port[Poison],
+        numbers: Sequence[int],
+        lost: Mapping[int, Sequence[int]],
+    ) -> None:
         here = context().actor_instance.rank
         choose(here.rank)
         if stream:
             use_own_cuda_stream()
         else:
             seed_worker(here.rank)
-        self._interpreter = Interpreter(session, stream, here.rank, here.extent, heap_of(session), errors.send)
+        lose(session, here.rank, lost.get(here.rank, ()))
+        number = numbers[here.rank]
+        self._interpreter = Interpreter(session, stream, here.rank, here.extent, heap_of(session), errors.send, number)
 
     @endpoint
     def run(self, instruction_stream: int, first: int, definitions: bytes, code: bytes, constants: Any) -> int:

@@ -19,9 +19,13 @@ NAMES = {
     "issue_to_few_us",
     "issue_to_many_us",
     "issue_cost_vs_world",
+    "ddp_step_us",
+    "step_us",
+    "compiled_step_us",
 }
 KINDS: tuple[str, ...] = ("grpc_unary", "issue", "replay", "worker_op", "worker_replay_op", "eager_op", "call_one")
-KINDS += ("fetch_small", "fetch_bulk", "memcpy", "issue_to_few", "issue_to_many")
+KINDS += ("fetch_small", "fetch_bulk", "memcpy", "issue_to_few", "issue_to_many", "ddp_step", "step")
+KINDS += ("compiled_step",)
 
 
 def test_a_quick_run_prints_every_figure_beside_its_reference() -> None:
@@ -42,6 +46,7 @@ def test_figures_follow_from_the_durations() -> None:
     assert by_name["replay_op_us"].ratio == 1
     assert by_name["worker_replay_overhead_us"].value == 0
     assert by_name["issue_cost_vs_world"].value == 1.25
+    assert by_name["step_us"].ratio == by_name["compiled_step_us"].ratio == 1
     assert by_name["fetch_64MiB_gb_per_s"].value == pytest.approx((64 << 20) / 2000)
 
 

@@ -15,11 +15,14 @@ from skipper.control import HostMesh, ProcMesh, SupervisionError
 from skipper.tensor_engine import (
     EngineClosedError,
     RemoteError,
+    RespawnedError,
     fetch_shard,
     inspect,
     process_group,
     reduce_,
+    rejoin,
     remote,
+    restore,
     to_mesh,
 )
 from tests.control.conftest import PATIENCE_S, Failures, wait_until
@@ -169,6 +172,65 @@ def test_training_goes_on_with_the_machine_that_was_killed_in_a_step(
     found = [inspect(again.step(*text), hosts=1, timeout=2 * PATIENCE_S).item() for text in texts[2:]]
     assert found == pytest.approx(llama.trained_alone(kept, texts[2:]), rel=1e-4)
     after.stop().get(PATIENCE_S)
+
+
+def part_of(batch: torch.Tensor, procs: ProcMesh) -> torch.Tensor:
+    """The part of a batch that each of the ranks works on."""
+    with procs.activate():
+        mine = (procs.rank_tensor("hosts") * procs.extent["gpus"] + procs.rank_tensor("gpus")).view(1)
+        return procs.place(batch.view(procs.size, -1, batch.shape[-1])).index_select(0, mine).squeeze(0)
+
+
+def test_a_machine_that_was_killed_in_a_step_rejoins_and_training_goes_on_with_the_same_tensors(
+    net: Network, hosts: HostMesh, secret_file: Path, failures: Failures
+) -> None:
+    both = ("hosts", "gpus")
+    torch.manual_seed(4)
+    batches = [(torch.randn(12, 6), torch.randn(12, 3)) for _ in range(5)]
+    model = torch.nn.Sequential(torch.nn.Linear(6, 400), torch.nn.Tanh(), torch.nn.Linear(400, 3))
+    procs = workers_on(hosts, 3)
+    there = procs.place(model)
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01, fused=True) for each in (model, there)]
+    losses, lost = [], net.machines[2]
+    with procs.activate():
+        own = torch.ones(1 << 18) * procs.rank_tensor("hosts")
+        is_on_the_last = procs.rank_tensor("hosts")
+    for attempt in range(6):
+        x, y = (part_of(each, procs) for each in batches[len(losses)])
+        optimizers[1].zero_grad()
+        loss = (there(x) - y).square().mean()
+        loss.backward()
+        if attempt == 2:
+            remote(stay_away)(is_on_the_last)  # so that the others are in the middle of a reduction when it dies
+        total = loss.detach().reduce(both, "avg")
+        grads = [parameter.grad.reduce_(both, "avg") for parameter in there.parameters()]  # type: ignore[union-attr]
+        committed = fetch_shard(total + 0 * sum(grad.sum() for grad in grads), strict=True)
+        if attempt == 2:
+            lost.clear()
+            with pytest.raises((RemoteError, SupervisionError, EngineClosedError)):
+                committed.get(2 * PATIENCE_S)
+            serve(lost, "--insecure", "--secret-file", str(secret_file))
+            back = hosts.reattach().slice(hosts=slice(2, 3)).spawn_procs({"gpus": 2}, env={"OMP_NUM_THREADS": "1"})
+            procs = procs.with_successors({4: back.slice(gpus=0), 5: back.slice(gpus=1)})
+            assert rejoin(procs) == (4, 5)
+            restore([there, optimizers[1]], "hosts")
+            continue
+        losses.append(committed.get(2 * PATIENCE_S).item())
+        optimizers[1].step()
+    alone = []
+    for x, y in batches:
+        optimizers[0].zero_grad()
+        (loss := (model(x) - y).square().mean()).backward()
+        optimizers[0].step()
+        alone.append(loss.item())
+    assert losses == pytest.approx(alone, rel=1e-4)
+    for one, several in zip(model.parameters(), there.parameters(), strict=True):
+        torch.testing.assert_close(at(several.detach(), 2, 1), one.detach(), rtol=1e-4, atol=1e-5)
+    assert at(own, 1, 0)[0] == 1
+    with pytest.raises(RespawnedError, match="rank 5"):
+        at(own, 2, 1)
+    assert {failure.rank["hosts"] for failure in failures} == {2}
+    procs.stop().get(PATIENCE_S)
 
 
 def halves(procs: ProcMesh) -> list[ProcMesh]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from skipper.control.model.errors import ControlError, SupervisionError
-from skipper.control.model.future import Future, Promise, peek
+from skipper.control.model.future import Future, Promise, both, peek
 from skipper.control.runtime.interfaces import Requester
 from skipper.control.runtime.messages import LaunchOrder, Mail
 from skipper.control.runtime.procs.binding import CpuBinding
@@ -141,22 +141,29 @@ class RemoteLaunch:
         """Stop processes that this one has launched or has had launched; ends when all have ended."""
         if uid in self._adopted:
             return self._adopted[uid]()
-        launchers = {member.launcher.id: member.launcher for member in members if member.launcher is not None}
-        if self._state.me.id in launchers:
-            return self._children.stop(members, timeout)
+        here, hosts = self._launchers(members)
+        ended = self._children.stop(members, timeout) if here else None
+        if not hosts:
+            return ended or Future.of(None)
         self._to_end.update(member.id for member in members)
-        hosts = tuple(launchers.values())
-        return self._requester.request_all(hosts, STOP_LAUNCHED, HANDED_DOWN * timeout, target=uid)
+        afar = self._requester.request_all(hosts, STOP_LAUNCHED, HANDED_DOWN * timeout, target=uid)
+        return afar if ended is None else both(ended, afar)
 
     def kill_mesh(self, uid: int, members: Sequence[ProcessRef], verdict: str) -> None:
         """Kill processes that this one has launched or has had launched. Returns at once."""
-        launchers = {member.launcher.id: member.launcher for member in members if member.launcher is not None}
-        if self._state.me.id in launchers:
+        here, hosts = self._launchers(members)
+        if here:
             self._children.kill([member.id for member in members], verdict)
-            return
-        self._to_end.update(member.id for member in members)
-        for launcher in launchers.values():
-            self._requester.request(launcher, KILL_LAUNCHED, verdict, target=uid)
+        if hosts:
+            self._to_end.update(member.id for member in members)
+        for host in hosts:
+            self._requester.request(host, KILL_LAUNCHED, verdict, target=uid)
+
+    def _launchers(self, members: Sequence[ProcessRef]) -> tuple[bool, tuple[ProcessRef, ...]]:
+        """Whether this process has launched some of these, and the others that have: places may have been taken."""
+        launchers = {member.launcher.id: member.launcher for member in members if member.launcher is not None}
+        here = launchers.pop(self._state.me.id, None)
+        return here is not None, tuple(launchers.values())
 
     def let_go(self, hosts: Sequence[ProcessRef], timeout: float) -> Future[None]:
         """Have the processes that stand for the job on hosts end in good order; ends when all have."""
