@@ -19,7 +19,6 @@ KNOWN = [
     "prod",
     "sgn",
     "nn.functional.ctc_loss",
-    "nn.functional.linear_cross_entropy.chunked",
     "repeat_interleave",
     "sparse.mm.reduce",
     "tensor_split",

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from skipper.control import ProcMesh
 from skipper.tensor_engine import NotPropagatableError, RemoteError, inspect, remote
+from skipper.tensor_engine.script.by_value import definition_of
+from tests.tensor_engine import user_functions
 from tests.tensor_engine.conftest import PATIENCE_S
 
 
@@ -53,6 +55,12 @@ def test_a_remote_function_uses_one(procs: ProcMesh, tripled: Callable[[Tensor],
     with procs.activate():
         x = torch.ones(2)
     assert at(remote(lambda x: tripled(x), propagate=torch.empty_like)(x)) == [3, 3]
+
+
+def test_workers_import_the_module_that_defines_one(procs: ProcMesh) -> None:
+    assert definition_of(user_functions.halved._opoverload) == "tests.tensor_engine.user_functions"
+    with procs.activate():
+        assert at(user_functions.halved(torch.ones(2))) == [0.5, 0.5]
 
 
 def test_one_that_changes_its_arguments(procs: ProcMesh) -> None:

@@ -16,6 +16,7 @@ from skipper.tensor_engine import (
     MeshMismatchError,
     NotPropagatableError,
     RemoteError,
+    compile,
     inspect,
     remote,
     to_mesh,
@@ -276,6 +277,20 @@ def test_flex_attention_that_is_not_compiled(procs: ProcMesh) -> None:
     found.append(flex_attention(there, there, there))  # type: ignore[arg-type]
     for one, other in zip(found, [*expected, expected[0]], strict=True):
         torch.testing.assert_close(at(one, gpus=1), other)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_in_a_compiled_function(procs: ProcMesh) -> None:
+    there = to_mesh(torch.cos(torch.arange(1 * 2 * 128 * 8.0)).reshape(1, 2, 128, 8), procs)
+
+    @compile
+    def step(x: torch.Tensor) -> Any:
+        return flex_attention(x, x, x)  # type: ignore[arg-type]
+
+    with procs.activate():
+        first, second = step(there), step(there)
+    torch.testing.assert_close(at(first), at(second))
+    assert step.programs == 1
 
 
 COMPILING = """
