@@ -18,7 +18,8 @@ from skipper.tensor_engine.errors import NoActiveMeshError
 from skipper.tensor_engine.script.instruction_stream import MAIN, InstructionStream, StreamKey
 from skipper.tensor_engine.script.session import session_of
 from skipper.tensor_engine.script.streams import Stream, stream_of
-from skipper.tensor_engine.script.tensor import Tensor, left_to_their_class
+from skipper.tensor_engine.script.tensor import Tensor, keep_the_compiler_out, left_to_their_class
+from skipper.tensor_engine.script.value import Value
 
 Dispatch = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
 """Runs an operation of torch: called with the overload and its arguments."""
@@ -180,6 +181,8 @@ def get_active_mesh() -> ProcMesh:
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A mode of torch's that has nothing to do with its compiler."""
 
+    supports_higher_order_operators = True
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # otherwise torch spends seconds on importing its compiler, only to keep it away
@@ -223,6 +226,9 @@ class _Mode(DispatchMode):
             thread.mode = None
 
 
+keep_the_compiler_out(_Mode.__torch_dispatch__)
+
+
 @contextlib.contextmanager
 def activate(mesh: ProcMesh, dispatch: Dispatch) -> Iterator[ProcMesh]:
     """Make a mesh, or a slice of one, the active one of this task, and of those that it makes; may be nested.
@@ -236,6 +242,23 @@ def activate(mesh: ProcMesh, dispatch: Dispatch) -> Iterator[ProcMesh]:
     active = Active(mesh, session_of(mesh).instruction_stream(mesh, stream))
     with thread.intercepted(dispatch), thread.within(active, stream):
         yield mesh
+
+
+def intercepted() -> contextlib.AbstractContextManager[Any]:
+    """Intercept operations also where one that has been intercepted is taken apart into others."""
+    mode = _here.thread.mode
+    return contextlib.nullcontext() if mode is None else mode
+
+
+@contextlib.contextmanager
+def on_its_own(value: Value, dispatch: Dispatch) -> Iterator[None]:
+    """Make the mesh and the stream of a value the active ones, unless they are."""
+    active = current()
+    if active is not None and active.instruction_stream is value.instruction_stream:
+        yield
+        return
+    with activate(value.mesh, dispatch), activate_stream(value.instruction_stream.stream):
+        yield
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._ops import HigherOrderOperator
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
@@ -188,6 +189,8 @@ class Guarding(activation.DispatchMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            return func(*args, **kwargs)  # taken apart below this mode
         if func is torch.ops.aten._local_scalar_dense.default:
             recording.refuse(
                 "the value of a tensor, as .item() and `if tensor:` want it,",

@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 
 from skipper.control import ProcMesh
 from skipper.tensor_engine.errors import LocalTensorError, NotPropagatableError
@@ -33,6 +34,12 @@ _PLAIN = frozenset(
 )
 """Types whose values may be part of a key, with the type beside them: 1, 1.0 and True are equal."""
 
+_run_backward = torch.autograd.graph._engine_run_backward.__code__
+"""Of the function from which torch calls its engine of autograd."""
+
+_STORAGES = (torch.UntypedStorage, torch.TypedStorage)
+"""Their texts are all of their bytes; the memory behind a tensor of a mesh is not even here."""
+
 _HERE = __name__.rpartition(".")[0]
 """The package of this module."""
 
@@ -47,15 +54,21 @@ class _Facts:
     """What the script knows of an overload of torch.
 
     Attributes:
+        func: the overload, so that it stays, and its identity with it.
         by_type: the arguments, by position and by name, whose numbers do not change the shape of the result.
         writes: the arguments that it changes.
         special: what is done in place of issuing it.
     """
 
-    __slots__ = ("by_type", "special", "writes")
+    __slots__ = ("by_type", "func", "special", "writes")
 
     def __init__(self, func: Any, special: Special | None) -> None:
+        self.func = func
         self.by_type: frozenset[int | str] = frozenset()
+        self.writes: tuple[int | str, ...] = ()
+        self.special = special
+        if isinstance(func, HigherOrderOperator):
+            return
         if not func._schema.name.removeprefix("aten::").startswith(("arange", "linspace", "logspace", "range")):
             self.by_type = frozenset(
                 where
@@ -69,11 +82,10 @@ class _Facts:
             for index, argument in enumerate(func._schema.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
         )
-        self.special = special
 
 
 _facts: dict[int, _Facts] = {}
-"""By the identity of the overload: torch has one object for each, and keeps it."""
+"""By the identity of the overload: torch has one object for each."""
 
 _sites: dict[tuple[Hashable, ...], CallSite] = {}
 _sites_lock = threading.Lock()
@@ -92,6 +104,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if facts.special is not None:
         return facts.special(func, args, kwargs)
     key: list[Any] = [facts]
+    is_of_formula = False
     tensors: list[Tensor] = []
     constants: list[Any] = []
     by_type = facts.by_type
@@ -119,7 +132,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         for each in tensors:
             value = each.remote_value
             if value.instruction_stream is not instruction_stream:
-                refuse_mixture(f"{_name(func)}: tensors", tensors[0].remote_value, value)
+                return _mixed(func, args, kwargs, tensors, value)
             if value.barred is not None or value.storage.barred is not None:
                 value.check()
         if len(tensors) > 2 or (len(tensors) == 2 and value.storage is tensors[0].remote_value.storage):
@@ -132,6 +145,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             made = func(*args, **kwargs)
             if isinstance(made, torch.Tensor) and not made.dim():
                 return made  # a number, for tensors of whichever mesh
+            is_of_formula = True
         instruction_stream, mesh = active.instruction_stream, active.mesh
     if (recorder := recording.current) is not None:
         for each in tensors:
@@ -143,14 +157,18 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     else:
         site.is_in_use = True
     for index in site.form.writes:
-        if tensors[index].remote_value.storage.frozen is not None:
-            tensors[index].remote_value.storage.refuse_change()
+        changed = tensors[index].remote_value.storage
+        changed.recipe = None
+        if changed.frozen is not None:
+            changed.refuse_change()
     inputs = [each.remote_value.ref for each in tensors]
     single = site.single
     if single is not None:
         meta, base = single
         storage = None if base is None else tensors[base].remote_value.storage
         value = Value(new_ref(), meta, instruction_stream, mesh, storage)
+        if is_of_formula:
+            value.storage.recipe = value.ref, (func, args, kwargs)
         result = wrap(value)
         stack = instruction_stream.put(site, (value.ref,), inputs, constants, 3)
         if recorder is not None:
@@ -169,8 +187,8 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if recorder is not None:
         recorder.note(instruction_stream, site, outputs, inputs, constants, stack)
     for index, output in site.reshaped:
-        _reshape(func, args, kwargs)
         tensors[index].remote_value = outputs[output]
+        _reshape(func, args, kwargs, tensors[index])
     return _assemble(site.result, outputs, tensors)
 
 
@@ -182,11 +200,35 @@ def _is_of_a_formula() -> bool:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_HERE):
         frame = frame.f_back
-    is_formula = frame is None or frame.f_code is torch.autograd.graph._engine_run_backward.__code__
+    is_formula = frame is None or frame.f_code is _run_backward
     return is_formula and not recording.is_tracing()
 
 
+def _mixed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Tensor], other: Value) -> Any:
+    """Run an operation whose tensors are not all of one mesh and stream, if those of one side can be made anew.
+
+    Torch makes tensors from nothing for derivatives, on the active mesh, which may be another than theirs.
+
+    Raises:
+        MeshMismatchError: they cannot.
+        StreamMismatchError: they cannot.
+    """
+    recipes = ((each, each.remote_value.storage.recipe) for each in tensors)
+    anew = {id(each): how[1] for each, how in recipes if how is not None and how[0] == each.remote_value.ref}
+    values = [each.remote_value for each in tensors if id(each) not in anew]
+    if not anew or len({value.instruction_stream for value in values}) != 1:
+        refuse_mixture(f"{_name(func)}: tensors", tensors[0].remote_value, other)
+    with activation.on_its_own(values[0], dispatch):
+        made = {each: dispatch(*how) for each, how in anew.items()}
+    return dispatch(
+        func,
+        *torch.utils._pytree.tree_map_only(Tensor, lambda each: made.get(id(each), each), (tuple(args), dict(kwargs))),
+    )
+
+
 def _learn(func: Any) -> _Facts:
+    if isinstance(func, HigherOrderOperator):
+        return _facts.setdefault(id(func), _Facts(func, _taken_apart))
     special = _here if func.namespace == "profiler" else _specials.get(func)
     return _facts.setdefault(id(func), _Facts(func, special))
 
@@ -216,7 +258,8 @@ def _walk(func: Any, argument: Any, by_type: bool, key: list[Any], tensors: list
     elif isinstance(argument, list | tuple):
         return _walk(func, list(argument), by_type, key, tensors, constants)  # such as torch.Size
     else:
-        raise NotPropagatableError(f"{func._schema.name} takes {argument!r:.80}, which cannot be sent to the workers")
+        what = type(argument).__name__ if isinstance(argument, _STORAGES) else f"{argument!r:.80}"
+        raise NotPropagatableError(f"{func._schema.name} takes {what}, which cannot be sent to the workers")
     return True
 
 
@@ -258,13 +301,18 @@ def _evict() -> CallSite:
         _sites[oldest] = site
 
 
-def _reshape(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def _reshape(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensor: Tensor) -> None:
     """Give the script's tensor the shape that the operation gives to the workers'."""
+    meta = tensor.remote_value.meta
     included = torch._C._meta_in_tls_dispatch_include()
     with torch._C._DisableTorchDispatch():
         torch._C._set_meta_in_tls_dispatch_include(True)
         try:
-            func(*args, **kwargs)
+            if torch.Tag.inplace_view in func.tags:
+                func(*args, **kwargs)
+            else:
+                _aten.resize_.default(tensor, meta.shape)
+                _aten.as_strided_.default(tensor, meta.shape, meta.stride, meta.offset)
         finally:
             torch._C._set_meta_in_tls_dispatch_include(included)
 
@@ -357,7 +405,12 @@ def issue_call(
 
 def ship(data: torch.Tensor, *, instruction_stream: InstructionStream, mesh: ProcMesh) -> Tensor:
     """Send a tensor of the script to all workers of an instruction stream; it is copied before this returns."""
-    source = data.detach()
+    if data.layout is not torch.strided:
+        raise LocalTensorError(
+            f"a tensor of the script, {list(data.shape)} of {data.dtype}, is {data.layout}, and tensors of a mesh are "
+            "strided: bring x.to_dense(), or the parts that it is made of"
+        )
+    source = data.detach().resolve_conj().resolve_neg()
     device = source.device
     meta = metadata_of(source).contiguous()
     host = source.to("cpu").contiguous()
@@ -393,11 +446,32 @@ def _detach(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return wrap(value_of(source))
 
 
+def _detach_(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What autograd had to do is done by now."""
+    return args[0] if isinstance(args[0], Tensor) else _local(func, args, kwargs)
+
+
 def _item(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     source = args[0]
     if not isinstance(source, Tensor):
         return _local(func, args, kwargs)
     return fetch_first(value_of(source)).item()
+
+
+def _taken_apart(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run an operation that takes functions, as that of flex_attention, by the operations that it is made of.
+
+    Raises:
+        NotPropagatableError: torch does not say which these are.
+    """
+    parts = func.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
+    if parts is None:
+        raise NotPropagatableError(
+            f"{func.name()} takes functions, and torch has no rule to take it apart: put it into a remote function and "
+            "give it propagate="
+        )
+    with activation.intercepted():
+        return parts(*args, **kwargs)
 
 
 def _here(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -464,6 +538,11 @@ def _is_constant(leaf: torch.Tensor) -> bool:
     )
 
 
+def _zeros(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Zeros that have no memory, which derivatives use: a worker has real ones, which it can change and send."""
+    return dispatch(_aten.zeros.default, args, kwargs)
+
+
 def _equal(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """`torch.equal`: of the first rank, as everything that gives the script a value."""
     one, two = args
@@ -484,7 +563,9 @@ _specials: dict[Any, Special] = {
     _aten.lift_fresh.default: _lift,
     _aten.lift.default: _lift,
     _aten.detach.default: _detach,
+    _aten.detach_.default: _detach_,
     _aten._local_scalar_dense.default: _item,
+    _aten._efficientzerotensor.default: _zeros,
     _aten.equal.default: _equal,
     _aten.allclose.default: _allclose,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,9 +14,11 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
     UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
 )
 
 from skipper.tensor_engine.errors import NotPropagatableError
+from skipper.tensor_engine.script.by_value import definition_of, has_shapes
 from skipper.tensor_engine.script.call_site import GIVEN, NEW, SAME, SEQUENCE, CallSite
 from skipper.tensor_engine.script.tensor import Tensor
 from skipper.tensor_engine.script.value import Value
@@ -25,6 +27,25 @@ from skipper.tensor_engine.shared.metadata import TensorMetadata, metadata_of
 from skipper.tensor_engine.worker.operations import CONSTANT, FIXED, INPUT, LIST, TUPLE, Description, Node
 
 _log = logging.getLogger("torch._subclasses.fake_tensor")
+
+_ELSE = "put this part into a remote function and give it propagate=, or fetch what it needs"
+_MASK = f"keep the shape, by torch.where(mask, x, 0) or the like, or {_ELSE}"
+_VALUES = (
+    'call it in a remote function with propagate="inspect", which asks the first rank for the shape, or fetch its '
+    "argument, by inspect(x)"
+)
+
+_INSTEAD = {
+    "aten::bincount": f"with a known number of bins torch.zeros(bins).index_add_(0, x, weights) does it; or {_VALUES}",
+    "aten::masked_select": _MASK,
+    "aten::index": _MASK,
+    "aten::nonzero": f"torch.nonzero_static(x, size=...) has a known shape; or {_MASK}",
+    "aten::_unique": _VALUES,
+    "aten::_unique2": _VALUES,
+    "aten::unique_dim": _VALUES,
+    "aten::unique_consecutive": _VALUES,
+}
+"""By the operation, what to do in its place."""
 
 _fake_mode: FakeTensorMode | None = None
 
@@ -38,6 +59,72 @@ def fake_mode() -> FakeTensorMode:
     if _fake_mode is None:
         _fake_mode = FakeTensorMode()
     return _fake_mode
+
+
+def _lstsq(
+    matrix: torch.Tensor,
+    right: torch.Tensor,
+    rcond: float | None = None,
+    *,
+    driver: str | None = None,
+    solution: torch.Tensor | None = None,
+    residuals: torch.Tensor | None = None,
+    rank: torch.Tensor | None = None,
+    singular_values: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """`torch.linalg.lstsq`: two of its drivers return residuals only where the rank is full, but the others are plain.
+
+    Raises:
+        NotPropagatableError: the driver is one of these.
+    """
+    driver = driver or ("gelsy" if matrix.device.type == "cpu" else "gels")
+    rows, columns = matrix.shape[-2:]
+    if rows > columns and driver in ("gelss", "gelsd"):
+        raise NotPropagatableError(
+            f"linalg.lstsq with the driver {driver} returns residuals only where the matrices have full rank, which "
+            'the workers alone know: take driver="gelsy" or "gels"'
+        )
+    is_vector = right.dim() == 1 or (right.dim() == matrix.dim() - 1 and right.shape == matrix.shape[:-1])
+    columns_of_right = (1,) if is_vector else (right.shape[-1],)
+    batches = matrix.shape[:-2], right.shape[: -1 if is_vector else -2]
+    batch = tuple(torch.broadcast_shapes(*batches))  # type: ignore[no-untyped-call]
+    lowest = min(rows, columns)
+    of_ranks = batch if driver != "gels" else (0,)
+    shapes = (
+        (*batch, columns) if is_vector else (*batch, columns, *columns_of_right),
+        (*batch, *columns_of_right) if rows > columns and driver != "gelsy" else (0,),
+        of_ranks,
+        (*batch, lowest) if driver in ("gelss", "gelsd") else (0,),
+    )
+    real = matrix.dtype.to_real()
+    dtypes = (matrix.dtype, real, torch.int64, real)
+    made = [matrix.new_empty(shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    given = (solution, residuals, rank, singular_values)
+    for out, each in zip(given, made, strict=True):
+        if out is not None and out.shape != each.shape:
+            out.resize_(each.shape)
+    return tuple(each if out is None else out for out, each in zip(given, made, strict=True))
+
+
+def _ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: Sequence[int],
+    target_lengths: Sequence[int],
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss of each sequence, and what its gradient is made of, which has a column for each symbol and gap."""
+    times, batch = log_probs.shape[:2]
+    return log_probs.new_empty(batch), log_probs.new_empty(batch, times, 2 * max(target_lengths, default=0) + 1)
+
+
+_RULES: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten._ctc_loss.default: _ctc_loss,
+    torch.ops.aten.linalg_lstsq.default: _lstsq,
+    torch.ops.aten.linalg_lstsq.out: _lstsq,
+}
+"""What fake tensors are said to become where torch does not know it."""
 
 
 class _Template:
@@ -89,24 +176,31 @@ def propagate(
         before = [metadata_of(fake) for fake in fakes]
         _log.disabled = True  # the exception says everything that would be logged
         try:
-            result = func(*fake_args, **fake_kwargs)
+            result = _RULES.get(func, func)(*fake_args, **fake_kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise NotPropagatableError(
                 f"what {name} returns depends on values that only the workers have, so that the script cannot know "
-                "its shape: put this part into a remote function and give it propagate=, or fetch what it needs"
+                f"its shape: {_INSTEAD.get(func._schema.name, _ELSE)}"
             ) from error
         except UnsupportedFakeTensorException as error:
             raise NotPropagatableError(f"{name} cannot be run on fake tensors: {error}") from error
+        except UnsupportedOperatorException as error:
+            raise _without_shapes(name) from error
+        except RuntimeError as error:
+            if has_shapes(func):
+                raise
+            raise _without_shapes(name) from error
         finally:
             _log.disabled = False
         after = [metadata_of(fake) for fake in fakes]
     written = frozenset(_inputs_at(arg_nodes, kwarg_nodes, writes))
-    reading = _Reading(name, fakes)
+    reading = _Reading(name, fakes, _given_back(func, arg_nodes, kwarg_nodes))
     shape = reading.read(result, ())
-    reshaped = _reshaped(func, name, before, after, reading)
+    reshaped = _reshaped(func, name, before, after, written, reading)
     views = frozenset(index for index, (_, base) in enumerate(reading.outputs) if base is not None)
     description = Description(
         (func._schema.name, func._overloadname),
+        definition_of(func),
         arg_nodes,
         kwarg_nodes,
         outputs=[(path, meta) for path, (meta, _) in zip(reading.paths, reading.outputs, strict=True)],
@@ -124,19 +218,28 @@ def propagate(
     return CallSite(form, description.packed(), reading.outputs, shape, reshaped)
 
 
+def _without_shapes(name: str) -> NotPropagatableError:
+    return NotPropagatableError(
+        f"the script does not know what {name} returns: say it by torch.library.register_fake, or put it into a "
+        "remote function and give it propagate="
+    )
+
+
 class _Reading:
     """Takes apart the result of a run on fake tensors."""
 
-    def __init__(self, name: str, fakes: Sequence[torch.Tensor]) -> None:
+    def __init__(self, name: str, fakes: Sequence[torch.Tensor], same: Mapping[tuple[int, ...], int]) -> None:
         self.outputs: list[tuple[TensorMetadata, int | None]] = []
         self.paths: list[tuple[int, ...]] = []
+        self.same = same
         self._name = name
         self._inputs = {id(fake): index for index, fake in reversed(list(enumerate(fakes)))}
         self._storages = {fake.untyped_storage()._cdata: index for index, fake in reversed(list(enumerate(fakes)))}
 
     def read(self, result: Any, path: tuple[int, ...]) -> tuple[int, Any]:
         if isinstance(result, FakeTensor):
-            if (index := self._inputs.get(id(result))) is not None:
+            index = self.same.get(path, self._inputs.get(id(result)))
+            if index is not None:
                 return SAME, index
             if result.layout is not torch.strided:
                 raise NotPropagatableError(f"{self._name} returns a tensor that is {result.layout}, not strided")
@@ -154,15 +257,29 @@ class _Reading:
 
 
 def _reshaped(
-    func: Any, name: str, before: Sequence[TensorMetadata], after: Sequence[TensorMetadata], reading: _Reading
+    func: Any,
+    name: str,
+    before: Sequence[TensorMetadata],
+    after: Sequence[TensorMetadata],
+    written: frozenset[int],
+    reading: _Reading,
 ) -> list[tuple[int, int]]:
+    """Inputs that get another shape in place, and the outputs that they become.
+
+    There is one where the operation does nothing else, as `unsqueeze_`; those given as ``out=`` are resized.
+    """
     changed = [index for index, (old, new) in enumerate(zip(before, after, strict=True)) if old is not new]
-    if changed and (torch.Tag.inplace_view not in func.tags or len(changed) != 1):
+    paths = {index: path for path, index in reading.same.items()}
+    if torch.Tag.inplace_view in func.tags:
+        paths = dict.fromkeys(changed if len(changed) == 1 else (), ())
+    elif not written.issuperset(changed):
+        paths = {}
+    if not paths.keys() >= set(changed):
         raise NotPropagatableError(
             f"{name} would change a tensor from {before[changed[0]]!r} to {after[changed[0]]!r} in place, which a "
             "tensor of a mesh cannot do: make it of the right shape to begin with"
         )
-    return [(index, reading.add(after[index], index, ())) for index in changed]
+    return [(index, reading.add(after[index], index, paths[index])) for index in changed]
 
 
 def fake_inputs(values: Sequence[Value]) -> list[torch.Tensor]:
@@ -177,7 +294,9 @@ def fake_inputs(values: Sequence[Value]) -> list[torch.Tensor]:
         if value.ref not in fakes:
             meta = value.meta
             base = bases[id(value.storage), meta.dtype, meta.device]
-            fakes[value.ref] = base.as_strided(meta.shape, meta.stride, meta.offset)
+            fake = fakes[value.ref] = base.as_strided(meta.shape, meta.stride, meta.offset)
+            torch._C._set_conj(fake, meta.is_conj)
+            torch._C._set_neg(fake, meta.is_neg)
     return [fakes[value.ref] for value in values]
 
 
@@ -187,6 +306,23 @@ def _replace(argument: Any, supply: Any) -> Any:
     if isinstance(argument, list | tuple):
         return type(argument)(_replace(item, supply) for item in argument)
     return argument
+
+
+def _given_back(func: Any, args: Sequence[Node], kwargs: Mapping[str, Node]) -> dict[tuple[int, ...], int]:
+    """Where in the result are inputs that it changes, by its schema: fake tensors may come back as others."""
+    arguments = {
+        frozenset(argument.alias_info.before_set): kwargs.get(argument.name)
+        or (args[index] if index < len(args) else None)
+        for index, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    }
+    returns = func._schema.returns
+    found: dict[tuple[int, ...], int] = {}
+    for index, each in enumerate(returns):
+        node = arguments.get(frozenset(each.alias_info.before_set)) if each.alias_info is not None else None
+        if node is not None and node[0] == INPUT:
+            found[() if len(returns) == 1 else (index,)] = node[1]
+    return found
 
 
 def _inputs_at(args: Sequence[Node], kwargs: Mapping[str, Node], writes: Sequence[int | str]) -> list[int]:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import pickle
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, overload
-
-import cloudpickle  # type: ignore[import-untyped]
 
 from skipper.control import Endpoint, ProcMesh
 from skipper.tensor_engine.script.activation import no_mesh
 from skipper.tensor_engine.script.arguments import OpaqueHandle, PackedArguments
+from skipper.tensor_engine.script.by_value import dumps, is_importable
 from skipper.tensor_engine.script.expectation import Expected, as_described, expect
 from skipper.tensor_engine.script.fetch import Fetched, ask, mesh_rank, open_answer
 from skipper.tensor_engine.script.instruction_stream import InstructionStream
@@ -271,19 +268,6 @@ def _source(function: Callable[..., Any] | str, known_as: object) -> Source:
     if isinstance(function, str):
         return function
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<>")
-    if module is not None and module != "__main__" and "<" not in name and _is(module, name, (function, known_as)):
+    if is_importable(module, name, (function, known_as)):
         return f"{module}:{name}"
-    try:
-        return bytes(cloudpickle.dumps(function))
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise TypeError(f"the remote function {name} cannot be pickled: {error}") from error
-
-
-def _is(module: str, name: str, wanted: Sequence[object]) -> bool:
-    """Whether a module that workers can import, too, has one of these under a name."""
-    found: Any = sys.modules.get(module)
-    if found is None or importlib.util.find_spec(module.partition(".")[0]) is None:
-        return False
-    for each in name.split("."):
-        found = getattr(found, each, None)
-    return any(found is each for each in wanted)
+    return dumps(function, f"the remote function {name}")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, cast
 
 import torch
+from torch._C._dynamo import eval_frame as frames
 
 from skipper.control import ProcMesh
 from skipper.tensor_engine.errors import (
@@ -169,6 +170,14 @@ class Tensor(torch.Tensor):
         return f"<tensor {self.remote_value.meta!r}, {self.remote_value.mesh!r}{grad}>"
 
 
+def keep_the_compiler_out(function: Callable[..., Any]) -> None:
+    """Have `torch.compile` leave a function alone, and all that it calls: it follows the Python of what it compiles."""
+    leave = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+    frames.set_code_exec_strategy(function.__code__, leave)
+
+
+keep_the_compiler_out(Tensor.__torch_dispatch__)
+
 _set_data: Callable[[torch.Tensor, torch.Tensor], None] = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _make: Callable[..., Tensor] = torch.Tensor._make_wrapper_subclass
 
@@ -179,6 +188,10 @@ def wrap(value: Value) -> Tensor:
     tensor = _make(
         Tensor, meta.shape, strides=meta.stride, storage_offset=meta.offset, dtype=meta.dtype, device=meta.device
     )
+    if meta.is_conj:
+        torch._C._set_conj(tensor, True)
+    if meta.is_neg:
+        torch._C._set_neg(tensor, True)
     tensor.remote_value = value
     return tensor
 

@@ -7,6 +7,8 @@ has them do.
   a rank of an SPMD program; what keeps a state and puts it back, as `torch.utils.checkpoint` does, keeps each one's.
 - An `LSTM` is taken apart into its steps: what CPUs have for a whole layer has no gradient where it runs, on a worker.
 - A `DeviceMesh` is of the processes of the active mesh: see `device_meshes`.
+- What reads numbers of its arguments to know the shape of its result, as `tensor_split` with a tensor of indices,
+  fetches them, as `Tensor.item` does.
 - A `DataLoader`, and what unpickles tensors, work in the script, whose memory it is. What puts the samples in order and
   seeds the loader's processes is drawn from the workers' generators, as it would be from that of one process.
 """
@@ -21,13 +23,18 @@ from typing import Any
 
 import torch
 import torch.utils.data.dataloader as data
+from torch import autograd, linalg
+from torch.autograd import graph
 
 from skipper.control import ProcMesh
 from skipper.tensor_engine.script import activation, device_meshes, random
 from skipper.tensor_engine.script.communicate import to_mesh
 from skipper.tensor_engine.script.fetch import inspect
+from skipper.tensor_engine.script.issue import dispatch, ship
 from skipper.tensor_engine.script.place import place
+from skipper.tensor_engine.script.remote import remote
 from skipper.tensor_engine.script.tensor import Tensor
+from skipper.tensor_engine.worker import agreement
 
 _wrapping = threading.Lock()
 _is_wrapped = False
@@ -47,6 +54,20 @@ def wrap() -> None:
                 if hasattr(module, name):
                     setattr(module, name, wrapped)
         torch._VF.lstm = _instead(torch._VF.lstm, _lstm)
+        for made in (_combinations, _ctc_loss):
+            name = made.__name__.removeprefix("_")
+            setattr(torch, name, _instead(getattr(torch, name), made))
+        for made in (_tensor_split, _repeat_interleave, _index_fill):
+            name = made.__name__.removeprefix("_")
+            setattr(torch, name, _instead(getattr(torch, name), made))
+            setattr(Tensor, name, _instead(getattr(torch.Tensor, name), made))
+        Tensor.index_fill_ = _instead(torch.Tensor.index_fill_, _index_fill_)  # type: ignore[method-assign]
+        torch.compile = _instead(torch.compile, _compile)
+        # A backward runs where its tensors are, whichever mesh is active: torch.autograd has the function by its name.
+        for module in (graph, autograd):
+            module._engine_run_backward = _instead(module._engine_run_backward, _backward)  # type: ignore[attr-defined]
+        torch.matmul = _instead(torch.matmul, _into_out)
+        linalg.matrix_rank = _instead(linalg.matrix_rank, _into_out)
         for owner, name in ((data.DataLoader, "__iter__"), (data._BaseDataLoaderIter, "__next__")):
             setattr(owner, name, _loading(getattr(owner, name)))
         for name in ("__init__", "_next_index"):  # the seed of an epoch, and what a sampler draws
@@ -138,7 +159,7 @@ def _seed(of_torch: Callable[..., Any]) -> Any:
 
 
 def _get_rng_state(of_torch: Callable[..., Any]) -> torch.Tensor:
-    return of_torch() if activation.current() is None else random.get_states()
+    return of_torch() if activation.current() is None or _is_dispatch_off() else random.get_states()
 
 
 def _set_rng_state(of_torch: Callable[..., Any], new_state: torch.Tensor) -> None:
@@ -150,8 +171,13 @@ def _set_rng_state(of_torch: Callable[..., Any], new_state: torch.Tensor) -> Non
         return
     of_torch(new_state)
     active = activation.current()
-    if active is not None:
+    if active is not None and not _is_dispatch_off():
         random.set_states(to_mesh(new_state, active.mesh))
+
+
+def _is_dispatch_off() -> bool:
+    """Whether torch's own code works beside all modes just now: what it makes is of the script."""
+    return bool(torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python))
 
 
 def _lstm(of_torch: Callable[..., Any], input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -163,6 +189,125 @@ def _lstm(of_torch: Callable[..., Any], input: torch.Tensor, *args: Any, **kwarg
         return of_torch(input, *args, **kwargs)
     finally:
         torch._C._set_mkldnn_enabled(before)
+
+
+def _backward(of_torch: Callable[..., Any], t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+    root = next((each for each in t_outputs if isinstance(each, Tensor)), None)
+    if root is None:
+        return of_torch(t_outputs, *args, **kwargs)
+    with activation.on_its_own(root.remote_value, dispatch):
+        return of_torch(t_outputs, *args, **kwargs)
+
+
+def _compile(of_torch: Callable[..., Any], model: Any = None, **kwargs: Any) -> Any:
+    """As torch has it; but `flex_attention` compiles a function of its own, which cannot be done with our tensors."""
+    compiled = of_torch(model, **kwargs)
+    if getattr(model, "__module__", None) != "torch.nn.attention.flex_attention":
+        return compiled
+
+    def run(query: Any, *args: Any) -> Any:
+        if not isinstance(query, Tensor):
+            return compiled(query, *args)
+        with activation.on_its_own(query.remote_value, dispatch):
+            return model(query, *args)
+
+    return run
+
+
+def _read(argument: Any) -> Any:
+    return argument.tolist() if isinstance(argument, Tensor) else argument
+
+
+def _tensor_split(of_torch: Callable[..., Any], input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    return of_torch(input, *map(_read, args), **{name: _read(each) for name, each in kwargs.items()})
+
+
+def _repeat_interleave(
+    of_torch: Callable[..., Any],
+    input: torch.Tensor,
+    repeats: Any = None,
+    dim: int | None = None,
+    *,
+    output_size: int | None = None,
+) -> Any:
+    """Where the repeats are of a mesh, their sum is fetched; ranks on which it is another one fail."""
+    if repeats is None:
+        if isinstance(input, Tensor) and output_size is None:
+            output_size = int(input.sum().item())
+        return of_torch(input, output_size=output_size)
+    if isinstance(repeats, Tensor) and output_size is None:
+        size = input.numel() if dim is None else input.size(dim)
+        output_size = int(repeats.sum().item()) * (size if repeats.numel() == 1 else 1)
+    return of_torch(input, repeats, dim, output_size=output_size)
+
+
+def _combinations(of_torch: Callable[..., Any], input: torch.Tensor, r: int = 2, with_replacement: bool = False) -> Any:
+    """The indices do not depend on the values: they are made in the script."""
+    if not isinstance(input, Tensor) or input.dim() != 1 or r < 1:
+        return of_torch(input, r, with_replacement)
+    with activation.no_mesh():
+        indices = of_torch(torch.arange(input.numel()), r, with_replacement)
+    value = input.remote_value
+    return input[ship(indices, instruction_stream=value.instruction_stream, mesh=value.mesh)]
+
+
+def _ctc_loss(
+    of_torch: Callable[..., Any],
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
+) -> Any:
+    """Lengths of a mesh are fetched; ranks with others fail. The mean is taken here: torch's reads memory."""
+    if not isinstance(log_probs, Tensor):
+        return of_torch(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity)
+    read: list[list[int]] = []
+    for name, given in (("input_lengths", input_lengths), ("target_lengths", target_lengths)):
+        listed = given.tolist() if isinstance(given, torch.Tensor) else given
+        if isinstance(given, Tensor):
+            targets = _where_it_is(targets, given, listed, f"the {name} of ctc_loss")
+        read.append([listed] if isinstance(listed, int) else list(listed))
+    losses = of_torch(log_probs, targets, *read, blank, _NONE, zero_infinity)
+    if reduction == _MEAN:
+        with activation.no_mesh():
+            divisors = torch.tensor(read[1]).clamp_(min=1).to(losses.dtype).reshape(losses.shape)
+        value = log_probs.remote_value
+        return (losses / ship(divisors, instruction_stream=value.instruction_stream, mesh=value.mesh)).mean()
+    return losses if reduction == _NONE else losses.sum()
+
+
+_NONE, _MEAN = 0, 1
+"""Of reductions, as `torch.nn.functional` hands them on."""
+
+_where_it_is = remote(agreement.where_it_is, propagate=lambda tensor, *_: torch.empty_like(tensor))
+
+
+def _index_fill(of_torch: Callable[..., Any], input: torch.Tensor, dim: int, index: Any, value: Any) -> Any:
+    """The gradient of torch for a value that is a tensor wants to know which indices there are."""
+    if not (isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled() and not value.dim()):
+        return of_torch(input, dim, index, value)
+    shape = [1] * input.dim()
+    if shape:
+        shape[dim] = input.size(dim)
+    filled = input.new_zeros(input.size(dim) if shape else 1, dtype=torch.bool).index_fill_(0, index, True)
+    return torch.where(filled.view(shape), value.to(input.dtype), input)
+
+
+def _index_fill_(of_torch: Callable[..., Any], input: torch.Tensor, dim: int, index: Any, value: Any) -> Any:
+    if isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled():
+        return input.copy_(input.index_fill(dim, index, value))
+    return of_torch(input, dim, index, value)
+
+
+def _into_out(of_torch: Callable[..., Any], *args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> Any:
+    """For functions of torch that leave ``out`` as it was, where their arguments are of a class of ours."""
+    if not isinstance(out, Tensor):
+        return of_torch(*args, out=out, **kwargs)
+    made = of_torch(*args, **kwargs)
+    return out.resize_(made.shape).copy_(made)
 
 
 class _Forks(threading.local):

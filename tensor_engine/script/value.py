@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from skipper.control import ProcMesh
 from skipper.tensor_engine.errors import DroppedTensorError, PickleError
@@ -19,15 +19,18 @@ class TensorStorage:
         frozen: why none of them may be changed just now, or None.
         keeps_frozen: whether it stays so when it is not lent any more.
         lent: to how many borrowers.
+        recipe: of a tensor that torch has made from nothing for a derivative, and that has not been changed: its
+            number, and the operation with its arguments.
     """
 
-    __slots__ = ("barred", "frozen", "keeps_frozen", "lent")
+    __slots__ = ("barred", "frozen", "keeps_frozen", "lent", "recipe")
 
     def __init__(self) -> None:
         self.barred: Exception | None = None
         self.frozen: Exception | None = None
         self.keeps_frozen = False
         self.lent = 0
+        self.recipe: tuple[int, tuple[Any, Any, Any]] | None = None
 
     def refuse_change(self) -> None:
         """See whether it may be changed.
@@ -95,4 +98,7 @@ class Value:
 
     def __del__(self) -> None:
         # Only a note: a finalizer runs in any thread, also in the middle of an operation.
-        self.freed.append(self.ref)
+        try:  # noqa: SIM105  (a context manager would cost each tensor more than this)
+            self.freed.append(self.ref)
+        except AttributeError:
+            pass  # torch's compiler makes some without `__init__`, while it follows the Python of an operation

@@ -14,7 +14,7 @@ _known: weakref.WeakValueDictionary[tuple[object, ...], TensorMetadata] = weakre
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class TensorMetadata:
-    """Shape, strides, storage offset, dtype and device of a tensor.
+    """Shape, strides, storage offset, dtype and device of a tensor, and whether it is seen through `conj` or `-`.
 
     Make them by `metadata` alone: equal ones are the same object then, so that they are compared, and hashed, by
     identity.
@@ -25,6 +25,8 @@ class TensorMetadata:
     offset: int
     dtype: torch.dtype
     device: torch.device
+    is_conj: bool = False
+    is_neg: bool = False
 
     @property
     def numel(self) -> int:
@@ -48,7 +50,7 @@ class TensorMetadata:
         return metadata(self.shape, self.dtype, self.device)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (metadata, (self.shape, self.dtype, self.device, self.stride, self.offset))
+        return (metadata, (self.shape, self.dtype, self.device, self.stride, self.offset, self.is_conj, self.is_neg))
 
     def __repr__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)} on {self.device}"
@@ -60,21 +62,31 @@ def metadata(
     device: torch.device | str = "cpu",
     stride: Sequence[int] | None = None,
     offset: int = 0,
+    is_conj: bool = False,
+    is_neg: bool = False,
 ) -> TensorMetadata:
     """The one `TensorMetadata` object of these values; without strides, that of a contiguous tensor."""
     sizes = tuple(shape)
     steps = _contiguous_strides(sizes) if stride is None else tuple(stride)
     place = torch.device(device)
-    key = (sizes, steps, offset, dtype, place)
+    key = (sizes, steps, offset, dtype, place, is_conj, is_neg)
     known = _known.get(key)
     if known is None:
-        known = _known.setdefault(key, TensorMetadata(sizes, steps, offset, dtype, place))
+        known = _known.setdefault(key, TensorMetadata(*key))
     return known
 
 
 def metadata_of(tensor: torch.Tensor) -> TensorMetadata:
     """The metadata of any strided tensor, a fake one included."""
-    return metadata(tensor.shape, tensor.dtype, tensor.device, tensor.stride(), int(tensor.storage_offset()))
+    return metadata(
+        tensor.shape,
+        tensor.dtype,
+        tensor.device,
+        tensor.stride(),
+        int(tensor.storage_offset()),
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
 
 
 def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -102,7 +102,7 @@ class CompiledRegion:
             description = _description(self._program, step)
             values = [_argument(each, step, nodes) for each in description.args]
             named = {key: _argument(each, step, nodes) for key, each in description.kwargs.items()}
-            result = graph.call_function(find(description.operation), tuple(values), named)
+            result = graph.call_function(find(description), tuple(values), named)
             for slot, (path, _) in zip(step.outputs, description.outputs, strict=True):
                 nodes[slot] = functools.reduce(
                     lambda whole, place: graph.call_function(operator.getitem, (whole, place)), path, result
@@ -152,7 +152,7 @@ def _bounds(program: CompiledProgram) -> Iterator[tuple[int, int]]:
         if (
             description is None
             or description.reshapes
-            or torch.Tag.nondeterministic_seeded in find(description.operation).tags
+            or torch.Tag.nondeterministic_seeded in find(description).tags
             or any(step.inputs[place] not in own for place in form.writes)
         ):
             yield begin, index

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 
+from skipper.tensor_engine.shared.custom_operations import DefinedBy, define
 from skipper.tensor_engine.shared.metadata import TensorMetadata
 from skipper.tensor_engine.worker.device import local
 from skipper.tensor_engine.worker.heap import Heap
@@ -26,6 +27,7 @@ class Description:
 
     Attributes:
         operation: ``namespace::name`` and the name of the overload.
+        defined_by: what defines it on a worker that does not know it.
         args: a template for each positional argument.
         kwargs: a template for each argument that is given by name.
         outputs: for each new value, where in the result it is, and what the script expects of it.
@@ -34,6 +36,7 @@ class Description:
     """
 
     operation: tuple[str, str]
+    defined_by: DefinedBy
     args: Sequence[Node]
     kwargs: dict[str, Node]
     outputs: Sequence[tuple[tuple[int, ...], TensorMetadata]]
@@ -84,10 +87,22 @@ def operation_site(worker: Interpreter, site: Site, packed: bytes) -> Run:
     return _checking(site, description, run) if description.outputs else run
 
 
-def find(operation: tuple[str, str]) -> Any:
-    """The overload of torch that a `Description` names."""
-    namespace, _, name = operation[0].partition("::")
-    return getattr(getattr(getattr(torch.ops, namespace), name), operation[1])
+def find(description: Description) -> Any:
+    """The overload of torch that a `Description` names.
+
+    Raises:
+        NotImplementedError: this worker does not know it.
+    """
+    name, overload = description.operation
+    define(description.defined_by)
+    packet = getattr(getattr(torch.ops, name.partition("::")[0]), name.partition("::")[2], None)
+    if packet is None:
+        raise NotImplementedError(
+            f"workers do not know the operation {name}, which the script has registered: call a function of the module "
+            'that registers it by remote("module.function"), so that they import it, or define the operation by '
+            "torch.library.custom_op"
+        )
+    return getattr(packet, overload)
 
 
 def _checking(site: Site, description: Description, run: Run) -> Run:
@@ -126,7 +141,7 @@ def laid_out(result: torch.Tensor, expected: TensorMetadata) -> torch.Tensor:
 def _compile(description: Description, *, checked: bool) -> Run:
     """The function that runs an instruction, written out; names of operations and values come by its namespace."""
     namespace: dict[str, Any] = {"alias": torch.ops.aten.alias.default}
-    namespace["op"] = find(description.operation)._op  # without the Python function around it
+    namespace["op"] = find(description)._op  # without the Python function around it
     first = 1 + len(description.outputs)
 
     def fixed(value: object) -> str:

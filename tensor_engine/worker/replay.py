@@ -301,7 +301,7 @@ class _WrittenOperation:
 
     def __init__(self, packed: bytes, site: Site, name: Callable[[object], str]) -> None:
         self.description = description = Description.unpacked(packed)
-        self._op = name(find(description.operation)._op)
+        self._op = name(find(description)._op)
         self._fixed: dict[int, str] = {}
         self._name = name
         self.checked: list[str | None] = [

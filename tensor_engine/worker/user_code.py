@@ -154,7 +154,7 @@ def parts_of(kinds: Sequence[Kind], outputs: Sequence[TensorMetadata], result: A
             continue
         if storages is None:
             storages = {_storage(value) for value in inputs if isinstance(value, torch.Tensor)}
-        fresh = leaf.detach()
+        fresh = leaf.detach().resolve_conj().resolve_neg()
         if fresh.device.type != meta.device.type:
             fresh = fresh.to(meta.device.type)
         if _storage(fresh) in storages:

@@ -1,0 +1,18 @@
+"""What the script has read from one rank, and takes to be so on all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def where_it_is(result: torch.Tensor, given: torch.Tensor, expected: Any, what: str) -> torch.Tensor:
+    """``result``, where a tensor has the values that the script has read.
+
+    Raises:
+        ValueError: it has others.
+    """
+    if given.tolist() != expected:
+        raise ValueError(f"{what} have to be the same on all ranks: {given.tolist()} here, {expected} on the first one")
+    return result
