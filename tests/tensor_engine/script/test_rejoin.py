@@ -164,10 +164,10 @@ def learned(mesh: ProcMesh | None, steps: int, fault: Callable[[int], None] = la
             losses.append(loss.item())
         else:
             fault(step)
-            total = loss.detach().reduce("dp", "avg")  # type: ignore[attr-defined]
-            for parameter in model.parameters():
-                total = total + 0 * parameter.grad.reduce_("dp", "avg").sum()  # type: ignore[union-attr]
-            try:
+            try:  # what is issued may be refused already
+                total = loss.detach().reduce("dp", "avg")  # type: ignore[attr-defined]
+                for parameter in model.parameters():
+                    total = total + 0 * parameter.grad.reduce_("dp", "avg").sum()  # type: ignore[union-attr]
                 losses.append(inspect(total, strict=True, timeout=PATIENCE_S).item())
             except (RemoteError, SupervisionError, EngineClosedError):
                 mesh = replaced(session_of(mesh).procs, 1)
