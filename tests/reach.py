@@ -5,7 +5,7 @@ import errno
 
 import pytest
 
-from skipper.dataplane.backends import socket_filter
+from skipper.trust import socket_filter
 
 needs_filters = pytest.mark.skipif(
     socket_filter.obstacle() is not None,

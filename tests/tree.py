@@ -8,6 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CORE = (
+    "tests/trust",
     "tests/conformance",
     "tests/dataplane",
     "tests/control/model",

@@ -34,8 +34,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-_SO_DOMAIN = 39  # asm-generic/socket.h
-_IP_FAMILIES = (socket.AF_INET, socket.AF_INET6)
+from skipper.trust import own_sockets
+from skipper.trust.own_sockets import SocketPlace
+
 _QUEUED_IN, _QUEUED_OUT = 0x541B, 0x5411  # FIONREAD and SIOCOUTQ of tcp(7)
 _MOVED_AT = 120  # of tcp_info, linux/tcp.h: tcpi_bytes_acked and tcpi_bytes_received
 _MOVED = struct.Struct("=QQ")
@@ -60,7 +61,7 @@ class StorePlace:
     """Where the ranks of a run meet.
 
     Attributes:
-        host: of the store.
+        host: of the store: an IP, or else a name.
         port: likewise.
         size: how many ranks there are.
         is_here: whether it is to be on this host.
@@ -70,6 +71,20 @@ class StorePlace:
     port: int
     size: int
     is_here: bool
+
+    def is_end_of(self, here: SocketPlace, there: SocketPlace) -> bool:
+        """Whether a connection of this process leads to the store, or from it.
+
+        A user's connection to another host may have the same number at its other end.
+        """
+        if self.is_here and here.port == self.port:
+            return True  # the kernel gives it to nothing else on this host
+        if there.port != self.port:
+            return False
+        try:
+            return there.address == own_sockets.as_ipv6(self.host)
+        except ValueError:
+            return True  # a name, which was asked for elsewhere
 
 
 class RunGroups:
@@ -81,7 +96,7 @@ class RunGroups:
 
     def __init__(self, place: StorePlace) -> None:
         self._place = place
-        self._known = frozenset(inode for _, inode in _own_sockets())
+        self._known = frozenset(own_sockets.descriptors().values())
         self._begin: float | None = None
         self._aborted: set[str] = set()
         self._moved: dict[int, tuple[int, int] | None] = {}
@@ -105,20 +120,20 @@ class RunGroups:
         of_gloo = {inode for loop in loops for inode in loop.connections}
         is_over = True
         has_store = False
-        for fd, inode in _own_sockets():
+        for fd, inode in own_sockets.descriptors().items():
             if inode in self._known or inode in self._held:
                 continue
-            copy = _copy_of(fd, inode)
+            copy = own_sockets.copy_of(fd, inode)
             if copy is None:
                 continue
             with contextlib.ExitStack() as stack:
                 stack.enter_context(copy)
-                if _is_listening(copy):
+                if own_sockets.is_listening(copy):
                     continue
                 if inode not in of_gloo:
                     has_store |= self._end_if_store(copy)
                 elif self._is_quiet(copy, inode):
-                    _shut(copy, socket.SHUT_RD)
+                    own_sockets.shut(copy, socket.SHUT_RD)
                     self._held[inode] = copy
                     stack.pop_all()
                 else:
@@ -185,20 +200,18 @@ class RunGroups:
 
     def _end_if_store(self, connection: socket.socket) -> bool:
         """End a connection if it leads to the store, or from it; returns whether it does."""
-        try:
-            ports = connection.getsockname()[1], connection.getpeername()[1]
-        except OSError:
-            return False  # it has ended
-        if self._place.port in ports:
-            _shut(connection, socket.SHUT_RDWR)
-        return self._place.port in ports
+        both = own_sockets.ends(connection)
+        if both is None or not self._place.is_end_of(*both):
+            return False
+        own_sockets.shut(connection)
+        return True
 
     def _knock(self, fd: int, inode: int) -> None:
         """Connect to a listener of gloo in place of all for whom it may wait, and hang up."""
         if inode in self._knocked:
             return
         self._knocked.add(inode)
-        listener = _copy_of(fd, inode)
+        listener = own_sockets.copy_of(fd, inode)
         if listener is None:
             return
         with listener:
@@ -300,28 +313,13 @@ def _gloo_loops(known: Container[int]) -> Iterator[_GlooLoop]:
     Args:
         known: sockets that are no connections of a run. A device whose listener is one of them is left out.
     """
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            if os.readlink(f"/proc/self/fd/{name}") != "anon_inode:[eventpoll]":
-                continue
-            watched = list(_watched_by(int(name)))
-        except OSError:
-            continue  # closed since
+    for _, waits_for in own_sockets.event_loops():
         by_kind: dict[str, list[tuple[int, int]]] = {}
-        for entry in watched:
+        for entry in waits_for:
             by_kind.setdefault(_kind_of(*entry), []).append(entry)
         listeners = by_kind.get("listener", [])
         if len(listeners) == 1 and listeners[0][1] not in known and "other" not in by_kind:
             yield _GlooLoop(listeners[0], frozenset(inode for _, inode in by_kind.get("connection", [])))
-
-
-def _watched_by(epoll: int) -> Iterator[tuple[int, int]]:
-    """Descriptors that an epoll instance waits for, each with its inode: proc_pid_fdinfo(5)."""
-    with open(f"/proc/self/fdinfo/{epoll}", encoding="ascii") as lines:
-        for line in lines:
-            words = line.replace(":", " ").split()
-            if words[:1] == ["tfd"]:
-                yield int(words[1]), int(words[words.index("ino") + 1], 16)
 
 
 def _kind_of(fd: int, inode: int) -> str:
@@ -334,50 +332,11 @@ def _kind_of(fd: int, inode: int) -> str:
         return "gone"
     if stat.S_ISFIFO(found.st_mode):
         return "pipe"
-    copy = _copy_of(fd, inode)
+    copy = own_sockets.copy_of(fd, inode)
     if copy is None:
         return "other"
     with copy:
-        return "listener" if _is_listening(copy) else "connection"
-
-
-def _own_sockets() -> Iterator[tuple[int, int]]:
-    """The open sockets of this process: descriptors and inodes. No two sockets have the same inode at a time."""
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:
-            continue  # closed since
-        if target.startswith("socket:["):
-            yield int(name), int(target[len("socket:[") : -1])
-
-
-def _copy_of(fd: int, inode: int) -> socket.socket | None:
-    """A TCP socket, as a copy to be closed; None where the descriptor is another one by now, or of another kind."""
-    try:
-        copy = os.dup(fd)
-    except OSError:
-        return None
-    found = os.fstat(copy)
-    if found.st_ino != inode or not stat.S_ISSOCK(found.st_mode):
-        os.close(copy)
-        return None
-    looked_at = _socket(socket.AF_INET, copy)
-    family = looked_at.getsockopt(socket.SOL_SOCKET, _SO_DOMAIN)
-    is_stream = looked_at.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_STREAM
-    if is_stream and family in _IP_FAMILIES:
-        return _socket(family, looked_at.detach())
-    looked_at.close()
-    return None
-
-
-def _socket(family: int, fd: int) -> socket.socket:
-    """A socket of Python's, non-blocking: else Python would set flags, which belong to the open file and its owner."""
-    return socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK, 0, fileno=fd)
-
-
-def _is_listening(connection: socket.socket) -> bool:
-    return bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+        return "listener" if own_sockets.is_listening(copy) else "connection"
 
 
 def _moved(connection: socket.socket) -> tuple[int, int] | None:
@@ -391,8 +350,3 @@ def _moved(connection: socket.socket) -> tuple[int, int] | None:
         return None
     out, into = _MOVED.unpack_from(told, _MOVED_AT)
     return out, into
-
-
-def _shut(connection: socket.socket, direction: int) -> None:
-    with contextlib.suppress(OSError):  # it has ended
-        connection.shutdown(direction)

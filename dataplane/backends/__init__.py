@@ -1,5 +1,4 @@
 """The ways to reach memory, one file or folder each behind the interface of `base`.
 
-`handshake` is what UCX and verbs share: the proofs that two processes exchange before a connection. `own_sockets` finds
-UCX's sockets, `socket_filter` guards them.
+`handshake` is what UCX and verbs share: the proofs that two processes exchange before a connection.
 """

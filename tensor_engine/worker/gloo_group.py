@@ -32,8 +32,8 @@ from torch._C._distributed_c10d import HashStore
 
 from skipper.control import ControlError, Future, context
 from skipper.control.runtime.join_file import this_network
-from skipper.dataplane.backends import own_sockets
-from skipper.dataplane.backends.own_sockets import SocketPlace
+from skipper.trust import own_sockets
+from skipper.trust.own_sockets import SocketPlace
 from skipper.dataplane.config import HOST_VARIABLE
 from skipper.tensor_engine.errors import CommunicationError, CommunicationTimeoutError, UnreachableMembersError
 from skipper.tensor_engine.shared.rendezvous import JobStore, RendezvousClient, answer

@@ -1,7 +1,7 @@
 """The port that gloo listens at while it connects the members of a group, closed to everybody else.
 
 gloo does not authenticate who connects. So from its first moment the listener has a filter in the kernel that drops
-what comes to it (`dataplane.backends.socket_filter`). While members connect, the filter lets connections through, but
+what comes to it (`trust.socket_filter`). While members connect, the filter lets connections through, but
 no data. The members tell each other over the job's links which connections are theirs. The filter is lifted on those
 only, and all others are closed. Then no member has to connect any more, and the port is closed.
 """
@@ -15,13 +15,12 @@ import socket
 import tempfile
 import threading
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from skipper.dataplane.backends import own_sockets, socket_filter
-from skipper.dataplane.backends.own_sockets import SocketPlace
+from skipper.trust import own_sockets, socket_filter
+from skipper.trust.own_sockets import SocketPlace
 from skipper.tensor_engine.errors import CommunicationError
 
 LOOPBACK = "127.0.0.1"
@@ -42,7 +41,7 @@ class GlooPort:
         place: where it listens.
     """
 
-    def __init__(self, device: Any, fd: int, place: SocketPlace, known: dict[int, str]) -> None:
+    def __init__(self, device: Any, fd: int, place: SocketPlace, known: dict[int, int]) -> None:
         self.device = device
         self.place = place
         self._fd: int | None = fd
@@ -135,7 +134,8 @@ class GlooPort:
 
     def _replace(self, fd: int, quiet: socket.socket) -> None:
         with _making:
-            loop = _event_loop_of(fd, os.fstat(fd).st_ino)
+            listener = (fd, os.fstat(fd).st_ino)
+            loop = next((loop for loop, waits_for in own_sockets.event_loops() if listener in waits_for), None)
             os.dup2(quiet.fileno(), fd, inheritable=False)
             self._fd = None
             if loop is not None:
@@ -184,19 +184,3 @@ def _unreachable_listener() -> socket.socket:
         quiet.setblocking(False)
         stack.pop_all()
     return quiet
-
-
-def _event_loop_of(fd: int, inode: int) -> int | None:
-    """The epoll descriptor that waits for another descriptor: proc_pid_fdinfo(5)."""
-    for entry in os.listdir("/proc/self/fd"):
-        try:
-            if os.readlink(f"/proc/self/fd/{entry}") != "anon_inode:[eventpoll]":
-                continue
-            lines = Path(f"/proc/self/fdinfo/{entry}").read_text("ascii").splitlines()
-        except OSError:
-            continue  # closed since
-        for line in lines:
-            words = line.replace(":", " ").split()
-            if words[:2] == ["tfd", str(fd)] and int(words[words.index("ino") + 1], 16) == inode:
-                return int(entry)
-    return None

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import cache
 
-from skipper.dataplane.backends import socket_filter
+from skipper.trust import socket_filter
 from skipper.dataplane.backends.handshake import (
     DIGEST_BYTES,
     PROOFS_BYTES,
@@ -23,7 +23,7 @@ from skipper.dataplane.backends.handshake import (
     prove_by_each,
     target,
 )
-from skipper.dataplane.backends.own_sockets import SocketPlace, as_ipv6
+from skipper.trust.own_sockets import SocketPlace, as_ipv6
 from skipper.dataplane.backends.ucx import admission as ucx_admission
 from skipper.dataplane.backends.ucx.admission import FOUND, PLACES, Admission, AdmissionServer, Contact, pack_places
 from skipper.dataplane.backends.verbs import handshake

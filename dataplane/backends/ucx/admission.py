@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from skipper.dataplane.backends import own_sockets, socket_filter
+from skipper.trust import own_sockets, socket_filter
 from skipper.dataplane.backends.handshake import (
     DIGEST_BYTES,
     GREETING_S,
@@ -41,7 +41,7 @@ from skipper.dataplane.backends.handshake import (
     bind,
     is_target,
 )
-from skipper.dataplane.backends.own_sockets import PLACE_BYTES, SocketPlace
+from skipper.trust.own_sockets import PLACE_BYTES, SocketPlace
 from skipper.dataplane.errors import DescriptorError, TransferError
 
 MAGIC = b"SKu2"
@@ -120,7 +120,7 @@ class Admission:
         """
         self._contact = contact
         self._deadline = deadline
-        self._known: Mapping[int, str] = {}
+        self._known: Mapping[int, int] = {}
         self.listeners: frozenset[SocketPlace] = frozenset()
         self._handshake = shake = Handshake(contact.address, contact.token, wire_up_keys, deadline)
         try:
@@ -238,7 +238,7 @@ class AdmissionServer(HandshakeServer[AdmissionInitiator]):
         self._places = {SocketPlace.of(each.getsockname()) for each in listeners}
         self.contact = Contact(token, where, within_host)
         self._admitted: frozenset[ipaddress.IPv6Address] = frozenset()
-        self._elsewhere: dict[int, str] = {}  # descriptors that are not UCX's connections
+        self._elsewhere: dict[int, int] = {}  # descriptors that are not UCX's connections
         self._begin()
 
     def _initiator(self, connection: socket.socket, origin: Hashable, due: float) -> AdmissionInitiator:
@@ -320,10 +320,10 @@ class AdmissionServer(HandshakeServer[AdmissionInitiator]):
         """The connections that UCX has accepted, by their other ends; copies, to be closed."""
         found = []
         now = own_sockets.descriptors()
-        new = {fd: name for fd, name in now.items() if self._elsewhere.get(fd) != name}
-        self._elsewhere = {fd: name for fd, name in now.items() if fd not in new}
-        for fd, name in new.items():
-            copy = own_sockets.copy_of(fd)
+        new = {fd: inode for fd, inode in now.items() if self._elsewhere.get(fd) != inode}
+        self._elsewhere = {fd: inode for fd, inode in now.items() if fd not in new}
+        for fd, inode in new.items():
+            copy = own_sockets.copy_of(fd, inode)
             if copy is None:
                 continue
             both = own_sockets.ends(copy)
@@ -332,5 +332,5 @@ class AdmissionServer(HandshakeServer[AdmissionInitiator]):
             else:
                 copy.close()
                 if both is not None:
-                    self._elsewhere[fd] = name
+                    self._elsewhere[fd] = inode
         return found

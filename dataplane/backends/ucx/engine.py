@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from skipper.dataplane import memfd
 from skipper.dataplane.array_ends import call_before_end
-from skipper.dataplane.backends import own_sockets, socket_filter
+from skipper.trust import own_sockets, socket_filter
 from skipper.dataplane.backends.handshake import WireUpKeys
-from skipper.dataplane.backends.own_sockets import SocketPlace
+from skipper.trust.own_sockets import SocketPlace
 from skipper.dataplane.backends.ucx.admission import AdmissionServer
 from skipper.dataplane.backends.ucx.card import Traits
 from skipper.dataplane.backends.ucx.wheels import installed_wheels
@@ -499,7 +499,7 @@ _opening = threading.Lock()
 """Held while a worker is made, so that the sockets that are new afterwards belong to that worker."""
 
 
-def _listeners(known: Mapping[int, str], address: bytes) -> dict[int, SocketPlace]:
+def _listeners(known: Mapping[int, int], address: bytes) -> dict[int, SocketPlace]:
     """The descriptors at which a new worker listens on TCP; UCX tells its peers, but not its caller."""
     return {
         fd: place

@@ -1,7 +1,8 @@
-"""The secrets that this process shares with others. It is below all other rooms, and imports the standard library only.
+"""What tells this process's own from strangers. It is below all other rooms, and imports the standard library only.
 
-`control` puts the job's secret here when it begins, and `dataplane` looks here when it first needs one: so neither has
-to import the other.
+The secrets that it shares with others: `control` puts the job's here when it begins, and `dataplane` looks here when it
+first needs one, so neither has to import the other. And the sockets of libraries that ask for no secret, UCX and gloo:
+`own_sockets` finds them among the descriptors, `socket_filter` has the kernel keep others away.
 """
 
 from skipper.trust.job_secret import enter_job, job_secret, leave_job

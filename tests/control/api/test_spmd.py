@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ from skipper.control.api import spmd_runs
 from skipper.control.api.spmd import SpmdRank
 from skipper.control.api.spmd_runs import RankFailure, RankLocation, SpmdRuns
 from skipper.control.runtime.context import local_actor
+from skipper.control.support.process_groups import StorePlace
+from skipper.trust.own_sockets import SocketPlace
 from tests.control.conftest import Failures
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -189,3 +192,14 @@ def test_ranks_of_several_hosts_are_counted_host_by_host() -> None:
     ]
     assert {(rank.master_addr, rank.master_port, rank.world_size) for rank in ranks} == {("one", 10, 4)}
     assert SpmdRank.of(0, places[:1]).master_addr == "127.0.0.1"
+
+
+def test_connections_of_the_store_are_told_from_others_with_the_same_number() -> None:
+    place = StorePlace("10.0.0.1", 4000, size=2, is_here=False)
+    own, other = SocketPlace.of(("10.0.0.2", 5000)), SocketPlace.of(("10.0.0.2", 4000))
+    assert place.is_end_of(own, SocketPlace.of(("10.0.0.1", 4000)))
+    assert not place.is_end_of(own, SocketPlace.of(("10.0.0.3", 4000)))
+    assert not place.is_end_of(own, SocketPlace.of(("10.0.0.1", 4001)))
+    assert not place.is_end_of(other, SocketPlace.of(("10.0.0.3", 5000)))
+    assert replace(place, is_here=True).is_end_of(other, SocketPlace.of(("192.168.7.1", 5000)))
+    assert replace(place, host="a-name").is_end_of(own, SocketPlace.of(("10.0.0.1", 4000)))

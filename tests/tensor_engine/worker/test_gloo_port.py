@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from skipper.control import ActorError, Future, this_host
-from skipper.dataplane.backends import own_sockets, socket_filter
+from skipper.trust import own_sockets, socket_filter
 from skipper.tensor_engine.errors import CommunicationError, CommunicationTimeoutError
 from skipper.tensor_engine.shared.rendezvous import RendezvousClient
 from skipper.tensor_engine.worker.gloo_group import make_gloo

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from skipper.dataplane.backends import handshake, own_sockets, socket_filter
-from skipper.dataplane.backends.own_sockets import SocketPlace, as_ipv6
+from skipper.dataplane.backends import handshake
+from skipper.trust import own_sockets, socket_filter
+from skipper.trust.own_sockets import SocketPlace, as_ipv6
 from skipper.dataplane.backends.ucx.admission import HELLO, MAGIC, Admission, AdmissionServer, Contact
 from skipper.dataplane.backends.ucx.engine import UcxEngine
 from skipper.dataplane.config import Config

@@ -178,7 +178,7 @@ def test_no_port_is_open_where_it_is_said_that_none_may_be(named: str) -> None:
         f"dataplane.configure(ucx={{'TLS': {named!r}, 'NET_DEVICES': 'lo'}}, backend='ucx')\n"
         "buffer = dataplane.RDMABuffer(bytearray(9))\n"
         "buffer.serialize()\n"
-        "from skipper.dataplane.backends import own_sockets\n"
+        "from skipper.trust import own_sockets\n"
         "print(own_sockets.listening({}))\n"
     )
     assert out == "{}\n"

@@ -13,7 +13,7 @@ import pytest
 
 from skipper import trust
 from skipper.dataplane import RDMABuffer, TransferError, TransferTimeoutError, process
-from skipper.dataplane.backends.own_sockets import SocketPlace
+from skipper.trust.own_sockets import SocketPlace
 from skipper.dataplane.backends.ucx.admission import Admission, Contact
 from skipper.dataplane.backends.ucx.card import UcxCard
 from skipper.dataplane.backends.ucx.peer import UcxPeer

@@ -1,10 +1,15 @@
 """`own_sockets`: looking at the sockets of this process changes nothing about them."""
 
 import os
+import select
 import socket
 from collections.abc import Callable
 
-from skipper.dataplane.backends import own_sockets
+from skipper.trust import own_sockets
+
+
+def inode_of(fd: int) -> int:
+    return os.fstat(fd).st_ino
 
 
 def test_a_copy_leaves_the_flags_of_the_socket_as_they_are() -> None:
@@ -12,7 +17,7 @@ def test_a_copy_leaves_the_flags_of_the_socket_as_they_are() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         socket.setdefaulttimeout(30)
         try:
-            copy = own_sockets.copy_of(listener.fileno())
+            copy = own_sockets.copy_of(listener.fileno(), inode_of(listener.fileno()))
         finally:
             socket.setdefaulttimeout(before)
         assert copy is not None
@@ -23,17 +28,35 @@ def test_a_copy_leaves_the_flags_of_the_socket_as_they_are() -> None:
 
 def test_both_kinds_of_addresses_are_told_and_nothing_else_is_a_socket() -> None:
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as listener:
-        copy = own_sockets.copy_of(listener.fileno())
+        copy = own_sockets.copy_of(listener.fileno(), inode_of(listener.fileno()))
         assert copy is not None
         with copy:
             assert copy.getsockname() == listener.getsockname()
     read, write = os.pipe()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
-        assert own_sockets.copy_of(datagrams.fileno()) is None
-    assert own_sockets.copy_of(read) is None
+        assert own_sockets.copy_of(datagrams.fileno(), inode_of(datagrams.fileno())) is None
+    inode = inode_of(read)
+    assert own_sockets.copy_of(read, inode) is None
     os.close(read)
     os.close(write)
-    assert own_sockets.copy_of(read) is None
+    assert own_sockets.copy_of(read, inode) is None
+
+
+def test_a_descriptor_that_was_given_to_another_socket_since_is_not_taken_for_the_first() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+        known = own_sockets.descriptors()
+        os.dup2(second.fileno(), first.fileno())
+        assert own_sockets.copy_of(first.fileno(), known[first.fileno()]) is None
+        assert first.fileno() in own_sockets.listening(known)
+        assert second.fileno() not in own_sockets.listening(known)
+
+
+def test_who_waits_for_a_socket_is_found() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, select.epoll() as waiting, select.epoll() as idle:
+        waiting.register(listener, select.EPOLLIN)
+        found = dict(own_sockets.event_loops())
+        assert found[waiting.fileno()] == [(listener.fileno(), inode_of(listener.fileno()))]
+        assert found[idle.fileno()] == []
 
 
 class Connecting(socket.socket):
