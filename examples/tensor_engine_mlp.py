@@ -59,9 +59,7 @@ def train_data_parallel(
             loss = nn.functional.cross_entropy(model(x), y)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
-            for parameter in model.parameters():
-                if parameter.grad is not None:
-                    reduce_(parameter.grad, "dp", "avg")
+            reduce_([parameter.grad for parameter in model.parameters()], "dp", "avg")
             optimizer.step()
             fetched.append(fetch_shard(reduce(loss.detach(), "dp", "avg")))
     return [loss.get(60).item() for loss in fetched]  # the processes have been running behind the script

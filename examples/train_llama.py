@@ -106,9 +106,7 @@ def gradients_on(mesh: ProcMesh) -> Gradients:
         part = to_mesh(words.view(mesh.size, -1, LENGTH), mesh).index_select(0, rank).squeeze(0)
         loss = loss_of(model, part)
         loss.backward()  # type: ignore[no-untyped-call]
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                reduce_(parameter.grad, "dp", "avg")
+        reduce_([parameter.grad for parameter in model.parameters()], "dp", "avg")
         return reduce(loss.detach(), "dp", "avg")
 
     return gradients

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from skipper import control, tensor_engine
 from skipper.benchmarks.dispatch.rounds import (
@@ -16,7 +16,7 @@ from skipper.benchmarks.dispatch.rounds import (
     Times,
     measure,
 )
-from skipper.benchmarks.dispatch.steps import LAYERS, SAMPLES, WIDTH, messages_per_step
+from skipper.benchmarks.dispatch.steps import USUAL_NETWORK, TrainedNetwork, messages_per_step
 from skipper.benchmarks.output import figures_table
 from skipper.benchmarks.program import report_parser, run, whole
 from skipper.benchmarks.report import Result, Scalar, latency, rate
@@ -33,6 +33,15 @@ def main(argv: Sequence[str], *, prog: str = "skipper dispatch") -> int:
     parser = report_parser(
         prog, "Issuing, running and fetching operations of the tensor engine, beside raw gRPC, torch and memcpy."
     )
+    size = parser.add_argument_group("network", "What the steps of training train: linear layers, two workers.")
+    network = USUAL_NETWORK
+    size.add_argument("--layers", metavar="N", type=whole(1, 1000), default=network.layers, help="how many layers (4)")
+    size.add_argument(
+        "--width", metavar="N", type=whole(1, 1 << 16), default=network.width, help="their features (256)"
+    )
+    size.add_argument(
+        "--samples", metavar="N", type=whole(1, 1 << 20), default=network.samples, help="of each worker (64)"
+    )
     where = parser.add_argument_group("hosts", "With them, messages per step and host are counted, too.")
     where.add_argument("--hosts", metavar="FILE", help="attach the agents whose addresses are in this file")
     where.add_argument("--per-host", metavar="N", type=whole(1, 1024), default=2, help="processes on each host (2)")
@@ -42,7 +51,8 @@ def main(argv: Sequence[str], *, prog: str = "skipper dispatch") -> int:
     given = parser.read(argv, "json", "csv")
     if isinstance(given, int):
         return given
-    plan = _QUICK if given.quick else DispatchPlan()
+    network = TrainedNetwork(given.layers, given.width, given.samples)
+    plan = replace(_QUICK if given.quick else DispatchPlan(), network=network)
     config = {
         "tool": "dispatch",
         "message_nbytes": MESSAGE_NBYTES,
@@ -104,7 +114,7 @@ def rows(times: Times, plan: DispatchPlan) -> list[Result]:
     many = latency("issue_to_many_us", times["issue_to_many"], few, {"workers": plan.many})
     replayed = [there - here for there, here in zip(times["worker_replay_op"], times["eager_op"], strict=True)]
     beyond = [there - here for there, here in zip(times["worker_op"], times["eager_op"], strict=True)]
-    training: dict[str, Scalar] = {"workers": plan.few, "layers": LAYERS, "width": WIDTH, "samples": SAMPLES}
+    training: dict[str, Scalar] = {"workers": plan.few, **asdict(plan.network)}
     ddp = latency("ddp_step_us", times["ddp_step"], parameters=training)
     growth = [late / early for late, early in zip(times["issue_to_many"], times["issue_to_few"], strict=True)]
     return [

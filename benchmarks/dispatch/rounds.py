@@ -15,7 +15,7 @@ import torch
 from skipper import control, tensor_engine
 from skipper.benchmarks.actors.parties import Echo
 from skipper.benchmarks.actors.raw_grpc import RawGrpc
-from skipper.benchmarks.dispatch.steps import EngineStep, ddp_steps
+from skipper.benchmarks.dispatch.steps import USUAL_NETWORK, EngineStep, TrainedNetwork, ddp_steps
 from skipper.benchmarks.statistics import Contestant, Schedule, interleave, time_runs
 from skipper.control import ProcMesh
 from skipper.tensor_engine import Tensor, inspect
@@ -52,6 +52,7 @@ class DispatchPlan:
         many: Workers of the larger mesh.
         warmup: Rounds that are not counted.
         steps: Steps of training in a block.
+        network: What these train.
     """
 
     rounds: int = 20
@@ -61,6 +62,7 @@ class DispatchPlan:
     many: int = 16
     warmup: int = 2
     steps: int = 20
+    network: TrainedNetwork = USUAL_NETWORK
 
 
 Block = Callable[[], Sequence[float]]
@@ -141,9 +143,9 @@ class _Work:
 
     def step_blocks(self, stack: contextlib.ExitStack) -> dict[str, Block]:
         """Blocks of the same training: by the engine, and by torch's DDP in plain processes."""
-        step, count = EngineStep(self._few), self._plan.steps
+        step, count = EngineStep(self._few, self._plan.network), self._plan.steps
         return {
-            "ddp_step": ddp_steps(stack, self._plan.few, count),
+            "ddp_step": ddp_steps(stack, self._plan.few, count, self._plan.network),
             "step": lambda: step.plain(count),
             "compiled_step": lambda: step.compiled(count),
         }

@@ -7,9 +7,9 @@ import itertools
 import os
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,25 +22,41 @@ from skipper.tensor_engine import Tensor
 from skipper.tensor_engine.script.fetch import ask
 from skipper.tensor_engine.script.session import session_of
 
-__all__ = ["LAYERS", "SAMPLES", "WIDTH", "DdpRank", "EngineStep", "ddp_steps", "messages_per_step"]
-
-LAYERS, WIDTH = 4, 256
-"""Of the network: linear layers, and features of each."""
-
-SAMPLES = 64
-"""In the part of a batch that each replica has."""
+__all__ = ["USUAL_NETWORK", "DdpRank", "EngineStep", "TrainedNetwork", "ddp_steps", "messages_per_step"]
 
 TIMEOUT_S = 120.0
 _ENV = {"OMP_NUM_THREADS": "1"}
 
 
-def _network() -> nn.Module:
-    layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
-    return nn.Sequential(*layers)
+@dataclass(frozen=True, slots=True)
+class TrainedNetwork:
+    """What is trained.
+
+    Attributes:
+        layers: how many linear layers it has.
+        width: how many features each has.
+        samples: in the part of a batch that each replica has.
+    """
+
+    layers: int = 4
+    width: int = 256
+    samples: int = 64
+
+    def make(self) -> nn.Module:
+        """The network."""
+        layers = [layer for _ in range(self.layers) for layer in (nn.Linear(self.width, self.width), nn.Tanh())]
+        return nn.Sequential(*layers)
+
+    def batch(self) -> torch.Tensor:
+        """What a replica trains on."""
+        return torch.randn(self.samples, self.width)
 
 
 def _optimizer(network: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
+
+
+USUAL_NETWORK = TrainedNetwork()
 
 
 class DdpRank(Actor):
@@ -48,16 +64,17 @@ class DdpRank(Actor):
 
     Args:
         meeting: a file by which the ranks meet, which is not there yet.
+        network: what is trained.
     """
 
-    def __init__(self, meeting: str) -> None:
+    def __init__(self, meeting: str, network: TrainedNetwork) -> None:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         rank = control.context().actor_instance.rank
         size = rank.extent.nelements
         dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank.rank, world_size=size)
-        self._model = DistributedDataParallel(_network())
+        self._model = DistributedDataParallel(network.make())
         self._optimizer = _optimizer(self._model)
-        self._x = torch.randn(SAMPLES, WIDTH)
+        self._x = network.batch()
 
     @endpoint
     def steps(self, count: int) -> float:
@@ -76,11 +93,13 @@ class DdpRank(Actor):
         dist.destroy_process_group()
 
 
-def ddp_steps(stack: contextlib.ExitStack, replicas: int, count: int) -> Callable[[], list[float]]:
+def ddp_steps(
+    stack: contextlib.ExitStack, replicas: int, count: int, network: TrainedNetwork
+) -> Callable[[], list[float]]:
     """Start the ranks of plain DDP; what is returned trains so many steps, and says how long one took."""
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="skipper-ddp-"))
     procs = control.this_host().spawn_procs({"replicas": replicas}, env=_ENV, name="ddp")
-    ranks = procs.spawn("ddp", DdpRank, str(Path(folder) / "meeting"))
+    ranks = procs.spawn("ddp", DdpRank, str(Path(folder) / "meeting"), network)
     stack.callback(lambda: procs.stop().get(TIMEOUT_S))
     return lambda: [max(ranks.steps.call(count).get(TIMEOUT_S))]
 
@@ -90,15 +109,16 @@ class EngineStep:
 
     Args:
         procs: the replicas, all of the mesh.
+        network: what is trained.
     """
 
-    def __init__(self, procs: ProcMesh) -> None:
+    def __init__(self, procs: ProcMesh, network: TrainedNetwork) -> None:
         self.procs = procs
         self._axes = tuple(procs.extent)
-        self._network = procs.place(_network())
+        self._network = procs.place(network.make())
         self._optimizer = _optimizer(self._network)
         with procs.activate():
-            self._x = torch.randn(SAMPLES, WIDTH)
+            self._x = network.batch()
         self._compiled = tensor_engine.compile(self._step)
 
     def plain(self, count: int) -> list[float]:
@@ -122,8 +142,8 @@ class EngineStep:
     def _step(self, x: Tensor) -> None:
         self._optimizer.zero_grad()
         (self._network(x) - x).square().mean().backward()
-        for parameter in self._network.parameters():
-            tensor_engine.reduce_(_gradient(parameter), self._axes, "avg")
+        gradients = [parameter.grad for parameter in self._network.parameters()]
+        tensor_engine.reduce_(gradients, self._axes, "avg")
         self._optimizer.step()
 
     def heard_from_elsewhere(self) -> list[int]:
@@ -145,7 +165,7 @@ def messages_per_step(hosts: HostMesh, per_host: int, count: int) -> dict[str, l
         where it goes to each host and is passed on there (``delegated``).
     """
     procs = hosts.spawn_procs({"gpus": per_host}, env=_ENV)
-    step = EngineStep(procs)
+    step = EngineStep(procs, USUAL_NETWORK)
     found = {}
     threshold = control.configure().tree_threshold
     kinds = (("step", step.plain), ("compiled_step", step.compiled))
@@ -172,8 +192,3 @@ def _heard_in(step: EngineStep, run: Callable[[int], object], count: int) -> lis
 
 def _difference(before: list[int], after: list[int]) -> list[int]:
     return [late - early for early, late in zip(before, after, strict=True)]
-
-
-def _gradient(parameter: Any) -> torch.Tensor:
-    grad: torch.Tensor = parameter.grad
-    return grad

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from skipper.tensor_engine.shared.encoding import Form
 from skipper.tensor_engine.shared.metadata import TensorMetadata
+from skipper.tensor_engine.shared.program import CALL
+from skipper.tensor_engine.worker.calls import FunctionCall
 
 _numbers = itertools.count(1)
 
@@ -49,3 +51,9 @@ class CallSite:
         self.single = self.outputs[0] if len(self.outputs) == 1 and result == (NEW, 0) and not reshaped else None
         self.is_in_use = False
         self.same = result[1] if result[0] == SAME and not self.outputs else None
+
+    @classmethod
+    def of_call(cls, call: FunctionCall) -> Self:
+        """The site of a call of a function of this package."""
+        form = Form(CALL, call.name, len(call.outputs), call.inputs, int(call.has_constant), call.writes)
+        return cls(form, call, [(meta, None) for meta in call.outputs], (SEQUENCE, (list, ())))

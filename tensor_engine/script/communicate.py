@@ -9,22 +9,23 @@ ranks*, here as everywhere in the engine; of a loss that all ranks have in commo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, TypeVar, overload
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast, overload
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from skipper.control import ProcMesh
 from skipper.tensor_engine.errors import MeshMismatchError, ReductionError, StreamMismatchError
 from skipper.tensor_engine.script import activation, recording
+from skipper.tensor_engine.script.bundles import REDUCE, PendingReduction, call_together, runs
 from skipper.tensor_engine.script.issue import issue_call, ship
 from skipper.tensor_engine.script.plans import mesh_axes, plan_move, plan_reduction
 from skipper.tensor_engine.script.session import session_of
 from skipper.tensor_engine.script.tensor import Tensor, two_meshes, value_of, wrap
 from skipper.tensor_engine.script.value import Value
 from skipper.tensor_engine.shared import reductions
-from skipper.tensor_engine.shared.metadata import metadata
+from skipper.tensor_engine.shared.metadata import TensorMetadata, metadata
 from skipper.tensor_engine.worker.communication import Reduction
 
 T = TypeVar("T")
@@ -63,7 +64,7 @@ def reduce(
     get the same bits. Returns at once.
 
     Args:
-        tensor: of a mesh; or a pytree of such, as a dictionary of gradients, whose tensors are reduced one by one.
+        tensor: of a mesh; or a pytree of such, as a dictionary of gradients: the workers exchange small ones together.
         axes: over which; along several of them ranks count with the last one fastest.
         reduction: ``"sum"``, ``"avg"``, ``"product"``, ``"min"``, ``"max"`` (where one value is NaN, so is the result),
             ``"band"``, ``"bor"``, ``"bxor"``; or ``"stack"``, which puts all values along a new outermost dim.
@@ -87,9 +88,7 @@ def reduce(
     if _is_tree(tensor):
         if out is not None:
             raise ValueError("out= is for one tensor, not for a pytree of them")
-        return tree_map_only(
-            torch.Tensor, lambda each: reduce(each, axes, reduction, scatter=scatter, mesh=mesh), tensor
-        )
+        return _of_tree(tensor, lambda leaves: _reduce_leaves(leaves, axes, reduction, scatter, mesh))
     value = value_of(tensor)
     names = mesh_axes(value.mesh, axes)
     reductions.require(reduction, value.meta.dtype)
@@ -110,17 +109,99 @@ def reduce(
     return _write(value, plan, out)
 
 
-def reduce_(tensor: torch.Tensor, axes: str | Sequence[str], reduction: str = "sum") -> Tensor:
+@overload
+def reduce_(tensor: torch.Tensor, axes: str | Sequence[str], reduction: str = "sum") -> Tensor: ...
+
+
+@overload
+def reduce_(tensor: T, axes: str | Sequence[str], reduction: str = "sum") -> T: ...
+
+
+def reduce_(tensor: Any, axes: str | Sequence[str], reduction: str = "sum") -> Any:
     """`reduce` into the tensor itself, where the result has its shape, which is for all but ``"stack"``.
+
+    Of a pytree, as the list of all gradients of a model, it takes one instruction, and few messages between workers.
 
     Raises:
         RuntimeError: the tensor requires a gradient, and gradients are being recorded.
         Exception: as `reduce`.
     """
+    if _is_tree(tensor):
+        return _of_tree(tensor, lambda leaves: _reduce_leaves_in_place(leaves, axes, reduction))
+    value, plan = _plain_reduction(tensor, axes, reduction)
+    return _write(value, plan, tensor)
+
+
+def _of_tree(tree: Any, change: Callable[[list[Any]], list[Any]]) -> Any:
+    """The tree with other tensors in place of its own."""
+    leaves, spec = tree_flatten(tree)
+    where = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    for index, changed in zip(where, change([leaves[index] for index in where]), strict=True):
+        leaves[index] = changed
+    return tree_unflatten(leaves, spec)
+
+
+def _plain_reduction(tensor: Any, axes: str | Sequence[str], kind: str) -> tuple[Value, Reduction]:
     value = value_of(tensor)
     names = mesh_axes(value.mesh, axes)
-    reductions.require(reduction, value.meta.dtype)
-    return _write(value, _reduction(value, names, reduction), tensor)
+    reductions.require(kind, value.meta.dtype)
+    return value, _reduction(value, names, kind)
+
+
+def _reduce_leaves(
+    leaves: list[torch.Tensor], axes: str | Sequence[str], kind: str, scatter: bool, mesh: ProcMesh | None
+) -> list[Tensor]:
+    has_gradients = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)
+    if scatter or mesh is not None or kind == reductions.STACK or has_gradients:
+        return [reduce(leaf, axes, kind, scatter=scatter, mesh=mesh) for leaf in leaves]
+    results: list[Tensor] = []
+    for run in _runs([_plain_reduction(leaf, axes, kind) for leaf in leaves], is_new=True):
+        results += _issue_together(run, [value.meta.contiguous() for value, _ in run])
+    return results
+
+
+def _reduce_leaves_in_place(leaves: list[torch.Tensor], axes: str | Sequence[str], kind: str) -> list[Tensor]:
+    planned = [_plain_reduction(leaf, axes, kind) for leaf in leaves]
+    for leaf, (value, plan) in zip(leaves, planned, strict=True):
+        _require_writable(leaf, value, plan)
+    for run in _runs(planned, is_new=False):
+        _issue_together(run, ())
+    for leaf in leaves:
+        torch.autograd.graph.increment_version(leaf)
+    return cast(list[Tensor], leaves)  # by value_of
+
+
+def _runs(planned: Sequence[tuple[Value, Reduction]], *, is_new: bool) -> list[list[tuple[Value, Reduction]]]:
+    return runs(
+        (
+            each,
+            PendingReduction(
+                (each[0].instruction_stream, each[0].mesh),
+                each[1],
+                is_new,
+                each[0].storage,
+                None if is_new else each[0].storage,
+            ),
+        )
+        for each in planned
+    )
+
+
+def _issue_together(run: Sequence[tuple[Value, Reduction]], outputs: Sequence[TensorMetadata]) -> list[Tensor]:
+    """Reduce values that go together, into themselves if there is nothing said of outputs."""
+    values, plans = [value for value, _ in run], [plan for _, plan in run]
+    call = call_together(plans, _name(plans[0]), outputs)
+    return issue_call(
+        call.function,
+        (*values, *(values if call.writes else ())),
+        call.outputs,
+        instruction_stream=values[0].instruction_stream,
+        mesh=values[0].mesh,
+        name=call.name,
+        static=call.static,
+        sees_poison=call.sees_poison,
+        writes=call.writes,
+    )
 
 
 def all_to_all(tensor: torch.Tensor, axes: str | Sequence[str]) -> Tensor:
@@ -300,7 +381,7 @@ def _issue_reduce(value: Value, plan: Reduction, onto: ProcMesh | None) -> Tenso
     here = value.instruction_stream
     owner = None if onto is None else here.session.instruction_stream(onto, here.stream)
     return issue_call(
-        "skipper.tensor_engine.worker.communication:reduce",
+        REDUCE,
         (value,),
         (metadata(plan.result_shape(), value.meta.dtype, value.meta.device),),
         instruction_stream=here,
@@ -314,6 +395,32 @@ def _issue_reduce(value: Value, plan: Reduction, onto: ProcMesh | None) -> Tenso
 
 def _write(value: Value, plan: Reduction, out: torch.Tensor) -> Tensor:
     """Reduce into ``out``."""
+    into = _require_writable(out, value, plan)
+    issue_call(
+        REDUCE,
+        (value, into),
+        (),
+        instruction_stream=value.instruction_stream,
+        mesh=value.mesh,
+        name=_name(plan),
+        static=plan,
+        sees_poison=True,
+        writes=(1,),
+    )
+    torch.autograd.graph.increment_version(out)  # autograd must not use what it has saved of it
+    assert isinstance(out, Tensor)  # by value_of
+    return out
+
+
+def _require_writable(out: torch.Tensor, value: Value, plan: Reduction) -> Value:
+    """The value of a tensor into which the result of a reduction may be written.
+
+    Raises:
+        RuntimeError: it requires a gradient, and gradients are being recorded.
+        StreamMismatchError: it is of another stream than the reduced value.
+        MeshMismatchError: it is of another mesh.
+        ValueError: it has another shape or dtype than the result.
+    """
     if torch.is_grad_enabled() and out.requires_grad:
         raise RuntimeError(
             "a reduction into a tensor that requires a gradient is unseen by autograd: use what reduce returns, or "
@@ -328,20 +435,7 @@ def _write(value: Value, plan: Reduction, out: torch.Tensor) -> Tensor:
     shape = plan.result_shape()
     if into.meta.shape != shape or into.meta.dtype != value.meta.dtype:
         raise ValueError(f"the result is {value.meta.dtype} {list(shape)}; into {into.meta!r} it cannot be written")
-    issue_call(
-        "skipper.tensor_engine.worker.communication:reduce",
-        (value, into),
-        (),
-        instruction_stream=here,
-        mesh=value.mesh,
-        name=_name(plan),
-        static=plan,
-        sees_poison=True,
-        writes=(1,),
-    )
-    torch.autograd.graph.increment_version(out)  # autograd must not use what it has saved of it
-    assert isinstance(out, Tensor)  # by value_of
-    return out
+    return into
 
 
 def _issue_move(value: Value, mesh: ProcMesh) -> Tensor:

@@ -155,7 +155,8 @@ def compile(
     modes of the modules and the settings of the optimizers that it uses, and which of the tensors that it uses require
     or have a gradient, are the same. The first call of another kind is traced as well. All else that the function takes
     from the script stays as it was in the trace: numbers in variables, ``torch.tensor(data)``, and the attributes that
-    hold tensors. Python code of the function, such as a counter, runs at a trace only.
+    hold tensors. Python code of the function, such as a counter, runs at a trace only; `torch.compiler.is_compiling`
+    is true there, but in the steps of optimizers.
 
     Tensors that the function finds outside, as parameters and the state of optimizers, are the same ones in each
     replay, and changed in place as usual. What it returns is new each time. Other tensors that it leaves behind, as

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch._ops import HigherOrderOperator
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from skipper.tensor_engine.errors import CompileError, LocalTensorError
 from skipper.tensor_engine.script import activation, recording
@@ -129,25 +129,33 @@ def all_objects() -> list[Any]:
 
 
 class TraceSurroundings:
-    """What replays depend on beside arguments: modes of the modules and settings of the optimizers in the trace."""
+    """What replays depend on beside arguments: modes of the modules and settings of the optimizers in the trace.
+
+    Meanwhile `torch.compiler.is_compiling` says that there is a compiler, so that models look at no values. Optimizers
+    step as they do without one: theirs would treat tensors of all dtypes as one group.
+    """
 
     def __init__(self) -> None:
         self._modules: dict[int, tuple[nn.Module, bool]] = {}
         self._optimizers: dict[int, tuple[Optimizer, list[dict[str, Any]]]] = {}
         self._settings: list[tuple[dict[str, Any], str, Any]] = []
         self._hooks: list[Any] = []
+        self._said = False
 
     def __enter__(self) -> TraceSurroundings:
         self._hooks = [
             register_module_forward_pre_hook(self._meet_module),
             register_optimizer_step_pre_hook(self._meet_optimizer),
+            register_optimizer_step_post_hook(self._leave_optimizer),
         ]
+        self._said = _say_compiling(True)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        _say_compiling(self._said)
 
     def hold(self) -> bool:
         """Whether all of it is as it was."""
@@ -167,6 +175,7 @@ class TraceSurroundings:
         self._modules.setdefault(id(module), (module, module.training))
 
     def _meet_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        _say_compiling(False)
         if id(optimizer) in self._optimizers:
             return
         self._optimizers[id(optimizer)] = (optimizer, optimizer.param_groups)
@@ -176,6 +185,17 @@ class TraceSurroundings:
             for name, value in group.items()
             if name != "params"
         ]
+
+    def _leave_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        _say_compiling(True)
+
+
+def _say_compiling(is_so: bool) -> bool:
+    """What `torch.compiler.is_compiling` says from now on, in all threads; returns what it said."""
+    compiler: Any = torch.compiler
+    before: bool = compiler._is_compiling_flag
+    compiler._is_compiling_flag = is_so
+    return before
 
 
 class Guarding(activation.DispatchMode):

@@ -22,7 +22,6 @@ from skipper.tensor_engine.script.propagation import propagate
 from skipper.tensor_engine.script.session import all_sessions
 from skipper.tensor_engine.script.tensor import Tensor, refuse_mixture, value_of, wrap
 from skipper.tensor_engine.script.value import Value
-from skipper.tensor_engine.shared.encoding import Form
 from skipper.tensor_engine.shared.metadata import TensorMetadata, metadata_of
 from skipper.tensor_engine.worker.calls import FunctionCall
 
@@ -383,15 +382,7 @@ def issue_call(
     key = ("call", call)
     site = _sites.get(key)
     if site is None:
-        form = Form(
-            "skipper.tensor_engine.worker.calls:call_site",
-            call.name,
-            len(outputs),
-            len(values),
-            int(call.has_constant),
-            call.writes,
-        )
-        site = _remember(key, CallSite(form, call, [(meta, None) for meta in outputs], (SEQUENCE, (list, ()))))
+        site = _remember(key, CallSite.of_call(call))
     else:
         site.is_in_use = True
     made = [Value(new_ref(), meta, owner or instruction_stream, mesh) for meta in outputs]

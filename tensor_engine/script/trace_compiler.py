@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from skipper.tensor_engine.errors import CompileError
+from skipper.tensor_engine.script.bundles import bundled
 from skipper.tensor_engine.script.call_site import GIVEN, CallSite
 from skipper.tensor_engine.script.guards import TraceSurroundings
 from skipper.tensor_engine.script.instruction_stream import InstructionStream
@@ -282,7 +283,7 @@ def _cut(
     Returns:
         What goes to the workers; and the values that go from one program to a later one, and whose they are.
     """
-    segments = _segments_of(recorder.instructions)
+    segments = _segments_of(bundled(recorder.instructions, recorder.storages))
     results = {each.slot for each in result.made if each.argument is None}
     maker: dict[int, int] = {}
     passing: dict[int, InstructionStream] = {}

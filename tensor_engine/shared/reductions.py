@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -18,37 +18,51 @@ _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.
 _BOOL = frozenset({torch.bool})
 
 
-def _bitwise(function: Callable[..., torch.Tensor]) -> Callable[[torch.Tensor, torch.Tensor], None]:
-    def reduce(rows: torch.Tensor, out: torch.Tensor) -> None:
-        out.copy_(functools.reduce(function, rows.unbind(0)))
+_EXACT_PAIRS = frozenset({torch.float32, torch.float64, *_COMPLEX})
+"""Of which the average of two is half their sum in all bits; others are summed in a higher precision."""
+
+Rows = torch.Tensor | Sequence[torch.Tensor]
+"""What members have, in the order of their ranks: of shape (members, n), or each of shape (n,)."""
+
+
+def _bitwise(function: Callable[..., torch.Tensor]) -> Callable[[Rows, torch.Tensor], None]:
+    def reduce(rows: Rows, out: torch.Tensor) -> None:
+        out.copy_(functools.reduce(function, rows))
 
     return reduce
 
 
-def _sum(rows: torch.Tensor, out: torch.Tensor) -> None:
-    if rows.shape[0] == 2:
+def _stacked(rows: Rows) -> torch.Tensor:
+    return rows if isinstance(rows, torch.Tensor) else torch.stack(list(rows))
+
+
+def _sum(rows: Rows, out: torch.Tensor) -> None:
+    if len(rows) == 2:
         torch.add(rows[0], rows[1], out=out)  # the same bits in a third of the time, in a tenth of it for bfloat16
     else:
-        torch.sum(rows, 0, dtype=rows.dtype, out=out)
+        torch.sum(_stacked(rows), 0, dtype=out.dtype, out=out)
 
 
-def _avg(rows: torch.Tensor, out: torch.Tensor) -> None:
-    torch.mean(rows, 0, out=out)
+def _avg(rows: Rows, out: torch.Tensor) -> None:
+    if len(rows) == 2 and out.dtype in _EXACT_PAIRS:
+        torch.add(rows[0], rows[1], out=out).mul_(0.5)
+    else:
+        torch.mean(_stacked(rows), 0, out=out)
 
 
-def _product(rows: torch.Tensor, out: torch.Tensor) -> None:
-    torch.prod(rows, 0, dtype=rows.dtype, out=out)
+def _product(rows: Rows, out: torch.Tensor) -> None:
+    torch.prod(_stacked(rows), 0, dtype=out.dtype, out=out)
 
 
-def _min(rows: torch.Tensor, out: torch.Tensor) -> None:
-    torch.amin(rows, 0, out=out)
+def _min(rows: Rows, out: torch.Tensor) -> None:
+    torch.amin(_stacked(rows), 0, out=out)
 
 
-def _max(rows: torch.Tensor, out: torch.Tensor) -> None:
-    torch.amax(rows, 0, out=out)
+def _max(rows: Rows, out: torch.Tensor) -> None:
+    torch.amax(_stacked(rows), 0, out=out)
 
 
-_Reduce = Callable[[torch.Tensor, torch.Tensor], None]
+_Reduce = Callable[[Rows, torch.Tensor], None]
 _REDUCTIONS: dict[str, tuple[_Reduce, frozenset[torch.dtype], str]] = {
     "sum": (_sum, _FLOATS | _COMPLEX | _INTEGERS, "numbers; of bools take bor, or convert them first"),
     "avg": (_avg, _FLOATS | _COMPLEX, "floating and complex numbers; convert integers first"),
@@ -77,8 +91,8 @@ def require(reduction: str, dtype: torch.dtype) -> None:
         raise ReductionError(f"{reduction} of {dtype} tensors has no meaning here: it is for {known[2]}")
 
 
-def combine(reduction: str, rows: torch.Tensor, out: torch.Tensor) -> None:
-    """Reduce ``rows``, of shape (members, n), over the members into ``out``, of shape (n,).
+def combine(reduction: str, rows: Rows, out: torch.Tensor) -> None:
+    """Reduce ``rows`` over the members into ``out``, of shape (n,), which may be one of them.
 
     Always in the order of the ranks, so that all who reduce the same rows get the same bits. Sums of float16 and
     bfloat16 are rounded once, in the end.

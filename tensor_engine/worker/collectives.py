@@ -18,14 +18,14 @@ each worker reads its rows from the blocks of the others.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from skipper.tensor_engine.errors import CommunicationError
 from skipper.tensor_engine.shared.metadata import TensorMetadata
-from skipper.tensor_engine.shared.reductions import combine
+from skipper.tensor_engine.shared.reductions import Rows, combine
 from skipper.tensor_engine.worker.groups import Group
 from skipper.tensor_engine.worker.staging import CARD_NBYTES, Peers, StagingBlock
 
@@ -34,6 +34,8 @@ MemberValue = Any
 
 SEGMENT_NBYTES = 16 << 20
 """Larger values go in pieces of this size: shared memory for them stays bounded, and in the caches."""
+BUNDLE_NBYTES = 4 << 20
+"""Values that are reduced in one go are put together up to this size, and stay in the caches."""
 ONE_PHASE_NBYTES = 64 << 10
 """Up to this size each member gets all values and reduces them: one message in place of two."""
 STAGED_FROM_NBYTES = 64 << 10
@@ -42,22 +44,60 @@ _ALIGNMENT = 16  # of the rows in a message: no dtype needs more
 
 
 def all_reduce(
-    group: Group, value: MemberValue, expected: TensorMetadata, reduction: str, *, to: Sequence[int] | None = None
+    group: Group,
+    value: MemberValue,
+    expected: TensorMetadata,
+    reduction: str,
+    *,
+    to: Sequence[int] | None = None,
+    into: torch.Tensor | None = None,
 ) -> MemberValue:
-    """The values of all members reduced to one of the same shape, contiguous and fresh.
+    """The values of all members reduced to one of the same shape.
 
-    The reduction is any of `reductions` but ``"stack"``. ``to`` are the ranks that need the result, None for all; the
-    others get None.
+    Args:
+        group: this worker and the others.
+        value: of this worker.
+        expected: metadata of the values.
+        reduction: any of `reductions` but ``"stack"``.
+        to: the ranks that need the result, None for all; the others get None.
+        into: a tensor of that shape and dtype to write the result into, which may be the value.
+
+    Returns:
+        ``into``, or a new contiguous tensor.
     """
     with group.guard(f"{reduction} of {expected}"):
         flat, fault = _flat(group, value, expected)
-        out = torch.empty(expected.shape, dtype=expected.dtype, device=group.device)
-        if to is None and group.size > 2 and expected.nbytes > ONE_PHASE_NBYTES:
-            missing = _reduce_in_two_phases(group, flat, out.view(-1), reduction)
+        is_direct = into is not None and _can_hold(into, expected)
+        out = into.detach() if into is not None and is_direct else _fresh(group, expected)
+        if to is None:
+            missing = _reduce(group, flat, out.view(-1), reduction)
         else:
             missing = _reduce_in_one_phase(group, flat, out.view(-1), reduction, _wanted(group, to))
         result = _agreed(group, missing, fault, out if _wanted(group, to) else None)
-    return settled(result)
+    result = settled(result)
+    if into is None or is_direct or not isinstance(result, torch.Tensor):
+        return result
+    return into.copy_(result)
+
+
+def all_reduce_together(
+    group: Group,
+    values: Sequence[MemberValue],
+    expected: Sequence[TensorMetadata],
+    reduction: str,
+    *,
+    into: Sequence[torch.Tensor | None],
+) -> list[MemberValue]:
+    """`all_reduce` of several values; small ones go together. No target shares memory with another one's value.
+
+    Returns:
+        For each value what `all_reduce` returns, or the error that it raises.
+    """
+    results: list[MemberValue] = []
+    for begin, end in _bundles(expected):
+        part = slice(begin, end)
+        results += _reduce_bundle(group, values[part], expected[part], reduction, into[part])
+    return results
 
 
 def all_gather(
@@ -112,6 +152,82 @@ def all_to_all(group: Group, value: MemberValue, expected: TensorMetadata) -> Me
     return settled(result)
 
 
+def _bundles(expected: Sequence[TensorMetadata]) -> Iterator[tuple[int, int]]:
+    """Bounds of the runs of values that go together: of one dtype, and not too large."""
+    begin, nbytes = 0, 0
+    for end, meta in enumerate(expected):
+        if end > begin and (meta.dtype != expected[begin].dtype or nbytes + meta.nbytes > BUNDLE_NBYTES):
+            yield begin, end
+            begin, nbytes = end, 0
+        nbytes += meta.nbytes
+    if len(expected) > begin:
+        yield begin, len(expected)
+
+
+def _reduce_bundle(
+    group: Group,
+    values: Sequence[MemberValue],
+    expected: Sequence[TensorMetadata],
+    reduction: str,
+    into: Sequence[torch.Tensor | None],
+) -> list[MemberValue]:
+    if len(values) > 1:
+        try:
+            reduced = _reduce_as_one(group, values, expected, reduction, into)
+        except CommunicationError as error:
+            return [error] * len(values)
+        if reduced is not None:
+            return reduced
+    results: list[MemberValue] = []
+    for value, meta, target in zip(values, expected, into, strict=True):
+        try:
+            results.append(all_reduce(group, value, meta, reduction, into=target))
+        except CommunicationError as error:
+            results.append(error)
+    return results
+
+
+def _reduce_as_one(
+    group: Group,
+    values: Sequence[MemberValue],
+    expected: Sequence[TensorMetadata],
+    reduction: str,
+    into: Sequence[torch.Tensor | None],
+) -> list[MemberValue] | None:
+    """Reduce values of one dtype in one exchange; None if a member lacks one of them."""
+    dtype, sizes = expected[0].dtype, [meta.numel for meta in expected]
+    n = sum(sizes)
+    with group.guard(f"{reduction} of {len(values)} tensors of {dtype}"):
+        found = [_flat(group, value, meta)[0] for value, meta in zip(values, expected, strict=True)]
+        flats = [flat for flat in found if flat is not None]
+        is_whole = len(flats) == len(found)
+        if _takes_two_phases(group, n * dtype.itemsize):
+            room = _room(group, "bundle", n, dtype)
+            mine = torch.cat(flats, out=room) if is_whole else None
+            if _reduce_in_two_phases(group, mine, room, reduction):
+                return None
+            pieces: list[Rows] = [piece[None] for piece in torch.split(room, sizes)]
+        else:
+            rows = _rows(group, n, dtype)
+            if exchange(group, flats if is_whole else None, rows, has_own=True):
+                return None
+            pieces = [_with_own(group, *each) for each in zip(torch.split(rows, sizes, 1), flats, strict=True)]
+        return [_combined(group, reduction, *each) for each in zip(pieces, expected, into, strict=True)]
+
+
+def _combined(
+    group: Group, reduction: str, rows: Rows, expected: TensorMetadata, into: torch.Tensor | None
+) -> torch.Tensor:
+    """The rows reduced into a tensor, or a new one; one row is the result."""
+    is_direct = into is not None and _can_hold(into, expected)
+    out = into.detach() if into is not None and is_direct else _fresh(group, expected)
+    if len(rows) == 1:
+        out.view(-1).copy_(rows[0])
+    elif expected.numel:
+        combine(reduction, rows, out.view(-1))
+    return out if into is None or is_direct else into.copy_(out)
+
+
 def checked(
     value: MemberValue, expected: TensorMetadata, device: torch.device
 ) -> tuple[torch.Tensor | None, MemberValue]:
@@ -122,6 +238,20 @@ def checked(
         there = f"{value.dtype} {list(value.shape)} on {value.device}"
         return None, CommunicationError(f"a worker has {there} where the script expects {expected}")
     return value, None
+
+
+def _can_hold(into: torch.Tensor, expected: TensorMetadata) -> bool:
+    """Whether a result can be written into this memory as it comes."""
+    return (
+        (tuple(into.shape), into.dtype, into.device.type) == (expected.shape, expected.dtype, expected.device.type)
+        and into.is_contiguous()
+        and not into.is_conj()
+        and not into.is_neg()
+    )
+
+
+def _fresh(group: Group, expected: TensorMetadata) -> torch.Tensor:
+    return torch.empty(expected.shape, dtype=expected.dtype, device=group.device)
 
 
 def _flat(group: Group, value: MemberValue, expected: TensorMetadata) -> tuple[torch.Tensor | None, MemberValue]:
@@ -141,11 +271,31 @@ def _segments(n: int, itemsize: int) -> list[tuple[int, int]]:
 
 def _rows(group: Group, n: int, dtype: torch.dtype) -> torch.Tensor:
     """Room for a row from each member; the next call gets the same memory."""
-    nbytes = group.size * n * dtype.itemsize
-    room: torch.Tensor | None = group.scratch.get("rows")
+    return _room(group, "rows", group.size * n, dtype).view(group.size, n)
+
+
+def _room(group: Group, name: str, n: int, dtype: torch.dtype) -> torch.Tensor:
+    """Room for elements; the next call by this name gets the same memory."""
+    nbytes = n * dtype.itemsize
+    room: torch.Tensor | None = group.scratch.get(name)
     if room is None or room.numel() < nbytes:
-        room = group.scratch["rows"] = torch.empty(nbytes, dtype=torch.uint8, device=group.device)
-    return room[:nbytes].view(dtype).view(group.size, n)
+        room = group.scratch[name] = torch.empty(nbytes, dtype=torch.uint8, device=group.device)
+    return room[:nbytes].view(dtype)
+
+
+def _reduce(group: Group, flat: torch.Tensor | None, out: torch.Tensor, reduction: str) -> list[int]:
+    """Reduce for all members; ``out`` may be the memory of ``flat``.
+
+    Returns:
+        The ranks that had no value.
+    """
+    if _takes_two_phases(group, out.nbytes):
+        return _reduce_in_two_phases(group, flat, out, reduction)
+    return _reduce_in_one_phase(group, flat, out, reduction, wanted=True)
+
+
+def _takes_two_phases(group: Group, nbytes: int) -> bool:
+    return group.size > 2 and nbytes > ONE_PHASE_NBYTES
 
 
 def _reduce_in_one_phase(
@@ -154,12 +304,21 @@ def _reduce_in_one_phase(
     """Each member gets all values and reduces them."""
     for begin, end in _segments(out.numel(), out.itemsize):
         rows = _rows(group, end - begin, out.dtype)
-        missing = exchange(group, None if flat is None else flat[None, begin:end], rows, wanted=wanted)
+        mine = None if flat is None else flat[begin:end]
+        missing = exchange(group, None if mine is None else mine[None], rows, wanted=wanted, has_own=True)
         if missing:
             return missing
-        if wanted and end > begin:
-            combine(reduction, rows, out[begin:end])
+        if wanted and mine is not None and end > begin:
+            combine(reduction, _with_own(group, rows, mine), out[begin:end])
     return []
+
+
+def _with_own(group: Group, rows: torch.Tensor, mine: torch.Tensor) -> Rows:
+    """All rows in order, where this member's own is missing among them."""
+    if group.size == 2:
+        return [mine, rows[1]] if group.rank == 0 else [rows[0], mine]
+    rows[group.rank].copy_(mine)
+    return rows
 
 
 def _reduce_in_two_phases(group: Group, flat: torch.Tensor | None, out: torch.Tensor, reduction: str) -> list[int]:
@@ -239,36 +398,45 @@ class _Stages:
         return self._stages[self.turn]
 
 
-def exchange(group: Group, rows: torch.Tensor | None, out: torch.Tensor, *, wanted: bool = True) -> list[int]:
+def exchange(
+    group: Group,
+    rows: torch.Tensor | Sequence[torch.Tensor] | None,
+    out: torch.Tensor,
+    *,
+    wanted: bool = True,
+    has_own: bool = False,
+) -> list[int]:
     """Give each member a row and get one from each. Called under `Group.guard`, by all members.
 
     Args:
         group: this worker and the others.
-        rows: what to give: row i of shape (size, n) goes to member i; all get the same of shape (1, n). None if this
-            worker has no value.
+        rows: what to give: row i of shape (size, n) goes to member i; all get the same of shape (1, n), or of several
+            tensors with one dim that have n elements together. None if this worker has no value.
         out: where row i of member i is put, of shape (size, n), the same n and dtype for all members; each row
             contiguous. Undefined if any member had no value.
         wanted: False if this worker has no use for what it gets: ``out`` is undefined then.
+        has_own: whether this worker's own row need not be in ``out``.
 
     Returns:
         The ranks of the members that had no value.
     """
     n, size, nbytes = out.shape[1], group.size, out.shape[1] * out.itemsize
-    count = size if rows is None else rows.shape[0]
+    count = size if rows is None else rows.shape[0] if isinstance(rows, torch.Tensor) else 1
     if size == 1:
         if rows is None:
             return [0]
-        out.copy_(rows)
+        if not has_own:
+            out.copy_(_one(rows))
         return []
     # All members have to choose the same way, so the choice cannot depend on `count`, which differs between them.
     if group.same_host and nbytes * size >= STAGED_FROM_NBYTES:
-        return _staged(group, rows, out, count, wanted)
+        return _staged(group, rows, out, count, wanted, has_own)
     end = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
     outgoing = torch.empty((size, end + _ALIGNMENT), dtype=torch.uint8, device=group.device)
     incoming = torch.empty_like(outgoing)
     outgoing[:, end] = rows is None
     if rows is not None and n:
-        outgoing[:, :nbytes].view(out.dtype).copy_(rows)
+        outgoing[:, :nbytes].view(out.dtype).copy_(_one(rows))
     group.swap(outgoing, incoming)
     missing = _ranks(incoming[:, end])
     if not missing and wanted and n:
@@ -276,13 +444,26 @@ def exchange(group: Group, rows: torch.Tensor | None, out: torch.Tensor, *, want
     return missing
 
 
-def _staged(group: Group, rows: torch.Tensor | None, out: torch.Tensor, count: int, wanted: bool) -> list[int]:
+def _one(rows: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
+    return rows if isinstance(rows, torch.Tensor) else torch.cat(list(rows))
+
+
+def _staged(
+    group: Group,
+    rows: torch.Tensor | Sequence[torch.Tensor] | None,
+    out: torch.Tensor,
+    count: int,
+    wanted: bool,
+    has_own: bool,
+) -> list[int]:
     stages = group.scratch.get("exchange")
     if stages is None:
         stages = group.scratch["exchange"] = _Stages()
     stage, nbytes, rank = stages.next(), out.shape[1] * out.itemsize, group.rank
-    if rows is not None:
+    if isinstance(rows, torch.Tensor):
         stage.room(count * nbytes).view(out.dtype).view(count, out.shape[1]).copy_(rows)
+    elif rows is not None:
+        torch.cat(list(rows), out=stage.room(nbytes).view(out.dtype))
     # Byte 0 says that there is no value, byte 1 that all members read the same row.
     outgoing = torch.zeros((group.size, 2 + CARD_NBYTES), dtype=torch.uint8)
     outgoing[:, 0], outgoing[:, 1], outgoing[:, 2:] = rows is None, count == 1, stage.card
@@ -304,7 +485,8 @@ def _staged(group: Group, rows: torch.Tensor | None, out: torch.Tensor, count: i
         for peer in range(group.size)
         if peer != rank
     ]
-    out[rank].copy_(rows[0 if count == 1 else rank])
+    if not has_own:
+        out[rank].copy_(_one(rows).view(count, -1)[0 if count == 1 else rank])
     for read in reads:
         read.get()
     return []

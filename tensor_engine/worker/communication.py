@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from skipper.tensor_engine.errors import CommunicationError
 from skipper.tensor_engine.shared.metadata import TensorMetadata
 from skipper.tensor_engine.shared.reductions import STACK
 from skipper.tensor_engine.worker import collectives
@@ -93,18 +94,35 @@ class Move:
 def reduce(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: None) -> list[Any]:
     """Reduce ``inputs[0]`` over the groups of the `Reduction`; into ``inputs[-1]`` if the call has no outputs."""
     plan: Reduction = call.static
-    groups = _groups(worker, plan.expected)
-    group = next(groups.get(members) for members in plan.groups if groups.number in members)
-    result = _reduce(group, plan, inputs[0])
+    group = _group(worker, plan)
     if call.outputs:
-        return [result]
-    written = inputs[-1]
-    if isinstance(result, Poison):
-        if isinstance(written, torch.Tensor):
-            poison_storage(worker.heap, written, result)
-    elif isinstance(written, torch.Tensor) and result is not None:
-        written.copy_(result)
+        return [_reduce(group, plan, inputs[0], None)]
+    _note_written(worker, inputs[-1], _reduce(group, plan, inputs[0], inputs[-1]))
     return []
+
+
+def reduce_together(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: None) -> list[Any]:
+    """Reduce several values, each as its `Reduction` says, over the same groups and by the same reduction.
+
+    After the values come as many inputs into which the results go, if the call has no outputs.
+    """
+    plans: tuple[Reduction, ...] = call.static
+    values, targets = inputs[: len(plans)], inputs[len(plans) :] or [None] * len(plans)
+    into = [target if isinstance(target, torch.Tensor) else None for target in targets]
+    expected = [plan.expected for plan in plans]
+    found = collectives.all_reduce_together(_group(worker, plans[0]), values, expected, plans[0].kind, into=into)
+    results = [worker.poison(call.name, each) if isinstance(each, CommunicationError) else each for each in found]
+    if call.outputs:
+        return results
+    for target, result in zip(targets, results, strict=True):
+        _note_written(worker, target, result)
+    return []
+
+
+def _note_written(worker: Interpreter, target: Any, result: Any) -> None:
+    """Where there is poison in place of a result, put it in place of what was to be written, too."""
+    if isinstance(result, Poison) and isinstance(target, torch.Tensor):
+        poison_storage(worker.heap, target, result)
 
 
 def send(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: None) -> list[Any]:
@@ -171,15 +189,24 @@ def spread(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], const
     return [inputs[0].clone(memory_format=torch.contiguous_format)]
 
 
-def _reduce(group: Group, plan: Reduction, value: Any) -> Any:
-    if plan.scatter:
-        if plan.kind == STACK:
-            return collectives.all_to_all(group, value, plan.expected)
-        return collectives.reduce_scatter(group, value, plan.expected, plan.kind)
+def _reduce(group: Group, plan: Reduction, value: Any, into: Any) -> Any:
     to = None if plan.to is None else [rank for rank, number in enumerate(group.members) if number in plan.to]
-    if plan.kind == STACK:
-        return collectives.all_gather(group, value, plan.expected, to=to)
-    return collectives.all_reduce(group, value, plan.expected, plan.kind, to=to)
+    target = into if isinstance(into, torch.Tensor) else None
+    if plan.kind != STACK and not plan.scatter:
+        return collectives.all_reduce(group, value, plan.expected, plan.kind, to=to, into=target)
+    if plan.kind == STACK and plan.scatter:
+        result = collectives.all_to_all(group, value, plan.expected)
+    elif plan.scatter:
+        result = collectives.reduce_scatter(group, value, plan.expected, plan.kind)
+    else:
+        result = collectives.all_gather(group, value, plan.expected, to=to)
+    return target.copy_(result) if target is not None and isinstance(result, torch.Tensor) else result
+
+
+def _group(worker: Interpreter, plan: Reduction) -> Group:
+    """That of this worker in a reduction."""
+    groups = _groups(worker, plan.expected)
+    return next(groups.get(members) for members in plan.groups if groups.number in members)
 
 
 def _meet(worker: Interpreter, plan: Move) -> list[Group]:

@@ -32,12 +32,12 @@ from torch._C._distributed_c10d import HashStore
 
 from skipper.control import ControlError, Future, context
 from skipper.control.runtime.join_file import this_network
-from skipper.trust import own_sockets
-from skipper.trust.own_sockets import SocketPlace
 from skipper.dataplane.config import HOST_VARIABLE
 from skipper.tensor_engine.errors import CommunicationError, CommunicationTimeoutError, UnreachableMembersError
 from skipper.tensor_engine.shared.rendezvous import JobStore, RendezvousClient, answer
 from skipper.tensor_engine.worker.gloo_port import LOOPBACK, GlooPort
+from skipper.trust import own_sockets
+from skipper.trust.own_sockets import SocketPlace
 
 T = TypeVar("T")
 V = TypeVar("V")

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from skipper.tensor_engine.errors import CommunicationError
 from skipper.trust import own_sockets, socket_filter
 from skipper.trust.own_sockets import SocketPlace
-from skipper.tensor_engine.errors import CommunicationError
 
 LOOPBACK = "127.0.0.1"
 """The address from which the kernel connects to every address of the loopback."""

@@ -140,8 +140,9 @@ class Replay:
             self._worker.fail(site, line, 0, error)
             return
         for ref in line[1 : 1 + site.outputs]:
-            heap[ref] = error.poison
-        poison_storage(heap, error.tensor, error.poison)
+            heap[ref] = error.poisoned[0][1]
+        for tensor, poison in error.poisoned:
+            poison_storage(heap, tensor, poison)
 
     def _write(self) -> None:
         """Write the function that runs the whole program."""
@@ -170,11 +171,10 @@ def _store(heap: Heap, ref: int, value: Any) -> None:
 
 
 class _WrittenPoisonError(Exception):
-    """A call has left poison in what it writes."""
+    """A call has left poison in what it writes: tensors, each with its own, one at least."""
 
-    def __init__(self, poison: Poison, tensor: torch.Tensor) -> None:
-        self.poison = poison
-        self.tensor = tensor
+    def __init__(self, poisoned: list[tuple[torch.Tensor, Poison]]) -> None:
+        self.poisoned = poisoned
         super().__init__("poison")
 
 
@@ -349,9 +349,13 @@ def _caller(
             results = invoke(function, worker, call, list(inputs), constant)
         finally:
             left = [(place, heap.pop(mark, None)) for place, mark in marks]
-        for place, found in left:
-            if type(found) is Poison and isinstance(inputs[place], torch.Tensor):
-                raise _WrittenPoisonError(found, inputs[place])
+        poisoned = [
+            (inputs[place], found)
+            for place, found in left
+            if type(found) is Poison and isinstance(inputs[place], torch.Tensor)
+        ]
+        if poisoned:
+            raise _WrittenPoisonError(poisoned)
         return results
 
     return run

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from functools import cache
 
-from skipper.trust import socket_filter
 from skipper.dataplane.backends.handshake import (
     DIGEST_BYTES,
     PROOFS_BYTES,
@@ -23,13 +22,14 @@ from skipper.dataplane.backends.handshake import (
     prove_by_each,
     target,
 )
-from skipper.trust.own_sockets import SocketPlace, as_ipv6
 from skipper.dataplane.backends.ucx import admission as ucx_admission
 from skipper.dataplane.backends.ucx.admission import FOUND, PLACES, Admission, AdmissionServer, Contact, pack_places
 from skipper.dataplane.backends.verbs import handshake
 from skipper.dataplane.backends.verbs.device import ENDPOINT
 from skipper.dataplane.backends.verbs.handshake import NOBODY, Endpoints, by_rail, dial
 from skipper.dataplane.errors import TransferError, TransferTimeoutError
+from skipper.trust import socket_filter
+from skipper.trust.own_sockets import SocketPlace, as_ipv6
 from tests.fuzz.mutation import join_parts, numbers_of, split_parts
 from tests.fuzz.verdicts import Broken
 

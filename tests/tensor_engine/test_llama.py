@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
 from skipper.control import ProcMesh
-from skipper.tensor_engine import Tensor, inspect, random
+from skipper.tensor_engine import Tensor, compile, inspect, random
 from tests.integration.example_process import run
 
 from .conftest import PATIENCE_S
@@ -64,6 +65,51 @@ def test_losses_weights_moments_and_rates_are_those_of_plain_torch(
         for key, moment in moments.items():
             assert torch.equal(moment, its_moments[key]), (name, key)
     assert loaded_optimizer.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_compiled_step_learns_as_plain_torch_does(procs: ProcMesh, dtype: torch.dtype) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        use_cache=False,
+    )
+    torch.manual_seed(0)
+    model: Any = LlamaForCausalLM(config)
+    there = procs.place(model)
+    words = torch.arange(2 * 16).reshape(2, 16) % 64
+
+    def learner(model: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+
+        def step(words: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+                loss: torch.Tensor = model(input_ids=words, labels=words).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    plain = learner(model)
+    expected = [plain(words) for _ in range(4)]
+    compiled = compile(learner(there))
+    with procs.activate():
+        its_words = torch.arange(2 * 16).reshape(2, 16) % 64
+        found = [inspect(compiled(its_words), gpus=1, timeout=PATIENCE_S) for _ in range(4)]
+    # A mask that is computed takes another kernel of attention than one that is known to be causal.
+    torch.testing.assert_close(found, expected, rtol=1e-5 if dtype == torch.float32 else 1e-3, atol=0)
+    assert expected[-1] < expected[0]
+    assert compiled.programs == 1
+    assert not torch.compiler.is_compiling()
 
 
 def test_the_example_trains_and_saves() -> None:

@@ -28,7 +28,6 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from skipper.trust import own_sockets, socket_filter
 from skipper.dataplane.backends.handshake import (
     DIGEST_BYTES,
     GREETING_S,
@@ -41,8 +40,9 @@ from skipper.dataplane.backends.handshake import (
     bind,
     is_target,
 )
-from skipper.trust.own_sockets import PLACE_BYTES, SocketPlace
 from skipper.dataplane.errors import DescriptorError, TransferError
+from skipper.trust import own_sockets, socket_filter
+from skipper.trust.own_sockets import PLACE_BYTES, SocketPlace
 
 MAGIC = b"SKu2"
 HELLO = struct.Struct("<4s16s")

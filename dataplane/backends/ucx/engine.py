@@ -26,9 +26,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from skipper.dataplane import memfd
 from skipper.dataplane.array_ends import call_before_end
-from skipper.trust import own_sockets, socket_filter
 from skipper.dataplane.backends.handshake import WireUpKeys
-from skipper.trust.own_sockets import SocketPlace
 from skipper.dataplane.backends.ucx.admission import AdmissionServer
 from skipper.dataplane.backends.ucx.card import Traits
 from skipper.dataplane.backends.ucx.wheels import installed_wheels
@@ -37,6 +35,8 @@ from skipper.dataplane.epochs import Epoch
 from skipper.dataplane.errors import BackendUnavailableError, ConfigurationError, RegistrationError
 from skipper.dataplane.identity import limit_hint
 from skipper.dataplane.regions import HOST, MemoryKind, Region, Storage
+from skipper.trust import own_sockets, socket_filter
+from skipper.trust.own_sockets import SocketPlace
 
 if TYPE_CHECKING:
     from skipper.dataplane.backends.ucx import _ucp

@@ -9,7 +9,7 @@ import torch
 from skipper.control import ProcMesh
 from skipper.tensor_engine import LocalTensorError, MeshMismatchError, RemoteError, Tensor, fetch_shard, inspect
 from skipper.tensor_engine.errors import ReductionError
-from skipper.tensor_engine.script.communicate import reduce, slice_mesh, to_mesh
+from skipper.tensor_engine.script.communicate import reduce, reduce_, slice_mesh, to_mesh
 from skipper.tensor_engine.script.issue import issue_call
 from tests.tensor_engine.conftest import PATIENCE_S, values_on
 from tests.tensor_engine.worker.test_collectives import expected_reduction
@@ -362,3 +362,51 @@ def test_trees_of_tensors_are_reduced_moved_and_fetched(four: ProcMesh, procs: P
     torch.testing.assert_close(inspect({"a": x}, dp=1)["a"], c)
     with pytest.raises(ValueError, match="out= is for one tensor"):
         reduce([x], "dp", out=x)  # type: ignore[call-overload]
+
+
+def test_the_tensors_of_a_tree_go_together_and_fail_alone(four: ProcMesh) -> None:
+    x, y, z = numbered(four, 3), numbered(four, 2, 2, dtype=torch.float64), numbered(four, LARGE)
+    with four.activate():
+        bad = x.index_select(0, torch.tensor([0, 1, 2]) + 10 * four.rank_tensor("tp"))
+    wanted = [shards(each.reduce(("dp", "tp"), "avg")) for each in (x, y, z)]
+    found = reduce_({"x": x, "more": [bad, y, (z, 5)]}, ("dp", "tp"), "avg")
+    assert found["x"] is x
+    assert found["more"][2][1] == 5
+    for each, want in zip((x, y, z), wanted, strict=True):
+        assert_shards(each, want)
+    with pytest.raises(RemoteError, match="index_select"):
+        inspect(bad, dp=0, tp=0, timeout=PATIENCE_S)
+
+
+def test_a_tensor_that_is_in_a_tree_twice_is_reduced_twice(four: ProcMesh) -> None:
+    with four.activate():
+        x, y = torch.ones(3), torch.ones(2)
+        reduce_([x, y, x[1:]], "dp")
+    assert_shards(x, [torch.tensor([2.0, 4.0, 4.0])] * 4)
+    assert_shards(y, [torch.full((2,), 2.0)] * 4)
+
+
+def test_a_tree_of_which_one_tensor_does_not_fit_is_refused_whole(four: ProcMesh, procs: ProcMesh) -> None:
+    x = numbered(four, 3)
+    before = shards(x)
+    with four.activate():
+        weight = torch.ones(2, requires_grad=True)
+        integers = torch.ones(2, dtype=torch.int32)
+    for bad, error in ((weight, RuntimeError), (integers, ReductionError), (torch.ones(2), LocalTensorError)):
+        with pytest.raises(error):
+            reduce_([x, bad], "dp", "avg")
+    assert_shards(x, before)
+    with pytest.raises(KeyError, match="no axis 'dp'"):
+        reduce_([x, numbered(procs, 2)], "dp")
+    assert_shards(x, before)
+
+
+def test_gradients_flow_through_the_tensors_of_a_tree(four: ProcMesh) -> None:
+    with four.activate():
+        x, y = torch.ones(3, requires_grad=True), torch.ones(2)
+        total = reduce({"x": x * (four.rank_tensor("dp") + 1.0), "y": y}, "dp")
+        (total["x"].sum() + total["y"].sum()).backward()
+    assert x.grad is not None
+    assert_shards(x.grad, [torch.full((3,), 2.0)] * 2 + [torch.full((3,), 4.0)] * 2)
+    with torch.no_grad():
+        assert_shards(reduce([y, x.detach()], "dp")[1], [torch.full((3,), 2.0)] * 4)

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,10 @@ import torch
 from skipper.control import ProcMesh
 from skipper.tensor_engine import BorrowedTensorError, Stream, compile, inspect, remote
 from skipper.tensor_engine.script import instruction_stream
+from skipper.tensor_engine.script.bundles import TOGETHER
 from skipper.tensor_engine.script.session import session_of
+from skipper.tensor_engine.shared.program import CompiledProgram
+from skipper.tensor_engine.worker.calls import FunctionCall
 from tests.tensor_engine.conftest import PATIENCE_S, values_on
 from tests.tensor_engine.looking import holds, numbers, same, value
 
@@ -177,6 +181,33 @@ def test_collectives_and_moves_between_meshes_are_part_of_a_program(four: ProcMe
                     found = [inspect(each, tp=rank, timeout=PATIENCE_S) for each in (eager, replayed)]
                     torch.testing.assert_close(*found, rtol=0, atol=0)
     assert compiled.programs == 1
+
+
+def test_reductions_that_follow_each_other_go_together_and_give_the_same(four: ProcMesh) -> None:
+    def reductions(x: Any, y: Any) -> list[Any]:
+        new = [x.reduce("dp", "sum"), y.reduce("dp", "sum"), x.reduce("dp", "stack"), y.reduce("tp", "sum")]
+        chained = new[0].reduce("dp", "sum")
+        doubled = [x + 0, y + 0]
+        for each in (*doubled, doubled[0][1:], doubled[1]):
+            each.reduce_("dp", "sum")
+        other = y.reduce("dp", "max", out=torch.empty_like(y))
+        return [*new, chained, *doubled, other]
+
+    compiled = compile(reductions)
+    with four.activate():
+        ranks = four.rank_tensor("dp") * 2 + four.rank_tensor("tp") + 1.0
+        for shift in range(3):
+            x, y = ranks.view(1) * torch.ones(3) + shift, (ranks.view(1) - shift) * torch.ones(20_000)
+            for eager, replayed in zip(reductions(x, y), compiled(x, y), strict=True):
+                for dp, tp in ((0, 0), (1, 1)):
+                    found = [inspect(each, dp=dp, tp=tp, timeout=PATIENCE_S) for each in (eager, replayed)]
+                    torch.testing.assert_close(*found, rtol=0, atol=0)
+    assert compiled.programs == 1
+    ((_, traced),) = compiled._order
+    program: CompiledProgram = pickle.loads(traced.parts[0].site.description)
+    calls = [program.sites[step.site][1] for step in program.steps]
+    together = [call.static for call in calls if isinstance(call, FunctionCall) and call.function == TOGETHER]
+    assert [len(plans) for plans in together] == [2, 2, 2]  # new ones; in place; what shares memory with these
 
 
 def test_programs_are_bounded_and_go_with_the_function(active: ProcMesh, caplog: pytest.LogCaptureFixture) -> None:

@@ -106,6 +106,28 @@ def test_a_reduction_into_a_tensor_finds_the_poison_of_another_rank(active: Proc
                 value(tensor, rank)
 
 
+def test_of_reductions_that_go_together_those_with_poison_have_it_alone(active: ProcMesh) -> None:
+    table = torch.arange(4.0)
+
+    @compile
+    def program(index: torch.Tensor) -> list[torch.Tensor]:
+        found = [torch.ones(2), table.index_select(0, index), torch.ones(3), table.index_select(0, index + 1)]
+        for each in found:
+            each.reduce_("gpus", "sum")  # type: ignore[attr-defined]
+        return [each + 1 for each in found]
+
+    good = torch.tensor([0, 1])
+    for _ in range(3):
+        program(good)
+    first, bad, third, worse = program(good + active.rank_tensor("gpus") * 10)
+    for rank in range(2):
+        assert (value(first, rank).tolist(), value(third, rank).tolist()) == ([3, 3], [3, 3, 3])
+        for tensor in (bad, worse):
+            with pytest.raises(RemoteError, match="index_select"):
+                value(tensor, rank)
+    assert value(program(good)[3], 1).tolist() == [3, 5]
+
+
 def drop_a_shape(x: torch.Tensor) -> torch.Tensor:
     return x.unsqueeze_(0)
 

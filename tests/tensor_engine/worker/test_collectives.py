@@ -219,6 +219,89 @@ def test_a_rank_without_a_value_takes_part_and_all_get_what_it_has_in_its_place(
         torch.testing.assert_close(healthy, torch.full((n,), float(SIZE)))  # the group goes on
 
 
+BUNDLE = [
+    metadata((3,)),
+    metadata((2, 5)),
+    metadata((0,)),
+    metadata((LARGE,)),
+    metadata((7,), torch.bfloat16),
+    metadata((4,), torch.bfloat16),
+    metadata((), torch.int64),
+]
+
+
+def reduce_bundle(group: Group, kind: str, missing: int | None, most: int) -> list[list[Any]]:
+    """All of `BUNDLE`, twice: into new tensors, and into the values, every second of which is not contiguous."""
+    before, collectives.BUNDLE_NBYTES = collectives.BUNDLE_NBYTES, most
+    try:
+        found = []
+        for in_place in (False, True):
+            values: list[Any] = [value(group.rank, meta.shape, meta.dtype) for meta in BUNDLE]
+            if in_place:
+                values = [
+                    each if place % 2 else each.unsqueeze(-1).repeat_interleave(2, -1)[..., 0]
+                    for place, each in enumerate(values)
+                ]
+            if missing is not None and group.rank == 1:
+                values[missing] = ("reason", group.rank)
+            into = [each if in_place and isinstance(each, torch.Tensor) else None for each in values]
+            results = collectives.all_reduce_together(group, values, BUNDLE, kind, into=into)
+            if in_place:
+                for target, result in zip(into, results, strict=True):
+                    assert not isinstance(result, torch.Tensor) or result.data_ptr() == target.data_ptr()
+            found.append(results)
+        return found
+    finally:
+        collectives.BUNDLE_NBYTES = before
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("most", [0, 64, 1 << 22])
+def test_values_that_are_reduced_together_give_what_they_give_one_by_one(
+    members: Members, size: int, most: int
+) -> None:
+    for kind in ("sum", "max"):
+        for found in members.run(reduce_bundle, kind, None, most, members=range(size)):
+            for results in found:
+                for meta, result in zip(BUNDLE, results, strict=True):
+                    wanted = expected_reduction(kind, [value(rank, meta.shape, meta.dtype) for rank in range(size)])
+                    torch.testing.assert_close(result, wanted)
+
+
+@pytest.mark.parametrize("missing", [1, 3])
+def test_what_one_rank_lacks_of_those_that_go_together_the_others_lack_alone(members: Members, missing: int) -> None:
+    for found in members.run(reduce_bundle, "sum", missing, 1 << 22):
+        for results in found:
+            assert results[missing] == ("reason", 1)
+            for place, (meta, result) in enumerate(zip(BUNDLE, results, strict=True)):
+                if place != missing:
+                    wanted = expected_reduction("sum", [value(rank, meta.shape, meta.dtype) for rank in range(SIZE)])
+                    torch.testing.assert_close(result, wanted)
+
+
+def test_a_value_that_is_not_as_expected_is_an_error_beside_those_that_are(members: Members) -> None:
+    def run(group: Group) -> list[Any]:
+        values = [torch.ones(3), torch.zeros(4) if group.rank == 1 else torch.zeros(3), torch.ones(2)]
+        expected = [metadata((3,)), metadata((3,)), metadata((2,))]
+        return collectives.all_reduce_together(group, values, expected, "sum", into=[None] * 3)
+
+    for first, second, third in members.run(run):
+        assert (first.tolist(), third.tolist()) == ([SIZE] * 3, [SIZE] * 2)
+        assert isinstance(second, CommunicationError)
+        assert "where the script expects float32[3]" in str(second)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.complex64])
+def test_the_average_of_two_is_that_of_torch_to_the_last_bit(members: Members, dtype: torch.dtype) -> None:
+    def run(group: Group) -> torch.Tensor:
+        mine = value(group.rank, (1000,), dtype) * (600 if dtype == torch.float16 else 1 / 3)
+        return collectives.all_reduce(group, mine, metadata((1000,), dtype), "avg")
+
+    rows = [value(rank, (1000,), dtype) * (600 if dtype == torch.float16 else 1 / 3) for rank in range(2)]
+    for found in members.run(run, members=range(2)):
+        assert torch.equal(found, torch.stack(rows).mean(0))
+
+
 @pytest.mark.parametrize("wrong", [torch.zeros(4), torch.zeros(3, dtype=torch.int32)])
 def test_a_value_that_is_not_as_expected_is_an_error_on_all_ranks(members: Members, wrong: torch.Tensor) -> None:
     def run(group: Group) -> tuple[str, float]:

@@ -19,12 +19,12 @@ import pytest
 import torch
 
 from skipper.control import ActorError, Future, this_host
-from skipper.trust import own_sockets, socket_filter
 from skipper.tensor_engine.errors import CommunicationError, CommunicationTimeoutError
 from skipper.tensor_engine.shared.rendezvous import RendezvousClient
 from skipper.tensor_engine.worker.gloo_group import make_gloo
 from skipper.tensor_engine.worker.gloo_port import GlooPort
 from skipper.tensor_engine.worker.groups import Group
+from skipper.trust import own_sockets, socket_filter
 from tests.tensor_engine.members import PATIENCE_S, Members, members_of
 
 T = TypeVar("T")

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 import pytest
 
 from skipper.dataplane.backends import handshake
-from skipper.trust import own_sockets, socket_filter
-from skipper.trust.own_sockets import SocketPlace, as_ipv6
 from skipper.dataplane.backends.ucx.admission import HELLO, MAGIC, Admission, AdmissionServer, Contact
 from skipper.dataplane.backends.ucx.engine import UcxEngine
 from skipper.dataplane.config import Config
@@ -22,6 +20,8 @@ from skipper.dataplane.errors import (
     TransferError,
     TransferTimeoutError,
 )
+from skipper.trust import own_sockets, socket_filter
+from skipper.trust.own_sockets import SocketPlace, as_ipv6
 
 KEYS = (b"of the job" + bytes(22), b"of the user" + bytes(21))
 STRANGE = (b"of somebody else" + bytes(16),)

@@ -13,11 +13,11 @@ import pytest
 
 from skipper import trust
 from skipper.dataplane import RDMABuffer, TransferError, TransferTimeoutError, process
-from skipper.trust.own_sockets import SocketPlace
 from skipper.dataplane.backends.ucx.admission import Admission, Contact
 from skipper.dataplane.backends.ucx.card import UcxCard
 from skipper.dataplane.backends.ucx.peer import UcxPeer
 from skipper.dataplane.keys import Keys
+from skipper.trust.own_sockets import SocketPlace
 from tests.conformance.owner import Memory, RemoteOwner, main
 from tests.freezing import freeze
 from tests.handles import parsed
