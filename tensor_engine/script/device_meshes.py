@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch.distributed import device_mesh as of_torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from skipper.control import ProcMesh
+from skipper.control import Extent, ProcMesh
 from skipper.tensor_engine.errors import MeshMismatchError, MisuseError, UnevenShardError
 from skipper.tensor_engine.script import activation
 from skipper.tensor_engine.script.communicate import laid_out, reduce, slice_mesh, to_mesh
@@ -247,16 +247,8 @@ def _replicate(
     there = laid_out(tensor, procs)
     if src_data_rank is None:
         return there.contiguous()
-    first = slice_mesh(there, **_coordinates(procs, axes, src_data_rank))
-    return to_mesh(first, procs)
-
-
-def _coordinates(procs: ProcMesh, axes: tuple[str, ...], place: int) -> dict[str, int]:
-    """Those of a place along axes, the last one fastest."""
-    found = {}
-    for axis in reversed(axes):
-        place, found[axis] = divmod(place, procs.extent[axis])
-    return found
+    source = Extent(axes, tuple(procs.extent[axis] for axis in axes)).point(src_data_rank)
+    return to_mesh(slice_mesh(there, **source), procs)
 
 
 def _replicate_to_shard(

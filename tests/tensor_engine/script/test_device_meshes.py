@@ -70,6 +70,20 @@ def test_a_tensor_is_distributed_and_redistributed_in_all_ways(
     torch.testing.assert_close(inspect(distributed.full_tensor(), dp=1, tp=1), whole)
 
 
+@pytest.mark.parametrize("placements", PAIRS, ids=str)
+def test_another_rank_may_be_the_one_that_has_the_data_or_each_its_own(
+    four: ProcMesh, mesh: DeviceMesh, placements: list[Placement]
+) -> None:
+    whole = torch.arange(48.0).reshape(4, 12)
+    with four.activate():
+        there = torch.arange(48.0).reshape(4, 12) + 100 * four.rank_tensor("dp") + 1000 * four.rank_tensor("tp")
+        assert_placed(distribute_tensor(there, mesh, placements, src_data_rank=1), whole + 1100, placements)
+        own = distribute_tensor(there, mesh, placements, src_data_rank=None)
+    for dp, tp in itertools.product(range(2), repeat=2):
+        mine = shard_of(whole + 100 * dp + 1000 * tp, placements, (dp, tp))
+        torch.testing.assert_close(inspect(own, dp=dp, tp=tp), mine)
+
+
 def test_what_is_partial_is_reduced_to_all_and_to_parts(four: ProcMesh, mesh: DeviceMesh) -> None:
     with four.activate():
         mine = torch.arange(16.0).reshape(4, 4) + 10 * four.rank_tensor("tp") + four.rank_tensor("dp")

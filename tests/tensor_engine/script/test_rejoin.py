@@ -272,9 +272,10 @@ def test_a_rank_that_is_given_away_while_others_wait_for_it_is_no_failure_that_a
         first = x.reduce("dp")
     inspect(first, strict=True, timeout=PATIENCE_S)
     kill(replicas, dp=1)
-    sums = [x.reduce("dp") for _ in range(3)]
-    with pytest.raises(RemoteError, match=CommunicationError.__name__):
+    with pytest.raises((RemoteError, EngineClosedError)) as caught:  # the loss of the rank may be known before
+        sums = [x.reduce("dp") for _ in range(3)]
         fetch_shard(sums[0], dp=0).get(PATIENCE_S)
+    assert isinstance(caught.value, EngineClosedError) or CommunicationError.__name__ in str(caught.value)
     rejoin(replaced(replicas, 1))
     restore(x, "dp")
     assert at(x.reduce("dp"), dp=1) == [3, 3]
