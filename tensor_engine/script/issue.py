@@ -167,7 +167,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         storage = None if base is None else tensors[base].remote_value.storage
         value = Value(new_ref(), meta, instruction_stream, mesh, storage)
         if is_of_formula:
-            value.storage.recipe = value.ref, (func, args, kwargs)
+            value.storage.recipe = meta, (func, args, kwargs)
         result = wrap(value)
         stack = instruction_stream.put(site, (value.ref,), inputs, constants, 3)
         if recorder is not None:
@@ -206,23 +206,57 @@ def _is_of_a_formula() -> bool:
 def _mixed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Tensor], other: Value) -> Any:
     """Run an operation whose tensors are not all of one mesh and stream, if those of one side can be made anew.
 
-    Torch makes tensors from nothing for derivatives, on the active mesh, which may be another than theirs.
+    Torch makes tensors from nothing for derivatives, on the active mesh, which may be another than theirs. What it
+    changes is not made anew: whoever has the tensor would not see the change.
 
     Raises:
         MeshMismatchError: they cannot.
         StreamMismatchError: they cannot.
     """
-    recipes = ((each, each.remote_value.storage.recipe) for each in tensors)
-    anew = {id(each): how[1] for each, how in recipes if how is not None and how[0] == each.remote_value.ref}
+    changed = _changed_by(func, args, kwargs)
+    anew = {
+        id(each): each.remote_value
+        for each in tensors
+        if _can_be_made_anew(each.remote_value) and id(each) not in changed
+    }
     values = [each.remote_value for each in tensors if id(each) not in anew]
     if not anew or len({value.instruction_stream for value in values}) != 1:
         refuse_mixture(f"{_name(func)}: tensors", tensors[0].remote_value, other)
     with activation.on_its_own(values[0], dispatch):
-        made = {each: dispatch(*how) for each, how in anew.items()}
+        made = {key: _made_anew(value) for key, value in anew.items()}
     return dispatch(
         func,
         *torch.utils._pytree.tree_map_only(Tensor, lambda each: made.get(id(each), each), (tuple(args), dict(kwargs))),
     )
+
+
+def _can_be_made_anew(value: Value) -> bool:
+    """Whether torch has made it from nothing, or it is a view of such a tensor."""
+    recipe, meta = value.storage.recipe, value.meta
+    if recipe is None:
+        return False
+    made = recipe[0]
+    return (meta.dtype, meta.is_conj, meta.is_neg) == (made.dtype, made.is_conj, made.is_neg)
+
+
+def _made_anew(value: Value) -> Any:
+    """The same tensor, or the same view of one, on the active mesh."""
+    recipe, meta = value.storage.recipe, value.meta
+    assert recipe is not None  # it can be made anew
+    whole = dispatch(*recipe[1])
+    if meta is recipe[0]:
+        return whole
+    return dispatch(_aten.as_strided.default, (whole, meta.shape, meta.stride, meta.offset), {})
+
+
+def _changed_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[int]:
+    """The identities of the tensors that an operation changes."""
+    written = [
+        kwargs.get(where) if isinstance(where, str) else args[where]
+        for where in _facts[id(func)].writes
+        if isinstance(where, str) or where < len(args)
+    ]
+    return {id(leaf) for leaf in torch.utils._pytree.tree_leaves(written)}
 
 
 def _learn(func: Any) -> _Facts:
@@ -483,8 +517,7 @@ def _local(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     there = next((leaf for leaf in leaves if isinstance(leaf, Tensor)), None)
     if there is None:
         return func(*args, **kwargs)
-    written = [args[where] if isinstance(where, int) else kwargs.get(where) for where in _facts[id(func)].writes]
-    changed = {id(leaf) for leaf in torch.utils._pytree.tree_leaves(written)}
+    changed = _changed_by(func, args, kwargs)
     value = value_of(there)
     if func is _aten.copy_.default and there is args[0] and _is_constant(args[1]):
         source = ship(args[1], instruction_stream=value.instruction_stream, mesh=value.mesh)

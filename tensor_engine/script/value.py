@@ -19,8 +19,8 @@ class TensorStorage:
         frozen: why none of them may be changed just now, or None.
         keeps_frozen: whether it stays so when it is not lent any more.
         lent: to how many borrowers.
-        recipe: of a tensor that torch has made from nothing for a derivative, and that has not been changed: its
-            number, and the operation with its arguments.
+        recipe: of a tensor that torch has made from nothing for a derivative, and that has not been changed: what is
+            known of it, and the operation with its arguments.
     """
 
     __slots__ = ("barred", "frozen", "keeps_frozen", "lent", "recipe")
@@ -30,7 +30,7 @@ class TensorStorage:
         self.frozen: Exception | None = None
         self.keeps_frozen = False
         self.lent = 0
-        self.recipe: tuple[int, tuple[Any, Any, Any]] | None = None
+        self.recipe: tuple[TensorMetadata, tuple[Any, Any, Any]] | None = None
 
     def refuse_change(self) -> None:
         """See whether it may be changed.
