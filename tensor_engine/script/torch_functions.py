@@ -24,7 +24,9 @@ from typing import Any
 import torch
 import torch.utils.data.dataloader as data
 from torch import autograd, linalg
+from torch._ops import HigherOrderOperator
 from torch.autograd import graph
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode_temporarily
 
 from skipper.control import ProcMesh
 from skipper.tensor_engine.script import activation, device_meshes, random
@@ -73,6 +75,9 @@ def wrap() -> None:
         for name in ("__init__", "_next_index"):  # the seed of an epoch, and what a sampler draws
             setattr(data._BaseDataLoaderIter, name, _drawing(getattr(data._BaseDataLoaderIter, name)))
         torch._utils._rebuild_tensor = activation.in_the_script(torch._utils._rebuild_tensor)
+        if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):  # torch 2.8
+            higher_order: Any = HigherOrderOperator
+            higher_order.dispatch = _instead(higher_order.dispatch, _dispatch_higher_order)
         device_meshes.wrap()
 
 
@@ -212,6 +217,17 @@ def _compile(of_torch: Callable[..., Any], model: Any = None, **kwargs: Any) -> 
             return model(query, *args)
 
     return run
+
+
+def _dispatch_higher_order(of_torch: Callable[..., Any], operator: Any, key: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Hand an operation that takes functions to a mode of ours, as later versions of torch do by themselves.
+
+    Torch 2.8 wants a rule for each pair of an operation and a mode, and new operations come with each import.
+    """
+    if key == torch._C.DispatchKey.Python and isinstance(_get_current_dispatch_mode(), activation.DispatchMode):
+        with _pop_mode_temporarily() as mode:
+            return mode.__torch_dispatch__(operator, [], args, kwargs)
+    return of_torch(operator, key, *args, **kwargs)
 
 
 def _read(argument: Any) -> Any:
