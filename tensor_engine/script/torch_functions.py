@@ -69,6 +69,7 @@ def wrap() -> None:
         for module in (graph, autograd):
             module._engine_run_backward = _instead(module._engine_run_backward, _backward)  # type: ignore[attr-defined]
         torch.matmul = _instead(torch.matmul, _into_out)
+        torch.nanmean = _instead(torch.nanmean, _into_out)
         linalg.matrix_rank = _instead(linalg.matrix_rank, _into_out)
         for owner, name in ((data.DataLoader, "__iter__"), (data._BaseDataLoaderIter, "__next__")):
             setattr(owner, name, _loading(getattr(owner, name)))
@@ -319,8 +320,11 @@ def _index_fill_(of_torch: Callable[..., Any], input: torch.Tensor, dim: int, in
 
 
 def _into_out(of_torch: Callable[..., Any], *args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> Any:
-    """For functions of torch that leave ``out`` as it was, where their arguments are of a class of ours."""
-    if not isinstance(out, Tensor):
+    """For functions of torch that leave ``out`` as it was, where their arguments are of a class of ours.
+
+    `nanmean` of torch 2.8 even works on the memory of its arguments, which tensors of a mesh do not have here.
+    """
+    if out is None or not any(isinstance(each, Tensor) for each in (out, *args, *kwargs.values())):
         return of_torch(*args, out=out, **kwargs)
     made = of_torch(*args, **kwargs)
     return out.resize_(made.shape).copy_(made)

@@ -15,6 +15,7 @@ KNOWN = [
     "linalg.matrix_rank",
     "matmul",
     "msort",
+    "nanmean",
     "nonzero",
     "prod",
     "sgn",

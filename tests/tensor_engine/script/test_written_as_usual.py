@@ -212,6 +212,12 @@ def test_tensors_of_two_meshes_are_refused_in_a_backward_too(both: tuple[ProcMes
         x.sum().backward()
 
 
+def test_a_mean_of_a_mesh_does_not_go_into_a_tensor_of_the_script(procs: ProcMesh) -> None:
+    there = to_mesh(torch.tensor([1.0, torch.nan]), procs)
+    with pytest.raises(LocalTensorError, match="cannot be mixed"):
+        torch.nanmean(there, out=torch.empty(()))
+
+
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 @pytest.mark.parametrize("lengths", ["tensors", "lists"])
 def test_ctc_loss_has_lengths_of_the_mesh_or_of_the_script(
