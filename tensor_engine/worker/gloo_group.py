@@ -55,6 +55,9 @@ def make_gloo(rendezvous: RendezvousClient, name: str, rank: int, members: tuple
     come, and where they listen; the addresses for gloo; from where each has connected; and that these connections are
     open for data.
 
+    No member may close its own before all have theirs: gloo would fail on the others. Whoever has exchanged something
+    with each of them knows that they have.
+
     Raises:
         CommunicationTimeoutError: others did not come in time; the message names them.
         MemberLostError: one of them has ended.

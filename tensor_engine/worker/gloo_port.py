@@ -158,12 +158,19 @@ class GlooPort:
             ) from error
 
     def _is_touched(self) -> bool:
-        """Whether there was a connection before there was a filter."""
+        """Whether there was a connection before there was a filter, even one that has ended: gloo may still hold it.
+
+        gloo would take it for the member whose number was sent on it. The kernel forgets the other end of one that was
+        reset, but not this one.
+        """
         assert self._fd is not None  # it was opened just now
         with contextlib.closing(socket.socket(fileno=os.dup(self._fd))) as listener:
             told = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _QUEUED_AT + 4)
         queued = int.from_bytes(told[_QUEUED_AT : _QUEUED_AT + 4], "little")
-        return queued > 0 or any(here == self.place for here, _ in self._connections())
+        return queued > 0 or any(
+            fd != self._fd and SocketPlace.of(copy.getsockname()) == self.place
+            for fd, copy in own_sockets.opened(self._known)
+        )
 
 
 def _unreachable_listener() -> socket.socket:
