@@ -1,9 +1,13 @@
 """`own_sockets`: looking at the sockets of this process changes nothing about them."""
 
+import contextlib
 import os
 import select
 import socket
+import struct
 from collections.abc import Callable
+
+import pytest
 
 from skipper.trust import own_sockets
 
@@ -49,6 +53,33 @@ def test_a_descriptor_that_was_given_to_another_socket_since_is_not_taken_for_th
         assert own_sockets.copy_of(first.fileno(), known[first.fileno()]) is None
         assert first.fileno() in own_sockets.listening(known)
         assert second.fileno() not in own_sockets.listening(known)
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_of_a_disowned_connection_nothing_is_read_and_others_go_on(is_reset: bool) -> None:
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        other = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        accepted = []
+        for server in (listener, other):
+            stranger = stack.enter_context(socket.create_connection(server.getsockname()))
+            accepted.append(stack.enter_context(server.accept()[0]))
+            stranger.sendall(b"forged")
+            assert accepted[-1].recv(6, socket.MSG_PEEK | socket.MSG_WAITALL) == b"forged"
+            if is_reset and server is listener:
+                stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                stranger.close()
+        own_sockets.disown([own_sockets.SocketPlace.of(listener.getsockname())])
+        assert [each.recv(64) for each in accepted] == [b"", b"forged"]
+        stack.enter_context(socket.create_connection(listener.getsockname()))  # it still listens
+        listener.accept()[0].close()
+
+
+def test_sockets_that_were_never_connected_are_left_as_they_are() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        own_sockets.disown([own_sockets.SocketPlace.of(bound.getsockname())])
+        bound.listen()
 
 
 def test_who_waits_for_a_socket_is_found() -> None:

@@ -522,7 +522,7 @@ def _stop_listening(listeners: Mapping[int, SocketPlace]) -> tuple[SocketPlace, 
             with contextlib.suppress(OSError):  # somebody has taken the number since
                 keeper.bind((str(version_4 or place.address), place.port))
     if listeners:
-        own_sockets.hang_up(lambda ends: ends[0] in places)
+        own_sockets.disown(places)
     return places
 
 
@@ -540,7 +540,7 @@ def _admission(
         socket_filter.admit(copy, ())
         _refuse_queued(copy)
     places = tuple(listeners.values())
-    own_sockets.hang_up(lambda ends: ends[0] in places)
+    own_sockets.disown(places)
     hosts = [str(place.address.ipv4_mapped or place.address) for place in places]
     beyond = [host for place, host in zip(places, hosts, strict=True) if not _is_loopback(place)]
     told = os.environ.get(HOST_VARIABLE, "")

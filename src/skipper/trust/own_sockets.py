@@ -4,12 +4,13 @@ A descriptor can be closed and given to another socket at any time, by any threa
 other open file of this kind has at the same time.
 """
 
+import errno
 import ipaddress
 import os
 import socket
 import stat
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple, Self
 
 _PLACE = struct.Struct("!16sH")
@@ -132,6 +133,30 @@ def hang_up(is_meant: Callable[[tuple[SocketPlace, SocketPlace]], bool]) -> None
         both = ends(copy)
         if both is not None and is_meant(both):
             shut(copy)
+
+
+def disown(places: Collection[SocketPlace]) -> None:
+    """End the connections that others have made to these places of this process, and drop what has come on them.
+
+    The library that has accepted them finds them at their end, without a byte. Without that it could still read what
+    came before, even where the other end has reset the connection since.
+    """
+    for _, copy in opened({}):
+        if not is_listening(copy) and SocketPlace.of(copy.getsockname()) in places:
+            shut(copy)
+            _drop_received(copy)
+
+
+def _drop_received(connection: socket.socket) -> None:
+    """Read all that has come on a connection that was shut: nothing comes any more."""
+    while True:
+        try:
+            if not connection.recv(1 << 16, socket.MSG_DONTWAIT):
+                return
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.ENOTCONN):
+                return
+            # Else it was reset. That is told once, and after what came before.
 
 
 def shut(connection: socket.socket, how: int = socket.SHUT_RDWR) -> None:
