@@ -70,8 +70,8 @@ def _bar(source: Value, borrowed: Value, lender: str, borrower: str, *, mutable:
     )
 
 
-def _give_back(source: Value, borrowed: Value, number: int) -> None:
-    """End a borrow.
+def _give_back(source: Value, borrowed: Value, number: int, how: str) -> None:
+    """End a borrow: ``how`` tells with what, and where in the script.
 
     Raises:
         BorrowedTensorError: the tensor has been lent on.
@@ -86,7 +86,7 @@ def _give_back(source: Value, borrowed: Value, number: int) -> None:
         source.storage.barred = None
         if not source.storage.keeps_frozen:
             source.storage.frozen = None
-    borrowed.storage.barred = BorrowedTensorError("the tensor was borrowed, and has been given back")
+    borrowed.storage.barred = BorrowedTensorError(f"the tensor was borrowed, and has been given back {how}")
     session = borrower.session
     if session.is_closed or borrower.lost is not None:
         return  # no worker is left to tell

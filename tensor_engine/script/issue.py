@@ -212,11 +212,15 @@ def _mixed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: S
     Raises:
         MeshMismatchError: they cannot.
         StreamMismatchError: they cannot.
+        DroppedTensorError: they cannot, and one has been dropped.
+        BorrowedTensorError: they cannot, and one is lent, or was borrowed and given back.
     """
     recipes = ((each, each.remote_value.storage.recipe) for each in tensors)
     anew = {id(each): how[1] for each, how in recipes if how is not None and how[0] == each.remote_value.ref}
     values = [each.remote_value for each in tensors if id(each) not in anew]
     if not anew or len({value.instruction_stream for value in values}) != 1:
+        for each in tensors:
+            each.remote_value.check()  # one that is gone does not have to be brought to the others
         refuse_mixture(f"{_name(func)}: tensors", tensors[0].remote_value, other)
     with activation.on_its_own(values[0], dispatch):
         made = {each: dispatch(*how) for each, how in anew.items()}

@@ -13,6 +13,7 @@ import torch
 from skipper.tensor_engine.errors import BorrowedTensorError
 from skipper.tensor_engine.script import methods
 from skipper.tensor_engine.script.instruction_stream import MAIN, StreamKey
+from skipper.tensor_engine.shared.stacks import line_of_script
 
 if TYPE_CHECKING:
     from skipper.tensor_engine.script.tensor import Tensor
@@ -105,16 +106,17 @@ class Borrow:
     Args:
         tensor: as below.
         lender: name of the stream that lends it.
-        give_back: called by the first `drop`, and again by later ones if it has raised `BorrowedTensorError`.
+        give_back: called by the first `drop`, and again by later ones if it has raised `BorrowedTensorError`; it is
+            told how the borrow ends, and on which line of the script.
 
     Attributes:
         tensor: the borrowed tensor, of the borrowing stream; it and its views cannot be used after `drop`.
     """
 
-    def __init__(self, tensor: Tensor, lender: str, give_back: Callable[[], None]) -> None:
+    def __init__(self, tensor: Tensor, lender: str, give_back: Callable[[str], None]) -> None:
         self.tensor = tensor
         self._lender = lender
-        self._give_back: Callable[[], None] | None = give_back
+        self._give_back: Callable[[str], None] | None = give_back
 
     def drop(self) -> None:
         """Give the tensor back. It may be called again.
@@ -122,11 +124,15 @@ class Borrow:
         Raises:
             BorrowedTensorError: it has been lent on.
         """
+        if self._give_back is not None:
+            self._end(f"by drop() at {line_of_script()}")
+
+    def _end(self, how: str) -> None:
         give_back, self._give_back = self._give_back, None
         if give_back is None:
             return
         try:
-            give_back()
+            give_back(how)
         except BorrowedTensorError:
             self._give_back = give_back  # it has not been given back
             raise
@@ -135,7 +141,8 @@ class Borrow:
         return self.tensor
 
     def __exit__(self, *exc_info: object) -> None:
-        self.drop()
+        if self._give_back is not None:
+            self._end(f"at the end of the block of `with` at {line_of_script()}")
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.tensor, self))
