@@ -8,8 +8,8 @@ TensorEngineError
 │   ├── LocalTensorError                         a tensor of the script where one of the mesh is needed, or reversed
 │   │   └── PickleError                          a tensor of a mesh cannot be pickled (also control's OnWorkersError)
 │   ├── UnevenShardError                         a dim that cannot be cut into equal parts for all ranks
-│   ├── DroppedTensorError                       a tensor after its `drop`
-│   └── BorrowedTensorError                      a tensor that is lent, or was given back
+│   ├── DroppedTensorError                       a tensor after its `drop`, with the line of that
+│   └── BorrowedTensorError                      a tensor that is lent, or was given back, with the line
 ├── NotPropagatableError    (also RuntimeError)  the script cannot know the shape of what an operation returns
 ├── CompileError            (also RuntimeError)  a function that cannot be compiled, with the reason
 ├── CheckpointTargetError   (also TypeError)     a checkpoint that is to be loaded into tensors of a mesh
@@ -80,11 +80,11 @@ class PickleError(LocalTensorError, tensor_engine_plugin.OnWorkersError):
 
 
 class DroppedTensorError(MisuseError):
-    """The tensor has been dropped: its memory on the workers is gone."""
+    """The tensor has been dropped: its memory on the workers is gone. The message has the line that dropped it."""
 
 
 class BorrowedTensorError(MisuseError):
-    """The tensor is lent to another stream, or was borrowed and has been given back."""
+    """The tensor is lent to another stream, or was borrowed and has been given back; then the message has the line."""
 
 
 class NotPropagatableError(TensorEngineError, RuntimeError):

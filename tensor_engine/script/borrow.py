@@ -15,13 +15,14 @@ from skipper.tensor_engine.script.issue import issue_call
 from skipper.tensor_engine.script.streams import Borrow
 from skipper.tensor_engine.script.tensor import Tensor, value_of
 from skipper.tensor_engine.script.value import Value
+from skipper.tensor_engine.shared.program import GET_BACK, GIVE_BACK, LEND, TAKE
 
-_numbers = itertools.count(1 << 40)  # calls of actors' endpoints use the same rendezvous points, and count from 1
+_numbers = itertools.count(1 << 40)
+"""Calls of actors' endpoints use the same rendezvous points, and count from 1; for replays see `traced`."""
 
 
 def borrow(stream: StreamKey, tensor: torch.Tensor, *, mutable: bool) -> Borrow:
     """See `Stream.borrow`."""
-    recording.refuse("a borrow", "borrow what the compiled function needs before its call")
     source = value_of(tensor)
     lender = source.instruction_stream.stream
     if lender == stream:
@@ -32,14 +33,16 @@ def borrow(stream: StreamKey, tensor: torch.Tensor, *, mutable: bool) -> Borrow:
             raise RuntimeError(
                 "what a borrower changes is unseen by autograd: borrow tensor.detach(), or do it under torch.no_grad()"
             )
+        if not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)  # autograd must not use what it has saved of it
     session = source.instruction_stream.session
     number = next(_numbers)
-    _tell("lend", source.instruction_stream, source, number)
+    _tell(LEND, source.instruction_stream, source, number)
     # The borrower waits for this instruction, so it must not stay in the batch.
     with session.lock:
         source.instruction_stream.flush()
     (taken,) = issue_call(
-        "skipper.tensor_engine.worker.handover:take",
+        TAKE,
         (),
         (source.meta,),
         instruction_stream=session.instruction_stream(source.mesh, stream),
@@ -52,7 +55,9 @@ def borrow(stream: StreamKey, tensor: torch.Tensor, *, mutable: bool) -> Borrow:
     _bar(source, borrowed, lender.name, stream.name, mutable=mutable)
     if torch.is_grad_enabled() and tensor.requires_grad:
         taken = cast(Tensor, _Lent.apply(tensor, taken))  # type: ignore[no-untyped-call]
-    return Borrow(taken, lender.name, partial(_give_back, source, borrowed, number))
+    begun = Borrow(taken, lender.name, partial(_give_back, source, borrowed, number, mutable))
+    recording.note_borrow(number, begun.drop)
+    return begun
 
 
 def _bar(source: Value, borrowed: Value, lender: str, borrower: str, *, mutable: bool) -> None:
@@ -70,36 +75,40 @@ def _bar(source: Value, borrowed: Value, lender: str, borrower: str, *, mutable:
     )
 
 
-def _give_back(source: Value, borrowed: Value, number: int) -> None:
-    """End a borrow.
+def _give_back(source: Value, borrowed: Value, number: int, mutable: bool, how: str) -> None:
+    """End a borrow: ``how`` tells with what, and where in the script.
 
     Raises:
         BorrowedTensorError: the tensor has been lent on.
+        CompileError: a function is being compiled, and the borrow began outside of it.
     """
     borrower = borrowed.instruction_stream
     if borrowed.storage.lent:
         raise BorrowedTensorError(
             f"the tensor has been lent on by the stream {borrower.stream.name!r}: that borrow has to end first"
         )
+    recording.note_end_of_borrow(number)
     source.storage.lent -= 1
     if not source.storage.lent:
         source.storage.barred = None
         if not source.storage.keeps_frozen:
             source.storage.frozen = None
-    borrowed.storage.barred = BorrowedTensorError("the tensor was borrowed, and has been given back")
+    borrowed.storage.barred = BorrowedTensorError(f"the tensor was borrowed, and has been given back {how}")
     session = borrower.session
     if session.is_closed or borrower.lost is not None:
         return  # no worker is left to tell
-    _tell("give_back", borrower, borrowed, number)
+    _tell(GIVE_BACK, borrower, borrowed, number)
     borrower.freed.append(borrowed.ref)
     with session.lock:
         borrower.flush()
-    _tell("get_back", source.instruction_stream, source, number)
+    _tell(GET_BACK, source.instruction_stream, source, number, writes=(0,) if mutable else ())
 
 
-def _tell(what: str, instruction_stream: InstructionStream, value: Value, number: int) -> None:
+def _tell(
+    what: str, instruction_stream: InstructionStream, value: Value, number: int, writes: tuple[int, ...] = ()
+) -> None:
     issue_call(
-        f"skipper.tensor_engine.worker.handover:{what}",
+        what,
         (value,),
         (),
         instruction_stream=instruction_stream,
@@ -107,6 +116,7 @@ def _tell(what: str, instruction_stream: InstructionStream, value: Value, number
         name="borrow",
         constant=number,
         sees_poison=True,
+        writes=writes,
     )
 
 

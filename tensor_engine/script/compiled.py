@@ -78,6 +78,7 @@ class CompiledFunction(Generic[P, R]):
                     result = [self._function(*args, **kwargs)]  # only this list may hold it
             finally:
                 recording.current = None
+                recorder.end_borrows()
             if recorder.refusal is not None:
                 raise recorder.refusal
             name = getattr(self._function, "__qualname__", repr(self._function))
@@ -162,6 +163,9 @@ def compile(
     replay, and changed in place as usual. What it returns is new each time. Other tensors that it leaves behind, as
     the ``grad`` of parameters, are overwritten by each replay. If a trace leaves tensors behind that are no gradients,
     the next call is traced once more: state may be made at the first call only.
+
+    Streams may borrow tensors, if the function ends these borrows as well: replays do both, and keep the order between
+    the streams. They take a few messages then.
 
     Args:
         function: to be compiled. It must not fetch values.

@@ -212,6 +212,8 @@ def _mixed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: S
     Raises:
         MeshMismatchError: they cannot.
         StreamMismatchError: they cannot.
+        DroppedTensorError: they cannot, and one has been dropped.
+        BorrowedTensorError: they cannot, and one is lent, or was borrowed and given back.
     """
     changed = _changed_by(func, args, kwargs)
     anew = {
@@ -221,6 +223,8 @@ def _mixed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: S
     }
     values = [each.remote_value for each in tensors if id(each) not in anew]
     if not anew or len({value.instruction_stream for value in values}) != 1:
+        for each in tensors:
+            each.remote_value.check()  # one that is gone does not have to be brought to the others
         refuse_mixture(f"{_name(func)}: tensors", tensors[0].remote_value, other)
     with activation.on_its_own(values[0], dispatch):
         made = {key: _made_anew(value) for key, value in anew.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from skipper.tensor_engine.errors import CompileError
 from skipper.tensor_engine.script.call_site import CallSite
 from skipper.tensor_engine.script.instruction_stream import InstructionStream
 from skipper.tensor_engine.script.value import TensorStorage, Value
-from skipper.tensor_engine.shared.stacks import Stack
+from skipper.tensor_engine.shared.stacks import Stack, line_of_script
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,7 @@ class TraceRecorder:
         met: tensors that were used, and the value that each stood for when it was first met.
         leaves: tensors that may get a gradient, by identity.
         foreign: whether an input comes from operations outside of the function that autograd has recorded.
+        borrows: those that the function has begun and not ended, by number: what ends each, and where it began.
         refusal: why this cannot be compiled, where an error has been raised that may have been caught.
     """
 
@@ -61,6 +62,7 @@ class TraceRecorder:
         self.met: dict[int, tuple[weakref.ref[torch.Tensor], weakref.ref[Value]]] = {}
         self.leaves: dict[int, torch.Tensor] = {}
         self.foreign = False
+        self.borrows: dict[int, tuple[Callable[[], None], str]] = {}
         self.refusal: CompileError | None = None
 
     @property
@@ -107,6 +109,16 @@ class TraceRecorder:
             else:
                 self.foreign = True
 
+    def end_borrows(self) -> None:
+        """End the borrows that are open when the function has returned or raised; it cannot be compiled then."""
+        while self.borrows:
+            _, (end, begin) = self.borrows.popitem()  # the last one first: it may have been lent on
+            end()
+            self.refusal = self.refusal or CompileError(
+                f"a borrow that began at {begin} was open at the end of the compiled function, and a replay has "
+                "nobody to end it: end it in the function, by `with stream.borrow(tensor) as x:` or drop()"
+            )
+
 
 current: TraceRecorder | None = None
 """The recorder of the function that is being traced: one at a time, in any thread; None if there is none."""
@@ -127,3 +139,24 @@ def refuse(what: str, instead: str) -> None:
     if recorder is not None and recorder.is_here:
         recorder.refusal = CompileError(f"{what} cannot be part of a compiled function: {instead}")
         raise recorder.refusal
+
+
+def note_borrow(number: int, end: Callable[[], None]) -> None:
+    """A borrow has begun, which is ended by a call of ``end``."""
+    recorder = current
+    if recorder is not None and recorder.is_here:
+        recorder.borrows[number] = end, line_of_script()
+
+
+def note_end_of_borrow(number: int) -> None:
+    """A borrow is about to end.
+
+    Raises:
+        CompileError: a function is being compiled in this thread, and the borrow began outside of it.
+    """
+    recorder = current
+    if recorder is not None and recorder.is_here and recorder.borrows.pop(number, None) is None:
+        refuse(
+            "the end of a borrow that began outside",
+            "it would happen once. End it outside, or have the function borrow the tensor itself",
+        )

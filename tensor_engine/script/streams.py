@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from skipper.tensor_engine.errors import BorrowedTensorError
+from skipper.tensor_engine.errors import BorrowedTensorError, CompileError
 from skipper.tensor_engine.script import methods
 from skipper.tensor_engine.script.instruction_stream import MAIN, StreamKey
+from skipper.tensor_engine.shared.stacks import line_of_script
 
 if TYPE_CHECKING:
     from skipper.tensor_engine.script.tensor import Tensor
@@ -61,7 +62,8 @@ class Stream:
 
         The workers' stream waits until the other one has made the tensor. After `Borrow.drop` the other one waits until
         this one is done with it. What the two issue in between runs beside each other. Gradients go back to the lender.
-        If autograd saves the borrowed tensor, call ``backward`` before the tensor is given back.
+        If autograd saves the borrowed tensor, call ``backward`` before the tensor is given back. A compiled function
+        may borrow, if it ends the borrow as well; each of its replays does both.
 
         Args:
             tensor: of a mesh; its views are lent with it.
@@ -105,29 +107,35 @@ class Borrow:
     Args:
         tensor: as below.
         lender: name of the stream that lends it.
-        give_back: called by the first `drop`, and again by later ones if it has raised `BorrowedTensorError`.
+        give_back: called by the first `drop`, and again by later ones if it has raised `BorrowedTensorError` or
+            `CompileError`; it is told how the borrow ends, and on which line of the script.
 
     Attributes:
         tensor: the borrowed tensor, of the borrowing stream; it and its views cannot be used after `drop`.
     """
 
-    def __init__(self, tensor: Tensor, lender: str, give_back: Callable[[], None]) -> None:
+    def __init__(self, tensor: Tensor, lender: str, give_back: Callable[[str], None]) -> None:
         self.tensor = tensor
         self._lender = lender
-        self._give_back: Callable[[], None] | None = give_back
+        self._give_back: Callable[[str], None] | None = give_back
 
     def drop(self) -> None:
         """Give the tensor back. It may be called again.
 
         Raises:
             BorrowedTensorError: it has been lent on.
+            CompileError: a function is being compiled, and the borrow began outside of it.
         """
+        if self._give_back is not None:
+            self._end(f"by drop() at {line_of_script()}")
+
+    def _end(self, how: str) -> None:
         give_back, self._give_back = self._give_back, None
         if give_back is None:
             return
         try:
-            give_back()
-        except BorrowedTensorError:
+            give_back(how)
+        except (BorrowedTensorError, CompileError):
             self._give_back = give_back  # it has not been given back
             raise
 
@@ -135,7 +143,8 @@ class Borrow:
         return self.tensor
 
     def __exit__(self, *exc_info: object) -> None:
-        self.drop()
+        if self._give_back is not None:
+            self._end(f"at the end of the block of `with` at {line_of_script()}")
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.tensor, self))

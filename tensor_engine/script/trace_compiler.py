@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,10 +33,16 @@ from skipper.tensor_engine.script.traced import (
 )
 from skipper.tensor_engine.script.value import TensorStorage, Value
 from skipper.tensor_engine.shared.encoding import Form
-from skipper.tensor_engine.shared.program import CompiledProgram, ProgramStep
+from skipper.tensor_engine.shared.program import GET_BACK, GIVE_BACK, LEND, TAKE, CompiledProgram, ProgramStep
+from skipper.tensor_engine.worker.calls import FunctionCall
 
 Before = dict[int, tuple[Tensor, torch.Tensor | None]]
 """Tensors that may get a gradient, and the one that they had before the call, by the identity of the tensor."""
+
+_AWAITED = {TAKE: LEND, GET_BACK: GIVE_BACK}
+"""The parts of a borrow that wait for another stream, and for which part of the same borrow each waits."""
+
+_PARTS_OF_BORROWS = frozenset({*_AWAITED, *_AWAITED.values()})
 
 
 def compile_trace(
@@ -84,6 +90,7 @@ def compile_trace(
         gradients=gradients,
         result=read,
         surroundings=surroundings,
+        borrows=any(part.borrows for part in parts),
     )
     return traced, _first_result(traced, results, tensors)
 
@@ -225,7 +232,7 @@ def _find_kept(recorder: TraceRecorder, results: list[Value]) -> tuple[list[Valu
     results.clear()
     gc.collect(0)  # all that the call has made is young: it ran with the collector off
     alive = [value for known in recorder.made.values() if (value := known()) is not None]
-    kept = {value.ref: value for value in alive if value.barred is None}
+    kept = {value.ref: value for value in alive if value.barred is None and value.storage.barred is None}
     made: dict[int, Value] = {}
     for ref, meta, instruction_stream, mesh, storage, freed in fields:
         if ref in kept:
@@ -284,7 +291,7 @@ def _cut(
         What goes to the workers; and the values that go from one program to a later one, and whose they are.
     """
     segments = _segments_of(bundled(recorder.instructions, recorder.storages))
-    results = {each.slot for each in result.made if each.argument is None}
+    results = {each.slot for each in result.made if each.argument is None and each.barred is None}
     maker: dict[int, int] = {}
     passing: dict[int, InstructionStream] = {}
     for number, segment in enumerate(segments):
@@ -295,13 +302,22 @@ def _cut(
             maker.update(dict.fromkeys(each.outputs, number))
     wanted = results | passing.keys()
     fresh = set(given) | (wanted - kept)
+    borrows: dict[int, int] = {}
+    for each in recorder.instructions:
+        if _part_of_borrow(each) == LEND:
+            borrows[each.constants[0]] = len(borrows)
     parts: list[ReplayPart] = []
     for segment in segments:
-        program = segment.program(name, fresh, wanted, kept, backend)
-        form = Form("skipper.tensor_engine.worker.replay:program_site", name, len(program.outputs), len(program.inputs))
+        program = segment.program(name, fresh, wanted, kept, borrows, backend)
+        maker_of_program = "skipper.tensor_engine.worker.replay:program_site"
+        form = Form(maker_of_program, name, len(program.outputs), len(program.inputs), int(program.borrows))
         site = CallSite(form, program.packed(), (), (GIVEN, None))
         stacks = [each.stack for each in segment.instructions]
-        parts.append(ReplayPart(segment.instruction_stream, site, program.inputs, program.outputs, stacks))
+        is_awaited = any(_part_of_borrow(each) in _AWAITED.values() for each in segment.instructions)
+        part = ReplayPart(
+            segment.instruction_stream, site, program.inputs, program.outputs, stacks, program.borrows, is_awaited
+        )
+        parts.append(part)
     return parts, list(passing.items())
 
 
@@ -318,12 +334,18 @@ class _Segment:
         self.instructions: list[Noted] = []
 
     def program(
-        self, name: str, given: set[int], wanted: set[int], kept: set[int], backend: str | None = None
+        self,
+        name: str,
+        given: set[int],
+        wanted: set[int],
+        kept: set[int],
+        borrows: Mapping[int, int],
+        backend: str | None = None,
     ) -> CompiledProgram:
         """What the workers of the instruction stream are told.
 
         Each replay brings ``given`` values anew, ``wanted`` ones are needed elsewhere in a replay or after it, and
-        ``kept`` ones stay under the number that they have in the trace.
+        ``kept`` ones stay under the number that they have in the trace. ``borrows`` numbers the borrows of the trace.
         """
         sites: dict[int, int] = {}
         descriptions: list[tuple[Form, Any]] = []
@@ -331,6 +353,7 @@ class _Segment:
         made: dict[int, None] = {}
         inputs: dict[int, None] = {}
         captured: dict[int, None] = {}
+        has_borrows = False
         for each in self.instructions:
             number = sites.get(each.site.number)
             if number is None:
@@ -340,7 +363,10 @@ class _Segment:
                 if ref not in made:
                     (inputs if ref in given else captured)[ref] = None
             made.update(dict.fromkeys(each.outputs))
-            steps.append(ProgramStep(number, each.outputs, each.inputs, each.constants))
+            constants = each.constants
+            if _part_of_borrow(each) is not None:
+                constants, has_borrows = (borrows[constants[0]],), True
+            steps.append(ProgramStep(number, each.outputs, each.inputs, constants))
         return CompiledProgram(
             name,
             tuple(descriptions),
@@ -349,27 +375,51 @@ class _Segment:
             tuple(captured),
             tuple(ref for ref in made if ref in wanted),
             tuple(ref for ref in made if ref in kept),
+            has_borrows,
             backend,
         )
 
 
+def _part_of_borrow(each: Noted) -> str | None:
+    """Which part of a borrow an instruction is, or None."""
+    call = each.site.description
+    return call.function if isinstance(call, FunctionCall) and call.function in _PARTS_OF_BORROWS else None
+
+
 def _segments_of(instructions: Sequence[Noted]) -> list[_Segment]:
-    """Cut a trace into as few segments as keep the order of instructions on every worker."""
+    """Cut a trace into few segments, which keep the order of the instructions of each stream on every worker.
+
+    What waits for another stream comes in a later segment than what it waits for. So each segment waits for earlier
+    ones alone, and when these have been sent, nothing can hold it up.
+    """
     segments: list[_Segment] = []
+    places: dict[tuple[str, int], int] = {}
     for each in instructions:
-        place = _place(segments, each.instruction_stream)
+        part = _part_of_borrow(each)
+        first = places[_AWAITED[part], each.constants[0]] + 1 if part in _AWAITED else 0
+        place = _place(segments, each.instruction_stream, first)
         if place is None:
-            segments.append(place := _Segment(each.instruction_stream))
-        place.instructions.append(each)
+            place = len(segments)
+            segments.append(_Segment(each.instruction_stream))
+        segments[place].instructions.append(each)
+        if part is not None:
+            places[part, each.constants[0]] = place
     return segments
 
 
-def _place(segments: Sequence[_Segment], instruction_stream: InstructionStream) -> _Segment | None:
-    """The segment to which the next instruction may be added: no later one concerns the same workers."""
-    for segment in reversed(segments):
-        other = segment.instruction_stream
+def _place(segments: Sequence[_Segment], instruction_stream: InstructionStream, first: int) -> int | None:
+    """The segment, from ``first`` on, to which the next instruction may be added.
+
+    No later one may be of the same stream on the same workers. Other streams run beside it.
+    """
+    for place in range(len(segments) - 1, first - 1, -1):
+        other = segments[place].instruction_stream
         if other is instruction_stream:
-            return segment
-        if other.session is instruction_stream.session and other.members & instruction_stream.members:
+            return place
+        if (
+            other.session is instruction_stream.session
+            and other.stream == instruction_stream.stream
+            and other.members & instruction_stream.members
+        ):
             return None
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -23,6 +24,9 @@ from skipper.tensor_engine.shared.stacks import Replayed, Stack, capture
 AS_IT_IS, ARGUMENT, MADE, SEQUENCE, NAMED, MAPPING = range(6)
 """Kinds of results: anything, an argument, a new tensor, and collections of results."""
 
+_first_borrows = itertools.count(1 << 50, 1 << 20)
+"""The number of the first borrow of each replay; those of borrows that are not replayed begin at 1 << 40."""
+
 
 class Made:
     """A tensor that each replay makes anew.
@@ -31,9 +35,10 @@ class Made:
         slot: its number in the trace.
         argument: the number of the input that it is another tensor of the script for, or None.
         sealed: whether it is made by `seal`.
+        barred: why it cannot be used, if it was borrowed, and the function has given it back; else None.
     """
 
-    __slots__ = ("argument", "instruction_stream", "mesh", "meta", "sealed", "slot", "storage")
+    __slots__ = ("argument", "barred", "instruction_stream", "mesh", "meta", "sealed", "slot", "storage")
 
     def __init__(self, value: Value, argument: int | None, sealed: bool, storage: int | TensorStorage) -> None:
         self.slot = value.ref
@@ -42,6 +47,7 @@ class Made:
         self.mesh = value.mesh
         self.argument = argument
         self.sealed = sealed
+        self.barred = value.storage.barred if isinstance(storage, int) and storage < 0 else None
         self.storage = storage  # the number of an input, below zero for one of its own; or that of a captured tensor
 
 
@@ -111,6 +117,8 @@ class ReplayPart:
         inputs: slots of the values that the instruction names as its inputs.
         outputs: slots of the values that it gives numbers to.
         stacks: where each instruction of the program was issued in the trace.
+        borrows: whether there are parts of borrows in the program.
+        is_awaited: whether another stream waits for one of these: it must not stay in the batch.
     """
 
     instruction_stream: InstructionStream
@@ -118,6 +126,8 @@ class ReplayPart:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     stacks: list[Stack]
+    borrows: bool
+    is_awaited: bool
 
 
 @dataclass(slots=True)
@@ -155,7 +165,7 @@ class Traced:
     """A call that was recorded, to be replayed: `trace_compiler.compile_trace` makes it.
 
     Attributes:
-        parts: what goes to the workers.
+        parts: what goes to the workers, in an order in which each one waits, for a borrow, for earlier ones alone.
         given: numbers that the tensors which went in had in the trace.
         passing: values that go from one part to a later one and are not needed after it, and whose they are.
         captured: values that the function finds outside.
@@ -166,6 +176,7 @@ class Traced:
         gradients: before and after a replay.
         result: how it is put together.
         surroundings: what else replays depend on.
+        borrows: whether streams borrow tensors in it.
     """
 
     parts: list[ReplayPart]
@@ -179,6 +190,7 @@ class Traced:
     gradients: Gradients
     result: ReplayResult
     surroundings: TraceSurroundings
+    borrows: bool
 
     def __del__(self) -> None:
         # Only a note: a finalizer runs in any thread. The workers are told with the next batch.
@@ -215,13 +227,19 @@ class Traced:
             if value.barred is not None or value.storage.barred is not None:
                 value.check()
         stack = capture(2)
+        first_borrow = next(_first_borrows) if self.borrows else 0
         slots = {slot: tensor.remote_value.ref for slot, tensor in zip(self.given, tensors, strict=True)}
         for part in self.parts:
             stack_here = Replayed(stack)
             stack_here.traced = part.stacks
             outputs = [new_ref() for _ in part.outputs]
             inputs = [slots[slot] for slot in part.inputs]
-            part.instruction_stream.put(part.site, outputs, inputs, replayed=stack_here, weight=len(part.stacks))
+            constants = (first_borrow,) if part.borrows else ()
+            way = part.instruction_stream
+            way.put(part.site, outputs, inputs, constants, replayed=stack_here, weight=len(part.stacks))
+            if part.is_awaited:
+                with way.session.lock:
+                    way.flush()
             slots.update(zip(part.outputs, outputs, strict=True))
         for slot, instruction_stream in self.passing:
             instruction_stream.freed.append(slots[slot])
@@ -245,5 +263,7 @@ def _make(
                 storage = tensors[storage].remote_value.storage
             else:
                 storage = storages.get(storage) or storages.setdefault(storage, TensorStorage())
-        value = Value(slots[each.slot], each.meta, each.instruction_stream, each.mesh, storage)
+                storage.barred = each.barred
+        ref = slots[each.slot] if each.barred is None else new_ref()  # the workers have let go of it
+        value = Value(ref, each.meta, each.instruction_stream, each.mesh, storage)
     return seal(value) if each.sealed else wrap(value)

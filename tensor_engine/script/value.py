@@ -9,6 +9,7 @@ from skipper.control import ProcMesh
 from skipper.tensor_engine.errors import DroppedTensorError, PickleError
 from skipper.tensor_engine.script.instruction_stream import InstructionStream
 from skipper.tensor_engine.shared.metadata import TensorMetadata
+from skipper.tensor_engine.shared.stacks import line_of_script
 
 
 class TensorStorage:
@@ -87,7 +88,9 @@ class Value:
     def drop(self) -> None:
         """Free it on the workers now. It may be called again."""
         if self.barred is None:
-            self.barred = DroppedTensorError("this tensor has been dropped: its memory on the workers is gone")
+            self.barred = DroppedTensorError(
+                f"this tensor has been dropped: its memory on the workers is gone since drop() at {line_of_script()}"
+            )
             self.freed.append(self.ref)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:

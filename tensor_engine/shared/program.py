@@ -12,6 +12,12 @@ OPERATION = "skipper.tensor_engine.worker.operations:operation_site"
 CALL = "skipper.tensor_engine.worker.calls:call_site"
 """The makers of sites that can be in a program: see `Form.maker`."""
 
+LEND = "skipper.tensor_engine.worker.handover:lend"
+TAKE = "skipper.tensor_engine.worker.handover:take"
+GIVE_BACK = "skipper.tensor_engine.worker.handover:give_back"
+GET_BACK = "skipper.tensor_engine.worker.handover:get_back"
+"""The parts of a borrow. `TAKE` waits for `LEND`, and `GET_BACK` for `GIVE_BACK`, of the same number."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProgramStep:
@@ -21,7 +27,7 @@ class ProgramStep:
         site: number of its site in the program.
         outputs: slots of the values that come out.
         inputs: slots of those that go in.
-        constants: its constants.
+        constants: its constants. A part of a borrow has a number that counts from the one that each replay brings.
     """
 
     site: int
@@ -44,6 +50,7 @@ class CompiledProgram:
         captured: slots of values that are always the same ones, found in the heap under that number.
         outputs: slots of the values that each replay's instruction gives numbers to.
         kept: slots of values that are found in the heap under that number afterwards, in place of the last replay's.
+        borrows: whether there are parts of borrows among its steps, and each replay brings a number for them.
         backend: of `torch.compile`, by which the workers compile what they can of it; None for none.
     """
 
@@ -54,6 +61,7 @@ class CompiledProgram:
     captured: tuple[int, ...]
     outputs: tuple[int, ...]
     kept: tuple[int, ...]
+    borrows: bool = False
     backend: str | None = None
 
     def packed(self) -> bytes:

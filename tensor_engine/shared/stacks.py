@@ -1,7 +1,11 @@
-"""Where the script issued an operation: captured in a microsecond or two, turned into text only when it is needed."""
+"""Where the script issued an operation: captured in a microsecond or two, turned into text only when it is needed.
+
+Where it did something rare, of which a line is enough, is `line_of_script`.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import sys
 from collections.abc import Sequence
@@ -25,6 +29,7 @@ class Replayed(Stack):
 
 _DEPTH = 40
 _OWN = str(Path(__file__).parents[1])
+_NOT_OF_THE_SCRIPT = (_OWN, contextlib.__file__)
 
 
 def capture(depth: int = 2) -> Stack:
@@ -39,6 +44,17 @@ def capture(depth: int = 2) -> Stack:
         frame = frame.f_back
         left -= 1
     return stack
+
+
+def line_of_script() -> str:
+    """The line that the script is at, as ``file:line``: that of the innermost frame that is not of this package.
+
+    At the end of a ``with`` block it is the line of its ``with``.
+    """
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename.startswith(_NOT_OF_THE_SCRIPT) and frame.f_back is not None:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def describe(stack: Stack, step: int | None = None) -> str:

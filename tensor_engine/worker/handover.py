@@ -18,7 +18,7 @@ from skipper.tensor_engine.errors import EngineClosedError
 from skipper.tensor_engine.shared.remote_functions import Task, unpack
 from skipper.tensor_engine.worker.calls import FunctionCall
 from skipper.tensor_engine.worker.device import adopt, follow, mark, move_to
-from skipper.tensor_engine.worker.heap import Poison
+from skipper.tensor_engine.worker.heap import Poison, poison_storage
 from skipper.tensor_engine.worker.interpreter import Interpreter
 from skipper.tensor_engine.worker.process_groups import WorkerGroups
 from skipper.tensor_engine.worker.user_code import use
@@ -87,29 +87,42 @@ def end_session(session: int) -> None:
 
 def lend(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: int) -> list[Any]:
     """On the owner's stream: everything before has been issued, so the borrower may begin."""
-    _point_of((worker.session, constant)).given.set_result((inputs[0], _event(inputs[0])))
+    _point_of(_key_of(worker, constant)).given.set_result((inputs[0], _event(inputs[0])))
     return []
 
 
 def take(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: int) -> list[Any]:
     """On the borrower's stream: wait until the owner has lent the tensor, and take it."""
-    value, event = _point_of((worker.session, constant)).given.result()
+    value, event = _point_of(_key_of(worker, constant)).given.result()
     follow(event)
     return [value.detach() if isinstance(value, torch.Tensor) else value]
 
 
 def give_back(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: int) -> list[Any]:
     """On the borrower's stream: nothing follows that uses the tensor."""
-    _point_of((worker.session, constant)).returned.set_result(_event(inputs[0]))
+    value = inputs[0]
+    _point_of(_key_of(worker, constant)).returned.set_result((value if type(value) is Poison else None, _event(value)))
     return []
 
 
 def get_back(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: int) -> list[Any]:
-    """On the owner's stream: wait for the borrower to be done. Until then the rendezvous point holds the memory."""
-    key = (worker.session, constant)
-    follow(_point_of(key).returned.result())
+    """On the owner's stream: wait for the borrower to be done. Until then the rendezvous point holds the memory.
+
+    If the borrower has failed to change the tensor, it is poisoned here, with all that shares its memory: in a replay
+    the borrower does not see under which numbers the owner has it.
+    """
+    key = _key_of(worker, constant)
+    poison, event = _point_of(key).returned.result()
+    follow(event)
     _forget(key)
+    if poison is not None and call.writes and isinstance(inputs[0], torch.Tensor):
+        poison_storage(worker.heap, inputs[0], poison)
     return []
+
+
+def _key_of(worker: Interpreter, borrow: int) -> PointKey:
+    """Where the streams meet for a borrow."""
+    return worker.session, worker.first_borrow + borrow
 
 
 def _event(value: Any) -> torch.cuda.Event | None:

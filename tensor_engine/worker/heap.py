@@ -59,6 +59,7 @@ def forget_heap(session: int) -> None:
 def poison_storage(heap: Heap, tensor: torch.Tensor, poison: Poison) -> None:
     """Put poison in place of every value that shares the storage of ``tensor``."""
     storage = tensor.untyped_storage()._cdata
-    for ref, value in list(heap.items()):
-        if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata == storage:
+    # The other streams of this process use the heap meanwhile. A list of its items would be made one by one.
+    for ref, value in heap.copy().items():
+        if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata == storage and heap.get(ref) is value:
             heap[ref] = poison

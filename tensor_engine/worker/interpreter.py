@@ -53,6 +53,7 @@ class Interpreter:
         extent: axes and sizes of that mesh.
         heap: values by number, shared by the streams of the session in this process.
         number: of this worker, unique in the script; a process that takes the place of another has another one.
+        first_borrow: from which the numbers of borrows in instructions count: not from 0 within a replay.
         own: what else the functions of instructions keep, by names that they choose.
     """
 
@@ -76,6 +77,7 @@ class Interpreter:
         self.instruction_stream = 0
         self.sequence = 0
         self.step: int | None = None  # within a compiled program
+        self.first_borrow = 0
         self._report = report
         self._sites: dict[int, Site] = {}
 
@@ -96,7 +98,7 @@ class Interpreter:
             try:
                 site.run = resolve(form.maker)(self, site, description)
             except Exception as error:  # noqa: BLE001  (its instructions fail with it, as if they had raised it)
-                site.run = _raising(error)
+                site.run = raising(error)
         return forgotten
 
     def forget(self, numbers: Sequence[int]) -> None:
@@ -179,8 +181,8 @@ def resolve(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _raising(error: Exception) -> Run:
-    """In place of a site that could not be made."""
+def raising(error: Exception) -> Run:
+    """What runs in place of a site that could not be made."""
 
     def run(heap: Heap, code: Sequence[int], at: int, constants: Sequence[Any], constant: int) -> None:
         raise error

@@ -15,7 +15,7 @@ from skipper.tensor_engine.shared.program import CALL, OPERATION, CompiledProgra
 from skipper.tensor_engine.worker.calls import FunctionCall, invoke
 from skipper.tensor_engine.worker.compiled_regions import CompiledRegion, regions_of
 from skipper.tensor_engine.worker.heap import Heap, Poison, poison_storage
-from skipper.tensor_engine.worker.interpreter import Interpreter, Run, Site, resolve
+from skipper.tensor_engine.worker.interpreter import Interpreter, Run, Site, raising, resolve
 from skipper.tensor_engine.worker.operations import Description, find, laid_out
 
 _numbers = itertools.count(1)
@@ -43,9 +43,10 @@ class Replay:
     def __init__(self, worker: Interpreter, program: CompiledProgram) -> None:
         self._worker = worker
         self._program = program
+        self._is_whole = True  # until a site cannot be made
         self._sites = [self._make(form, description) for form, description in program.sites]
         self._last = _last_uses(program)
-        self._regions = {region.begin: region for region in regions_of(program)}
+        self._regions = {region.begin: region for region in regions_of(program)} if self._is_whole else {}
         # While it runs step by step, slots are in the heap under numbers that nothing else has.
         self._base = -(next(_numbers) << 44)
         self._function: Callable[[Heap, Sequence[int], int], None] | None = None
@@ -53,6 +54,16 @@ class Replay:
 
     def run(self, heap: Heap, code: Sequence[int], at: int, constants: Sequence[Any], constant: int) -> None:
         """Run it as one instruction."""
+        if not self._program.borrows:
+            self._run(heap, code, at)
+            return
+        self._worker.first_borrow = constants[constant]
+        try:
+            self._run(heap, code, at)
+        finally:
+            self._worker.first_borrow = 0
+
+    def _run(self, heap: Heap, code: Sequence[int], at: int) -> None:
         if self._function is None:
             if self._step_by_step(heap, code, at, self._inputs(heap, code, at), 0):
                 self._write()
@@ -71,7 +82,10 @@ class Replay:
 
     def _make(self, form: Form, description: Any) -> Site:
         site = Site(form)
-        site.run = resolve(form.maker)(self._worker, site, description)
+        try:
+            site.run = resolve(form.maker)(self._worker, site, description)
+        except Exception as error:  # noqa: BLE001  (its steps fail with it: others may be what another stream waits for)
+            site.run, self._is_whole = raising(error), False
         return site
 
     def _inputs(self, heap: Heap, code: Sequence[int], at: int) -> dict[int, Any]:

@@ -9,7 +9,7 @@ import torch
 
 from skipper.tensor_engine.worker.calls import FunctionCall
 from skipper.tensor_engine.worker.gloo_port import GlooPort
-from skipper.tensor_engine.worker.interpreter import Interpreter
+from skipper.tensor_engine.worker.interpreter import Interpreter, Run, Site
 from skipper.tensor_engine.worker.replay import Replay
 
 
@@ -60,6 +60,11 @@ def die_in_a_group(
     if worker.rank == call.static:
         GlooPort.let_in = lambda port: os._exit(3)  # type: ignore[assignment]
     return [inputs[0]]
+
+
+def cannot_be_made(worker: Interpreter, site: Site, description: object) -> Run:
+    """The maker of a site that this worker lacks something for."""
+    raise ImportError("told to fail")
 
 
 def programs(worker: Interpreter, value: object, argument: object) -> int:

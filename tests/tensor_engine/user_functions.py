@@ -189,6 +189,36 @@ def set_event(name: str, x: torch.Tensor) -> torch.Tensor:
     return x + 0
 
 
+_gates: dict[str, threading.Semaphore] = {}
+
+
+def gate(name: str) -> threading.Semaphore:
+    """A gate of this process, which is closed at first."""
+    with _events_lock:
+        return _gates.setdefault(name, threading.Semaphore(0))
+
+
+def pass_gate(name: str, x: torch.Tensor) -> torch.Tensor:
+    """The input, once somebody has opened the gate, which closes behind it."""
+    if not gate(name).acquire(timeout=30):
+        raise TimeoutError(name)
+    return x + 0
+
+
+def open_gate(name: str, x: torch.Tensor) -> torch.Tensor:
+    """The input, after letting one pass."""
+    gate(name).release()
+    return x + 0
+
+
+def fail_if_large(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Add one input to the other, and fail after that if it is large."""
+    y.add_(x)
+    if x.max() > 10:
+        raise ValueError("too large")
+    return y
+
+
 def register_backends() -> None:
     """Make backends of `torch.compile` known that get something wrong."""
     if "gives_up" in torch._dynamo.list_backends(()):
