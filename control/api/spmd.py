@@ -236,7 +236,7 @@ class _Membership:
         forget_process_groups(has_failed=False)
 
     def _tell(self, groups: RunGroups, error: BaseException) -> RankFailure | None:
-        """Have the other ranks leave, and find out which was the first to fail; None where that is nobody's concern."""
+        """Have the other ranks leave, and find out which failed first; None where this one has failed by itself."""
         is_consequence = isinstance(error, _CutShortError) or is_of_broken_group(error)
         text = shorten(describe(error), MOST_MESSAGE)
         own = RankFailure(self._member.rank.rank, summarize(error), text, is_consequence)
@@ -246,7 +246,9 @@ class _Membership:
         if self._member.rank.rank == 0:
             groups.serve_store()
         # What is no Exception ends this actor: it is not kept from that.
-        return first.get(2 * spmd_runs.VERDICT_S) if isinstance(error, Exception) else None
+        if not isinstance(error, Exception) or not (is_consequence or self._was_aborted):
+            return None
+        return first.get(2 * spmd_runs.VERDICT_S)
 
     def _start_abort(self, groups: RunGroups, told: Future[bool]) -> None:
         if told.exception() is None and told.get() and not self._left.is_set():
