@@ -293,7 +293,7 @@ class Attacker:
                     bell.connect(f"\0{name}")
                     for _ in range(50):
                         self.tries += 1
-                        bell.send(self.random.randbytes(self.random.randrange(1, 200)))
+                        bell.send(self.random.randbytes(self.random.choice((0, 1, self.random.randrange(200)))))
         return []
 
     def try_recordings(self) -> Hits:

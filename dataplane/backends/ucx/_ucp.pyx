@@ -43,6 +43,7 @@ cdef extern from "backends/ucx/ucp_guard.h":
     int SKIPPER_GUARD_IN_PLACE
     int SKIPPER_GUARD_NOT_NEEDED
     int skipper_guard()
+    int skipper_guard_bells()
 
 cdef extern from "pthread.h" nogil:
     ctypedef struct pthread_mutex_t:
@@ -132,6 +133,14 @@ def guard():
     """
     cdef int state = skipper_guard()
     return None if state == SKIPPER_GUARD_NOT_NEEDED else state == SKIPPER_GUARD_IN_PLACE
+
+
+def guard_bells():
+    """See that a datagram without a byte, to a socket by which workers within a host wake each other, ends no process.
+
+    To be called before there is a worker; see `ucp_guard.h`. Returns whether it is seen to.
+    """
+    return skipper_guard_bells() == SKIPPER_GUARD_IN_PLACE
 
 
 def set_global_option(str name, str value):

@@ -335,6 +335,7 @@ class UcxEngine:
         ucp = load(find_library(config.ucx_library))
         _require_descriptors()
         ucp.guard()
+        ucp.guard_bells()
         self.ucp = ucp
         self.wire_up_keys = wire_up_keys
         self.width = config.threads

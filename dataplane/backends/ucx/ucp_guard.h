@@ -18,19 +18,29 @@
    linkage table, since they are global and the library is not linked with -Bsymbolic. So their two jump slots are made
    to point to what is below, which looks at the index first.
 
+   And keeps every process alive whose bell is rung by a stranger: a fault of all versions so far. Shared memory of UCX
+   has a Unix datagram socket for each worker, under an abstract name that all users of the host can see. Who has put
+   something there sends a byte to it, and before a worker sleeps it reads one (uct_mm_iface_event_fd_arm). A datagram
+   without a byte reads as the end of a connection, and what is made of that ends the process, even while the worker is
+   being made (ucp_worker_iface_check_events). So the slot by which libuct calls recvfrom, which it does there alone, is
+   made to point to what is below, for which such a datagram is one with a byte.
+
    What is relied on beyond UCX's public headers was read off the debug information of the library in libucx-cu12 1.22.0
    (ptype struct ucp_ep, disassemble): the first members of an endpoint, and the three signatures. So nothing is done
-   for a library of another version, or where the slots are not found. 1.22 without them dies as it did before. */
+   for a library of another version, or where the slots are not found. 1.22 without them dies as it did before. For the
+   bells it is the one slot, in any version. */
 
 #ifndef SKIPPER_UCP_GUARD_H
 #define SKIPPER_UCP_GUARD_H
 
+#include <dlfcn.h>
 #include <elf.h>
 #include <link.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <ucp/api/ucp.h>
@@ -126,7 +136,7 @@ static size_t skipper_number(const skipper_library *library, ElfW(Sxword) tag)
     return 0;
 }
 
-/* The slot by which the library calls a function of its own, and where that is. NULL: it has none. */
+/* The slot by which the library calls a function, and where that is, if it is one of its own. NULL: it has none. */
 static uintptr_t *skipper_slot(const skipper_library *library, const char *name, uintptr_t *function)
 {
     const ElfW(Rela) *entry = (const ElfW(Rela) *)skipper_dynamic(library, DT_JMPREL);
@@ -137,10 +147,11 @@ static uintptr_t *skipper_slot(const skipper_library *library, const char *name,
         return NULL;
     for (; entry < end; entry++) {
         const ElfW(Sym) *symbol = symbols + ELF64_R_SYM(entry->r_info);
-        if (ELF64_R_TYPE(entry->r_info) != SKIPPER_JUMP_SLOT || symbol->st_shndx == SHN_UNDEF)
+        if (ELF64_R_TYPE(entry->r_info) != SKIPPER_JUMP_SLOT || (symbol->st_shndx == SHN_UNDEF) != (function == NULL))
             continue;
         if (strcmp(names + symbol->st_name, name) == 0) {
-            *function = library->base + symbol->st_value;
+            if (function != NULL)
+                *function = library->base + symbol->st_value;
             return (uintptr_t *)(library->base + entry->r_offset);
         }
     }
@@ -181,6 +192,26 @@ static int skipper_guard_library(void)
     return SKIPPER_GUARD_IN_PLACE;
 }
 
+static ssize_t skipper_guard_recvfrom(
+    int fd, void *into, size_t nbytes, int flags, struct sockaddr *from, socklen_t *length)
+{
+    ssize_t got = recvfrom(fd, into, nbytes, flags, from, length);
+    return got == 0 && nbytes > 0 ? 1 : got;
+}
+
+static int skipper_guard_transports(void)
+{
+    void *transports = dlopen("libuct.so.0", RTLD_NOW | RTLD_NOLOAD);
+    skipper_library library = {.within = transports == NULL ? 0 : (uintptr_t)dlsym(transports, "uct_iface_open")};
+    uintptr_t *slot;
+    if (library.within == 0 || !dl_iterate_phdr(skipper_find_library, &library))
+        return SKIPPER_GUARD_NOT_POSSIBLE;
+    slot = skipper_slot(&library, "recvfrom", NULL);
+    if (slot == NULL || !skipper_point(&library, slot, (uintptr_t)&skipper_guard_recvfrom))
+        return SKIPPER_GUARD_NOT_POSSIBLE;
+    return SKIPPER_GUARD_IN_PLACE;
+}
+
 #else
 
 static int skipper_guard_library(void)
@@ -188,7 +219,23 @@ static int skipper_guard_library(void)
     return SKIPPER_GUARD_NOT_POSSIBLE;
 }
 
+static int skipper_guard_transports(void)
+{
+    return SKIPPER_GUARD_NOT_POSSIBLE;
+}
+
 #endif
+
+/* Guard the bells of all workers to come. To be called before there is one; again it does nothing. Holds the GIL. */
+static int skipper_guard_bells(void)
+{
+    static int known, state;
+    if (!known) {
+        state = skipper_guard_transports();
+        known = 1;
+    }
+    return state;
+}
 
 /* Guard the library that is loaded. To be called before it is used; again it does nothing. Holds the GIL. */
 static int skipper_guard(void)

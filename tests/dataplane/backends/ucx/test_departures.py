@@ -1,6 +1,11 @@
-"""Readers that are killed between their request to connect and the owner's answer: the owner lives, others read on."""
+"""Faults of UCX: readers that are killed while they connect, and datagrams of strangers without a byte."""
 
+import contextlib
+import re
+import socket
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +62,41 @@ def test_the_guard_is_in_place_where_the_library_needs_it() -> None:
     needed = binding.library_version()[:2] == (1, 22)
     assert binding.guard() is (True if needed else None)
     assert binding.guard() is (True if needed else None)
+    assert binding.guard_bells()
+    assert binding.guard_bells()
+
+
+@contextlib.contextmanager
+def ringing() -> Iterator[None]:
+    """Send datagrams without a byte to all sockets that have names as UCX's, as any user of the host can."""
+    over = threading.Event()
+
+    def ring() -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as stranger:
+            while not over.wait(0.001):
+                for name in re.findall(r" @([0-9a-f]{5})$", Path("/proc/net/unix").read_text(), re.MULTILINE):
+                    with contextlib.suppress(OSError):
+                        stranger.sendto(b"", f"\0{name}")
+
+    thread = threading.Thread(target=ring)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_strangers_who_ring_without_a_byte_end_nobody() -> None:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(ringing())
+        for _ in range(TIMES):  # also while workers are being made
+            owner, reader = (RemoteOwner(WAYS["cma"], shared=False) for _ in range(2))
+            stack.callback(owner.close)
+            stack.callback(reader.close)
+            name, handle = owner("make_filled", NBYTES, 7)
+            assert reader("read", handle, NBYTES, 20) == bytes([7]) * NBYTES
+            assert owner("content", name) == bytes([7]) * NBYTES
 
 
 if __name__ == "__main__":
