@@ -33,7 +33,6 @@
 #ifndef SKIPPER_UCP_GUARD_H
 #define SKIPPER_UCP_GUARD_H
 
-#include <dlfcn.h>
 #include <elf.h>
 #include <link.h>
 #include <stddef.h>
@@ -84,7 +83,8 @@ static void skipper_guard_cleanup_lanes(skipper_ep *ep)
 }
 
 typedef struct {
-    uintptr_t within; /* an address in the library that is looked for */
+    uintptr_t within; /* an address in the library that is looked for; or else */
+    const char *name; /* how the name of its file begins */
     uintptr_t base;
     const ElfW(Dyn) *dynamic;
     uintptr_t relro_begin, relro_end;
@@ -94,12 +94,13 @@ static int skipper_find_library(struct dl_phdr_info *info, size_t size, void *ar
 {
     skipper_library *library = arg;
     const ElfW(Phdr) *part;
+    const char *file = strrchr(info->dlpi_name, '/');
     uintptr_t begin;
-    int found = 0;
+    int found = library->name != NULL && file != NULL && strncmp(file + 1, library->name, strlen(library->name)) == 0;
     (void)size;
     for (part = info->dlpi_phdr; part < info->dlpi_phdr + info->dlpi_phnum; part++) {
         begin = info->dlpi_addr + part->p_vaddr;
-        found |= part->p_type == PT_LOAD && library->within - begin < part->p_memsz;
+        found |= library->name == NULL && part->p_type == PT_LOAD && library->within - begin < part->p_memsz;
     }
     if (!found)
         return 0;
@@ -201,10 +202,9 @@ static ssize_t skipper_guard_recvfrom(
 
 static int skipper_guard_transports(void)
 {
-    void *transports = dlopen("libuct.so.0", RTLD_NOW | RTLD_NOLOAD);
-    skipper_library library = {.within = transports == NULL ? 0 : (uintptr_t)dlsym(transports, "uct_iface_open")};
+    skipper_library library = {.name = "libuct.so"}; /* libucp, which is loaded, has loaded it */
     uintptr_t *slot;
-    if (library.within == 0 || !dl_iterate_phdr(skipper_find_library, &library))
+    if (!dl_iterate_phdr(skipper_find_library, &library))
         return SKIPPER_GUARD_NOT_POSSIBLE;
     slot = skipper_slot(&library, "recvfrom", NULL);
     if (slot == NULL || !skipper_point(&library, slot, (uintptr_t)&skipper_guard_recvfrom))
