@@ -44,6 +44,7 @@ cdef extern from "backends/ucx/ucp_guard.h":
     int SKIPPER_GUARD_NOT_NEEDED
     int skipper_guard()
     int skipper_guard_bells()
+    unsigned skipper_rings_heard() nogil
 
 cdef extern from "pthread.h" nogil:
     ctypedef struct pthread_mutex_t:

@@ -2,6 +2,12 @@
 
 cdef enum:
     MOST_LANES = 64  # UCX has some 16 per connection
+    # What an owner does before it sleeps, and how long that is at most. A transport that was rung is left out of what
+    # UCX arms and watches until a progress finds no ring there any more, and nobody is told: where somebody rings all
+    # the time the owner has to look again soon.
+    LOOKS = 16
+    NAP_MS = 1000
+    NAP_WHEN_RUNG_MS = 1
     PADDING = 64 << 10  # as much as UCX can take for a key, or a device's part of an address, whatever it has read so far
 
 # The endpoint as shared with callbacks, which may run after the Python object is gone.
@@ -77,12 +83,19 @@ cdef class UcpWorker:
     def serve(self):
         """Progress this worker for its peers, asleep while nothing happens, until `stop`."""
         cdef ucs_status_t status = UCS_OK
+        cdef unsigned heard
+        cdef int idle
         with nogil:
-            while not skipper_get(&self.stopping) and status >= 0:
-                while ucp_worker_progress(self.handle) != 0:
-                    pass
-                status = ucp_worker_wait(self.handle)
-        check("ucp_worker_wait", status)
+            while not skipper_get(&self.stopping) and (status == UCS_OK or status == UCS_ERR_BUSY):
+                heard = skipper_rings_heard()
+                idle = 0
+                while idle < LOOKS:
+                    idle = 0 if ucp_worker_progress(self.handle) != 0 else idle + 1
+                status = ucp_worker_arm(self.handle)
+                if status == UCS_OK:
+                    await_event(self.efd, NAP_MS if skipper_rings_heard() == heard else NAP_WHEN_RUNG_MS)
+        if status != UCS_ERR_BUSY:
+            check("ucp_worker_arm", status)
 
     def stop(self):
         """End `serve`. From any thread."""

@@ -225,9 +225,6 @@ cdef void drive(UcpWorker worker, batch_t **running, Py_ssize_t count, double de
     cdef int more
     cdef int idle = 0
     cdef double left
-    cdef pollfd watched
-    watched.fd = worker.efd
-    watched.events = POLLIN
     while True:
         more = 0
         for i in range(count):
@@ -250,10 +247,17 @@ cdef void drive(UcpWorker worker, batch_t **running, Py_ssize_t count, double de
         skipper_set(&worker.asleep, 1)
         # Arming fails while events are pending; then there is something to progress.
         if ucp_worker_arm(worker.handle) == UCS_OK and not finished_behind(running, count):
-            watched.revents = 0
-            poll(&watched, 1, <int>min(<double>SLEEP_MS, left * 1e3 + 1))
+            await_event(worker.efd, <int>min(<double>SLEEP_MS, left * 1e3 + 1))
         skipper_set(&worker.asleep, 0)
     skipper_set(&worker.woken, 0)
+
+
+cdef void await_event(int fd, int milliseconds) noexcept nogil:
+    cdef pollfd watched
+    watched.fd = fd
+    watched.events = POLLIN
+    watched.revents = 0
+    poll(&watched, 1, milliseconds)
 
 
 cdef int finished_behind(batch_t **running, Py_ssize_t count) noexcept nogil:

@@ -1,6 +1,6 @@
 """UCX in one process: the library, its context, its workers and their threads.
 
-The *server* worker serves peers: a daemon thread progresses it and sleeps in `ucp_worker_wait` in between. What this
+The *server* worker serves peers: a daemon thread progresses it and sleeps in between. What this
 process initiates is carried by *client* workers: one for short operations, so that none waits behind a large copy, and
 as many as there are copy threads for large ones, which share the bytes out between them. A short operation runs in the
 thread that submits it. What is not over after a brief spin is driven to its end by the thread of its client worker,

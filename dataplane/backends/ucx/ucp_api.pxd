@@ -9,6 +9,7 @@ cdef extern from "ucs/type/status.h" nogil:
     bint UCS_PTR_IS_ERR(ucs_status_ptr_t pointer)
     ucs_status_t UCS_PTR_RAW_STATUS(ucs_status_ptr_t pointer)
     ucs_status_t UCS_OK
+    ucs_status_t UCS_ERR_BUSY
     ucs_status_t UCS_ERR_CANCELED
     ucs_status_t UCS_ERR_CONNECTION_RESET
     ucs_status_t UCS_ERR_NO_MEMORY
@@ -147,7 +148,6 @@ cdef extern from "ucp/api/ucp.h" nogil:
     void ucp_worker_release_address(ucp_worker_h worker, ucp_address_t *address)
     ucs_status_t ucp_worker_get_efd(ucp_worker_h worker, int *fd)
     ucs_status_t ucp_worker_arm(ucp_worker_h worker)
-    ucs_status_t ucp_worker_wait(ucp_worker_h worker)
     ucs_status_t ucp_worker_signal(ucp_worker_h worker)
     unsigned ucp_worker_progress(ucp_worker_h worker)
     ucs_status_t ucp_mem_map(ucp_context_h context, const ucp_mem_map_params_t *params, ucp_mem_h *memory)

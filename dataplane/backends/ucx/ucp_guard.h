@@ -23,7 +23,8 @@
    something there sends a byte to it, and before a worker sleeps it reads one (uct_mm_iface_event_fd_arm). A datagram
    without a byte reads as the end of a connection, and what is made of that ends the process, even while the worker is
    being made (ucp_worker_iface_check_events). So the slot by which libuct calls recvfrom, which it does there alone, is
-   made to point to what is below, for which such a datagram is one with a byte.
+   made to point to what is below, for which such a datagram is one with a byte, and which counts them: who rings all the
+   time would else have an owner sleep with a transport that is not watched (see UcpWorker.serve).
 
    What is relied on beyond UCX's public headers was read off the debug information of the library in libucx-cu12 1.22.0
    (ptype struct ucp_ep, disassemble): the first members of an endpoint, and the three signatures. So nothing is done
@@ -193,14 +194,24 @@ static int skipper_guard_library(void)
     return SKIPPER_GUARD_IN_PLACE;
 }
 
+static unsigned skipper_rings; /* how often a bell of this process has been heard */
+
 static ssize_t skipper_guard_recvfrom(
     int fd, void *into, size_t nbytes, int flags, struct sockaddr *from, socklen_t *length)
 {
     ssize_t got = recvfrom(fd, into, nbytes, flags, from, length);
+    if (got >= 0)
+        __atomic_add_fetch(&skipper_rings, 1, __ATOMIC_RELAXED);
     return got == 0 && nbytes > 0 ? 1 : got;
 }
 
-static int skipper_guard_transports(void)
+static unsigned skipper_rings_heard(void)
+{
+    return __atomic_load_n(&skipper_rings, __ATOMIC_RELAXED);
+}
+
+/* Guard the bells of all workers to come. To be called before there is one; again is harmless. */
+static int skipper_guard_bells(void)
 {
     skipper_library library = {.name = "libuct.so"}; /* libucp, which is loaded, has loaded it */
     uintptr_t *slot;
@@ -219,23 +230,17 @@ static int skipper_guard_library(void)
     return SKIPPER_GUARD_NOT_POSSIBLE;
 }
 
-static int skipper_guard_transports(void)
+static unsigned skipper_rings_heard(void)
+{
+    return 0;
+}
+
+static int skipper_guard_bells(void)
 {
     return SKIPPER_GUARD_NOT_POSSIBLE;
 }
 
 #endif
-
-/* Guard the bells of all workers to come. To be called before there is one; again it does nothing. Holds the GIL. */
-static int skipper_guard_bells(void)
-{
-    static int known, state;
-    if (!known) {
-        state = skipper_guard_transports();
-        known = 1;
-    }
-    return state;
-}
 
 /* Guard the library that is loaded. To be called before it is used; again it does nothing. Holds the GIL. */
 static int skipper_guard(void)

@@ -68,12 +68,12 @@ def test_the_guard_is_in_place_where_the_library_needs_it() -> None:
 
 @contextlib.contextmanager
 def ringing() -> Iterator[None]:
-    """Send datagrams without a byte to all sockets that have names as UCX's, as any user of the host can."""
+    """Send datagrams without a byte to all sockets that have names as UCX's, as any user of the host can; no pause."""
     over = threading.Event()
 
     def ring() -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as stranger:
-            while not over.wait(0.001):
+            while not over.is_set():
                 for name in re.findall(r" @([0-9a-f]{5})$", Path("/proc/net/unix").read_text(), re.MULTILINE):
                     with contextlib.suppress(OSError):
                         stranger.sendto(b"", f"\0{name}")
@@ -87,11 +87,12 @@ def ringing() -> Iterator[None]:
         thread.join()
 
 
-def test_strangers_who_ring_without_a_byte_end_nobody() -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_strangers_who_ring_without_a_byte_end_nobody_and_delay_nobody_for_ever(way: str) -> None:
     with contextlib.ExitStack() as stack:
         stack.enter_context(ringing())
         for _ in range(TIMES):  # also while workers are being made
-            owner, reader = (RemoteOwner(WAYS["cma"], shared=False) for _ in range(2))
+            owner, reader = (RemoteOwner(WAYS[way], shared=False) for _ in range(2))
             stack.callback(owner.close)
             stack.callback(reader.close)
             name, handle = owner("make_filled", NBYTES, 7)
