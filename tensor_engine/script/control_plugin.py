@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from skipper.control import ProcMesh
-from skipper.tensor_engine.script import activation, torch_functions
+from skipper.tensor_engine.script import activation, sharded_modules, torch_functions
 from skipper.tensor_engine.script.actor_calls import rref, send, spawn
 from skipper.tensor_engine.script.issue import dispatch
 from skipper.tensor_engine.script.place import place as tensor_engine_place
@@ -21,6 +21,7 @@ __all__ = ["activate", "place", "rank_tensor", "rank_tensors", "rref", "send", "
 def activate(mesh: ProcMesh) -> AbstractContextManager[ProcMesh]:
     """`ProcMesh.activate`."""
     torch_functions.wrap()
+    sharded_modules.offer()
     return activation.activate(mesh, dispatch)
 
 

@@ -54,6 +54,8 @@ class _Making(threading.local):
 
 
 _making = _Making()
+on_first_use: list[Callable[[], None]] = []
+"""What is called where the first device mesh of processes is made."""
 
 
 def wrap() -> None:
@@ -83,7 +85,7 @@ def wrap() -> None:
 
     @functools.wraps(of_torch_group)
     def get_group(self: DeviceMesh, mesh_dim: int | str | None = None) -> Any:
-        if hasattr(self, _PROCS):
+        if is_of_processes(self):
             raise MisuseError(
                 f"{self} has no process groups in the script, which is none of its ranks: use redistribute of DTensor, "
                 "reduce and to_mesh, or a process_group in a remote function"
@@ -147,7 +149,29 @@ def _laid_out_as(procs: ProcMesh, made: DeviceMesh) -> ProcMesh:
     return procs.flatten("ranks").split(ranks=sizes)
 
 
-def _axes(mesh: DeviceMesh, dim: int) -> tuple[ProcMesh, tuple[str, ...]]:
+def is_of_processes(mesh: DeviceMesh) -> bool:
+    """Whether a device mesh is one of processes of the script, or torch's."""
+    return hasattr(mesh, _PROCS)
+
+
+def joined(first: DeviceMesh, second: DeviceMesh) -> DeviceMesh:
+    """The device mesh with the dims of two that are parts of one.
+
+    Raises:
+        MisuseError: they are not, or their dims have no names.
+    """
+    names = (*(first.mesh_dim_names or ()), *(second.mesh_dim_names or ()))
+    try:
+        if len(names) == first.ndim + second.ndim:
+            if hasattr(first, "_get_root_mesh"):
+                return first._get_root_mesh()[names]
+            return of_torch._mesh_resources.get_root_mesh(first)[names]  # before torch 2.10
+    except KeyError:
+        pass
+    raise MisuseError(f"{first} and {second} are not dims of one device mesh, with names")
+
+
+def axes_of_dim(mesh: DeviceMesh, dim: int) -> tuple[ProcMesh, tuple[str, ...]]:
     """The processes of a device mesh, and along which of their axes one of its dims goes."""
     procs: ProcMesh | None = getattr(mesh, _PROCS, None)
     if procs is None:
@@ -191,7 +215,7 @@ def _begin() -> None:
             (types.Replicate, "_replicate_tensor", _replicate),
             (types.Partial, "_reduce_value", _partial_to_replicate),
             (types._StridedShard, "_shard_tensor", _refuse_strided),
-            (types._StridedShard, "_to_replicate_tensor", _refuse_strided),
+            (types._StridedShard, "_to_replicate_tensor", _strided_to_replicate),
             (types._StridedShard, "_replicate_to_strided_shard", _refuse_strided),
             (masks._MaskPartial, "_partition_value", _masked_part),
             (masks._MaskPartial, "_reduce_value", _masked_to_replicate),
@@ -205,13 +229,15 @@ def _begin() -> None:
         propagator = importlib.import_module("torch.distributed.tensor._sharding_prop").ShardingPropagator
         propagate = propagator._propagate_tensor_meta_non_cached
         propagator._propagate_tensor_meta_non_cached = activation.in_the_script(propagate)
+        for begin in on_first_use:
+            begin()
         left_to_their_class.add(importlib.import_module("torch.distributed.tensor").DTensor)
 
 
 def taken_apart(tensor: Any) -> tuple[Tensor, list[Tensor], DistributedLayout]:
     """A DTensor as it is sent to workers: see `distributed.put_together`."""
     mesh: DeviceMesh = tensor.device_mesh
-    axes = [_axes(mesh, dim) for dim in range(mesh.ndim)]
+    axes = [axes_of_dim(mesh, dim) for dim in range(mesh.ndim)]
     procs, names = axes[0][0], list(axes[0][0].extent)
     layout = DistributedLayout(
         tuple(procs.extent.values()),
@@ -236,14 +262,14 @@ def _for_meshes(method: Callable[..., Any], ours: Callable[..., Any]) -> Callabl
 
 def _shard(self: Any, tensor: Tensor, mesh: DeviceMesh, mesh_dim: int, src_data_rank: int | None = 0) -> torch.Tensor:
     """`distribute_tensor`: every rank along a dim gets its part of what the one at ``src_data_rank`` has."""
-    return _own_part(_replicate(self, tensor, mesh, mesh_dim, src_data_rank), self.dim, mesh, mesh_dim)
+    return own_part(_replicate(self, tensor, mesh, mesh_dim, src_data_rank), self.dim, mesh, mesh_dim)
 
 
 def _replicate(
     self: Any, tensor: Tensor, mesh: DeviceMesh, mesh_dim: int, src_data_rank: int | None = 0
 ) -> torch.Tensor:
     """`distribute_tensor`: every rank along a dim gets what the one at ``src_data_rank`` has."""
-    procs, axes = _axes(mesh, mesh_dim)
+    procs, axes = axes_of_dim(mesh, mesh_dim)
     there = laid_out(tensor, procs)
     if src_data_rank is None:
         return there.contiguous()
@@ -254,15 +280,26 @@ def _replicate(
 def _replicate_to_shard(
     self: Any, tensor: Tensor, mesh: DeviceMesh, mesh_dim: int, shard_index: object
 ) -> torch.Tensor:
-    return _own_part(tensor, self.dim, mesh, mesh_dim)
+    return own_part(tensor, self.dim, mesh, mesh_dim)
 
 
 def _shard_to_replicate(
     self: Any, tensor: Tensor, mesh: DeviceMesh, mesh_dim: int, current_logical_shape: object
 ) -> torch.Tensor:
-    procs, axes = _axes(mesh, mesh_dim)
+    procs, axes = axes_of_dim(mesh, mesh_dim)
     stacked = reduce(laid_out(tensor, procs), axes, STACK)
     return stacked.movedim(0, self.dim).flatten(self.dim, self.dim + 1).contiguous()
+
+
+def _strided_to_replicate(
+    self: Any, tensor: Tensor, mesh: DeviceMesh, mesh_dim: int, current_logical_shape: object
+) -> torch.Tensor:
+    """Of a dim that was cut along another dim of the mesh first: what was between its pieces is there again."""
+    procs, axes = axes_of_dim(mesh, mesh_dim)
+    stacked = reduce(laid_out(tensor, procs), axes, STACK)
+    after = stacked.shape[self.dim + 2 :]
+    pieces = stacked.reshape(*stacked.shape[: self.dim + 1], self.split_factor, -1, *after).movedim(0, self.dim + 1)
+    return pieces.flatten(self.dim, self.dim + 2).contiguous()
 
 
 def _shard_to_shard(
@@ -273,21 +310,21 @@ def _shard_to_shard(
     current_logical_shape: object,
     new_shard_dim: int,
 ) -> torch.Tensor:
-    procs, axes = _axes(mesh, mesh_dim)
+    procs, axes = axes_of_dim(mesh, mesh_dim)
     parts = _parts(laid_out(tensor, procs), new_shard_dim, mesh, mesh_dim).movedim(new_shard_dim, 0)
     got = reduce(parts.contiguous(), axes, STACK, scatter=True)  # from each rank its part for this one
     return got.movedim(0, self.dim).flatten(self.dim, self.dim + 1).contiguous()
 
 
 def _partial_to_shard(self: Any, tensor: Tensor, mesh: DeviceMesh, reduce_op: str, mesh_dim: int) -> torch.Tensor:
-    procs, axes = _axes(mesh, mesh_dim)
+    procs, axes = axes_of_dim(mesh, mesh_dim)
     parts = _parts(laid_out(tensor, procs), self.dim, mesh, mesh_dim).movedim(self.dim, 0)
     mine: torch.Tensor = reduce(parts.contiguous(), axes, reduce_op, scatter=True)
     return mine.squeeze(0)
 
 
 def _partial_to_replicate(self: Any, tensor: Tensor, mesh: DeviceMesh, mesh_dim: int) -> torch.Tensor:
-    procs, axes = _axes(mesh, mesh_dim)
+    procs, axes = axes_of_dim(mesh, mesh_dim)
     return reduce(laid_out(tensor, procs), axes, self.reduce_op)
 
 
@@ -316,9 +353,9 @@ def _refuse_strided(self: Any, tensor: Tensor, *args: object, **kwargs: object) 
     )
 
 
-def _own_part(tensor: torch.Tensor, dim: int, mesh: DeviceMesh, mesh_dim: int) -> torch.Tensor:
+def own_part(tensor: torch.Tensor, dim: int, mesh: DeviceMesh, mesh_dim: int) -> torch.Tensor:
     """Each rank's part of what it has, along a dim."""
-    parts = _parts(laid_out(tensor, _axes(mesh, mesh_dim)[0]), dim, mesh, mesh_dim)
+    parts = _parts(laid_out(tensor, axes_of_dim(mesh, mesh_dim)[0]), dim, mesh, mesh_dim)
     return parts.index_select(dim, _place(mesh, mesh_dim).reshape(1)).squeeze(dim)
 
 
@@ -336,7 +373,7 @@ def _check_even(size: int, count: int) -> None:
 
 def _place(mesh: DeviceMesh, mesh_dim: int) -> torch.Tensor:
     """On each rank its place along a dim."""
-    procs, axes = _axes(mesh, mesh_dim)
+    procs, axes = axes_of_dim(mesh, mesh_dim)
     ranks = rank_tensors(procs, axes)
     place: torch.Tensor = ranks[axes[0]]
     for axis in axes[1:]:

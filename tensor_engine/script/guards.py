@@ -221,12 +221,17 @@ class Guarding(activation.DispatchMode):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 written = args[index] if index < len(args) else kwargs.get(argument.name)
                 for each in written if isinstance(written, list | tuple) else (written,):
-                    if isinstance(each, torch.Tensor) and not isinstance(each, Tensor) and id(each) not in self._own:
+                    if _is_of_script(each) and id(each) not in self._own:
                         recording.refuse(
                             "a change to a tensor of the script", "it would happen once. Make it a tensor of the mesh"
                         )
         result = func(*args, **kwargs)
         for each in result if isinstance(result, list | tuple) else (result,):
-            if isinstance(each, torch.Tensor) and not isinstance(each, Tensor):
+            if _is_of_script(each):
                 self._own[id(each)] = each
         return result
+
+
+def _is_of_script(argument: object) -> bool:
+    """Whether it is a tensor, and none of a mesh; a `DTensor` is what its local one is."""
+    return isinstance(argument, torch.Tensor) and not isinstance(getattr(argument, "_local_tensor", argument), Tensor)

@@ -75,6 +75,7 @@ def wrap() -> None:
             setattr(owner, name, _loading(getattr(owner, name)))
         for name in ("__init__", "_next_index"):  # the seed of an epoch, and what a sampler draws
             setattr(data._BaseDataLoaderIter, name, _drawing(getattr(data._BaseDataLoaderIter, name)))
+        torch.Tensor.__deepcopy__ = _instead(torch.Tensor.__deepcopy__, _deepcopy)  # type: ignore[method-assign]
         torch._utils._rebuild_tensor = activation.in_the_script(torch._utils._rebuild_tensor)
         if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):  # torch 2.8
             higher_order: Any = HigherOrderOperator
@@ -88,6 +89,14 @@ def _instead(of_torch: Callable[..., Any], made: Callable[..., Any]) -> Callable
         return made(of_torch, *args, **kwargs)
 
     return run
+
+
+def _deepcopy(of_torch: Callable[..., Any], tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
+    """A tensor of the script stays there: torch makes the copy from its storage, which would be of the active mesh."""
+    if type(tensor) is not torch.Tensor:
+        return of_torch(tensor, memo)
+    with activation.no_mesh():
+        return of_torch(tensor, memo)
 
 
 class _Loading(threading.local):

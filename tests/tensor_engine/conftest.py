@@ -48,14 +48,23 @@ def active(procs: ProcMesh) -> Iterator[ProcMesh]:
 
 def values_on(procs: ProcMesh) -> int:
     """How many values the first worker of a mesh has, once it has run what was issued so far."""
+    return _told_by_the_first(procs, "count")
+
+
+def bytes_on(procs: ProcMesh) -> int:
+    """How many bytes of memory the values of the first worker take, once it has run what was issued so far."""
+    return _told_by_the_first(procs, "stored")
+
+
+def _told_by_the_first(procs: ProcMesh, function: str) -> int:
     gc.collect()
     session = session_of(procs)
     session.synchronize(PATIENCE_S)
     with session.lock:
         session.flush()
     answer = session.workers(tensor_engine.script.instruction_stream.MAIN).slice(**dict.fromkeys(procs.extent, 0))
-    count: int = answer.ask.call_one("tests.tensor_engine.on_workers:count", 0, None).get(PATIENCE_S)
-    return count
+    told: int = answer.ask.call_one(f"tests.tensor_engine.on_workers:{function}", 0, None).get(PATIENCE_S)
+    return told
 
 
 @pytest.fixture

@@ -18,6 +18,12 @@ def count(worker: Interpreter, value: object, argument: object) -> int:
     return len(worker.heap)
 
 
+def stored(worker: Interpreter, value: object, argument: object) -> int:
+    """Bytes of the memory of all values; that of views counts once."""
+    storages = [each.untyped_storage() for each in worker.heap.values() if isinstance(each, torch.Tensor)]
+    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+
+
 def sites(worker: Interpreter, value: object, argument: object) -> int:
     """How many sites are known."""
     return len(worker._sites)

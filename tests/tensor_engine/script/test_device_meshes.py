@@ -159,7 +159,7 @@ def test_a_tensor_parallel_model_trains_as_in_one_process(four: ProcMesh, mesh: 
 
 
 def test_parameters_that_are_cut_up_train_on_a_batch_that_is_cut_up(four: ProcMesh, mesh: DeviceMesh) -> None:
-    """What `fully_shard` does, by placements alone."""
+    """By placements alone."""
 
     def cut(name: str, module: torch.nn.Module, device_mesh: DeviceMesh) -> None:
         for key, parameter in list(module.named_parameters(recurse=False)):
@@ -269,7 +269,6 @@ def misfits() -> list[tuple[Callable[[ProcMesh, DeviceMesh], Any], type[Exceptio
         (lambda four, mesh: init_device_mesh("cpu", (2,)), MeshMismatchError, "all its 4 processes"),
         (lambda four, mesh: DeviceMesh("cpu", [3, 2, 1, 0]), MeshMismatchError, r"in their order.*\[3, 2, 1, 0\]"),
         (lambda four, mesh: mesh.get_group("dp"), MisuseError, "has no process groups in the script"),
-        (lambda four, mesh: dist.fsdp.fully_shard(torch.nn.Linear(2, 2), mesh=mesh["dp"]), MisuseError, "no process"),
         (lambda four, mesh: distribute_tensor(torch.ones(4), mesh) + torch.ones(4), RuntimeError, "mixed torch.Tensor"),
     ]
 

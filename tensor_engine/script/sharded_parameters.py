@@ -1,0 +1,395 @@
+"""Parameters that are cut up over the ranks of a mesh, and put together where they are used: see `sharded_modules`."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, cast
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from skipper.control import ProcMesh
+from skipper.tensor_engine.errors import MisuseError
+from skipper.tensor_engine.script import activation
+from skipper.tensor_engine.script.communicate import reduce
+from skipper.tensor_engine.script.device_meshes import axes_of_dim, joined, own_part
+from skipper.tensor_engine.script.place import place
+from skipper.tensor_engine.script.tensor import Tensor
+from skipper.tensor_engine.shared.reductions import STACK
+
+GROUP = "_skipper_group"
+"""The attribute of a module that has its group."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardingLayout:
+    """Where the parameters of a group go.
+
+    Attributes:
+        mesh: of one dim, along which they are cut up, or of two, of which the first has copies.
+        procs: its processes.
+        shard_axes: along which axes they are cut up.
+        copy_axes: along which axes there are copies.
+    """
+
+    mesh: DeviceMesh
+    procs: ProcMesh
+    shard_axes: tuple[str, ...]
+    copy_axes: tuple[str, ...]
+
+    @staticmethod
+    def of(mesh: DeviceMesh) -> ShardingLayout:
+        """That along a device mesh.
+
+        Raises:
+            MisuseError: it has more than two dims.
+        """
+        if mesh.ndim > 2:
+            raise MisuseError(f"fully_shard takes a device mesh of one dim, or of two (copies, shards), not {mesh}")
+        procs, shard_axes = axes_of_dim(mesh, mesh.ndim - 1)
+        return ShardingLayout(mesh, procs, shard_axes, axes_of_dim(mesh, 0)[1] if mesh.ndim == 2 else ())
+
+    @property
+    def count(self) -> int:
+        """Of shards."""
+        return self.mesh.size(self.mesh.ndim - 1)
+
+
+@dataclass(slots=True)
+class ShardingOptions:
+    """What `fully_shard` was asked for.
+
+    Attributes:
+        reshards: whether whole tensors are let go after forward; None: but in the outermost module.
+        placement: gives the `Shard` of a parameter, or None for the usual one.
+        policy: of mixed precision.
+        ignored: parameters that stay as they are.
+        divide_by: gradients are their sum by this, and not the average.
+    """
+
+    reshards: bool | None
+    placement: Callable[[torch.nn.Parameter], Any]
+    policy: Any
+    ignored: set[torch.nn.Parameter]
+    divide_by: float | None = None
+
+    @staticmethod
+    def of(options: dict[str, Any]) -> ShardingOptions:
+        """The keyword arguments of `fully_shard`.
+
+        Raises:
+            MisuseError: one of them is not for tensors of a mesh.
+        """
+        given = {name: value for name, value in options.items() if value is not None}
+        reshards = given.pop("reshard_after_forward", None)
+        placement = given.pop("shard_placement_fn", lambda _: None)
+        fsdp = importlib.import_module("torch.distributed.fsdp")
+        policy = given.pop("mp_policy", None) or fsdp.MixedPrecisionPolicy()
+        ignored = given.pop("ignored_params", set())
+        if type(given.pop("offload_policy", None)) not in (type(None), fsdp.OffloadPolicy):
+            raise MisuseError("fully_shard for tensors of a mesh has no offload_policy: they stay where they are")
+        if given:
+            raise MisuseError(f"fully_shard for tensors of a mesh does not take {', '.join(sorted(given))}")
+        return ShardingOptions(None if reshards is None else bool(reshards), placement, policy, ignored)
+
+
+class ShardedParameter:
+    """A parameter of a group.
+
+    Attributes:
+        slots: the modules and names that have it; several where it is tied.
+        parameter: the DTensor.
+        dim: along which it is cut up, or None where all ranks have it whole.
+        local_shape: of what each rank has.
+        model_parallel: the device mesh, placements, shape and strides of the DTensor that it was before, or None.
+    """
+
+    def __init__(self, slots: list[tuple[torch.nn.Module, str]], group: ShardedGroup) -> None:
+        distributed = importlib.import_module("torch.distributed.tensor")
+        module, name = slots[0]
+        original: Any = module._parameters[name]
+        self.slots = slots
+        self.model_parallel: tuple[Any, ...] | None = None
+        layout, local = group.layout, original.detach()
+        before: tuple[Any, ...] = ()
+        mesh = layout.mesh
+        if isinstance(original, distributed.DTensor):
+            local = original.detach().to_local()
+            mesh, before = joined(layout.mesh, original.device_mesh), original.placements
+            self.model_parallel = (original.device_mesh, before, original.shape, original.stride())
+        elif not isinstance(original, Tensor):
+            local = place(local, layout.procs)
+        self.dim = _dim(local.shape, layout.count, group.options.placement(original))
+        if self.dim is None:
+            cut: Any = distributed.Replicate()
+        else:
+            local = own_part(local, self.dim, layout.mesh, layout.mesh.ndim - 1)
+            cut = distributed.Shard(self.dim)
+            cuts = [original.device_mesh.size(dim) for dim, each in enumerate(before) if each.is_shard(self.dim)]
+            if cuts:
+                kinds = importlib.import_module("torch.distributed.tensor.placement_types")
+                cut = kinds._StridedShard(self.dim, split_factor=math.prod(cuts))
+        self.local_shape = local.shape
+        copies = [distributed.Replicate()] * bool(layout.copy_axes)
+        made = _dtensor(local.contiguous(), mesh, [*copies, cut, *before], original.shape, original.stride())
+        self.parameter = torch.nn.Parameter(made, original.requires_grad)
+
+    def fill(self, tensor: Any) -> None:
+        """Have it stand where the modules look for it."""
+        for module, name in self.slots:
+            module._parameters[name] = tensor
+
+    @property
+    def local(self) -> torch.Tensor:
+        """What each rank has of it; its gradient becomes a part of the DTensor's."""
+        local: torch.Tensor = cast(Any, self.parameter).to_local()
+        return local
+
+    def whole_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The whole, as the module knows it."""
+        if self.model_parallel is None:
+            return tensor
+        return _dtensor(tensor, *self.model_parallel)
+
+
+class ShardedGroup:
+    """The parameters of the modules that are given to one call, and whether they are whole just now."""
+
+    def __init__(self, modules: Sequence[torch.nn.Module], layout: ShardingLayout, options: ShardingOptions) -> None:
+        self.layout = layout
+        self.options = options
+        self.parts: list[ShardedParameter] = []
+        self._entered = 0
+        self._is_outermost: bool | None = None
+        self._kept: list[torch.Tensor] | None = None
+        """The whole tensors, where they are still there for backward, or there again; none that autograd follows."""
+        self._saved: dict[int, int] = {}
+        """By the storage of a whole tensor of the forward pass that runs, its number."""
+        slots: dict[int, list[tuple[torch.nn.Module, str]]] = {}
+        owned = {id(each) for each in options.ignored}
+        for module in modules:
+            for each in module.modules():
+                inner = each.__dict__.get(GROUP)
+                if inner is not None:
+                    owned.update(id(part.parameter) for part in inner.parts)
+        for module in modules:
+            for each in module.modules():
+                for name, parameter in each._parameters.items():
+                    if parameter is not None and id(parameter) not in owned:
+                        places = slots.setdefault(id(parameter), [])
+                        if (each, name) not in places:
+                            places.append((each, name))
+                for name, buffer in each._buffers.items():
+                    if buffer is not None and not isinstance(buffer, Tensor):
+                        each._buffers[name] = place(buffer, layout.procs)
+        self.parts = [ShardedParameter(places, self) for places in slots.values()]
+        self.reshard()
+
+    def reshard(self) -> None:
+        """Let the modules have the parts, and forget the whole."""
+        for part in self.parts:
+            part.fill(part.parameter)
+        self._kept = None
+        self._saved = {}
+
+    def unshard(self) -> None:
+        """Let the modules have the whole tensors, as leaves that backward does not fill."""
+        kept = self._for_backward()
+        for part, tensor in zip(self.parts, kept, strict=True):
+            # Where a checkpoint computes again, autograd has to save as much as before.
+            part.fill(part.whole_of(tensor.detach().requires_grad_(part.parameter.requires_grad)))
+
+    @contextmanager
+    def running(self, is_outermost: bool) -> Iterator[None]:
+        """A module of it runs in here, with whole parameters that autograd follows."""
+        if self._entered or not self.parts:
+            yield
+            return
+        with activation.no_mesh():
+            whole = _together(self, [part.local for part in self.parts], differentiable=torch.is_grad_enabled())
+        for part, tensor in zip(self.parts, whole, strict=True):
+            part.fill(part.whole_of(tensor))
+        if self._is_outermost is None:  # once: a checkpoint that computes again does so without what is around it
+            self._is_outermost = is_outermost
+        reshards = not self._is_outermost if self.options.reshards is None else self.options.reshards
+        kept = [tensor.detach() for tensor in whole] if torch.is_grad_enabled() and not reshards else None
+        self._saved = {id(cast(Tensor, tensor).remote_value.storage): at for at, tensor in enumerate(whole)}
+        self._entered += 1
+        try:
+            with self._noting() if reshards and torch.is_grad_enabled() else nullcontext():
+                yield
+        finally:
+            self._entered -= 1
+            self.reshard()
+            self._kept = kept
+
+    def _noting(self) -> AbstractContextManager[None]:
+        """Have autograd note whole tensors, and views of them, rather than keep them."""
+        outer: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        saved = self._saved
+
+        def pack(tensor: Any) -> Callable[[], torch.Tensor]:
+            local = getattr(tensor, "_local_tensor", tensor)
+            at = saved.get(id(local.remote_value.storage)) if isinstance(local, Tensor) else None
+            if at is not None:
+                again = functools.partial(self._again, at, local.shape, local.stride(), local.storage_offset())
+                if local is tensor:
+                    return again
+                known = tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride()
+                return functools.partial(_distributed, again, *known)
+            if outer is not None:
+                return functools.partial(outer[1], outer[0](tensor))
+            return functools.partial(_unchanged, tensor, tensor._version)
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed())
+
+    def _again(self, at: int, shape: torch.Size, stride: tuple[int, ...], offset: Any) -> torch.Tensor:
+        """A whole tensor, or a view of it, for backward."""
+        whole = self._for_backward()[at]
+        if (whole.shape, whole.stride(), whole.storage_offset()) == (shape, stride, offset):
+            return whole
+        return whole.as_strided(shape, stride, offset)
+
+    def _for_backward(self) -> list[torch.Tensor]:
+        if self._kept is None:
+            with torch.no_grad(), activation.no_mesh():
+                self._kept = _together(self, [part.local for part in self.parts], differentiable=False)
+        return self._kept
+
+    def begin_backward(self) -> None:
+        """Backward has come to an output."""
+        self.unshard()
+        # Frozen parameters may be needed after the gradients of the others.
+        torch.autograd.Variable._execution_engine.queue_callback(self.reshard)
+
+
+def _distributed(local: Callable[[], torch.Tensor], *known: Any) -> torch.Tensor:
+    return _dtensor(local(), *known)
+
+
+def _dtensor(
+    local: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Any], shape: torch.Size, stride: tuple[int, ...]
+) -> torch.Tensor:
+    made: torch.Tensor = importlib.import_module("torch.distributed.tensor").DTensor.from_local(
+        local, mesh, placements, run_check=False, shape=shape, stride=stride
+    )
+    return made
+
+
+def _unchanged(tensor: torch.Tensor, version: int) -> torch.Tensor:
+    """What autograd has saved. It looks for changes by itself only where nobody notes what it saves."""
+    if tensor._version != version:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: a tensor "
+            f"of shape {list(tensor.shape)} is at version {tensor._version}; expected version {version} instead"
+        )
+    return tensor
+
+
+def _dim(shape: torch.Size, count: int, wanted: Any) -> int | None:
+    """Along which dim a parameter is cut: the first that can be cut evenly, unless one is wanted."""
+    if wanted is not None:
+        if not hasattr(wanted, "dim"):
+            raise MisuseError(f"shard_placement_fn gives a Shard or None, for tensors of a mesh; not {wanted!r}")
+        return cast(int, wanted.dim) % len(shape)
+    return next((dim for dim, size in enumerate(shape) if size and size % count == 0), None)
+
+
+def _together(group: ShardedGroup, parts: list[torch.Tensor], *, differentiable: bool) -> list[torch.Tensor]:
+    """The whole tensors of what each rank has."""
+    if differentiable:
+        return list(_Unshard.apply(group, *parts))  # type: ignore[no-untyped-call]
+    return _gathered(group, parts)
+
+
+def _gathered(group: ShardedGroup, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    dtype, layout = group.options.policy.param_dtype, group.layout
+    cast_ = [part if dtype is None or not part.is_floating_point() else part.to(dtype) for part in parts]
+    whole: list[torch.Tensor] = list(cast_)
+    for numbers in _by_dtype(cast_, [at for at, part in enumerate(group.parts) if part.dim is not None]):
+        flat = torch.cat([cast_[at].reshape(-1) for at in numbers])
+        stacked = reduce(flat, layout.shard_axes, STACK)
+        for at, piece in zip(numbers, _cut(stacked, [cast_[at].numel() for at in numbers]), strict=True):
+            dim = cast(int, group.parts[at].dim)
+            ranks = piece.reshape(layout.count, *cast_[at].shape)
+            whole[at] = ranks.movedim(0, dim).flatten(dim, dim + 1).contiguous()
+    # Autograd tells them by their storage, and modules must not change the parts.
+    return [tensor.clone() if _shares(tensor, part) else tensor for tensor, part in zip(whole, parts, strict=True)]
+
+
+def _cut(rows: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
+    """The second dim in pieces."""
+    ends = list(accumulate(sizes))
+    return [rows[:, end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+
+def _shares(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return cast(Tensor, one).remote_value.storage is cast(Tensor, other).remote_value.storage
+
+
+def _by_dtype(tensors: Sequence[torch.Tensor | None], numbers: Sequence[int]) -> list[list[int]]:
+    """These numbers, those of tensors of one dtype together."""
+    together: dict[torch.dtype, list[int]] = {}
+    for at in numbers:
+        tensor = tensors[at]
+        if tensor is not None:
+            together.setdefault(tensor.dtype, []).append(at)
+    return list(together.values())
+
+
+class _Unshard(torch.autograd.Function):
+    """The whole tensors of parts; the gradients of the parts are averages over all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, group: ShardedGroup, *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.group = group
+        whole = tuple(_gathered(group, parts))
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(
+            *(tensor for tensor, part in zip(whole, parts, strict=True) if not part.requires_grad)
+        )
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
+        group: ShardedGroup = ctx.group
+        group.reshard()
+        with activation.no_mesh():
+            return None, *_averaged(group, gradients)
+
+
+def _averaged(group: ShardedGroup, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    layout, options = group.layout, group.options
+    reduction = "avg" if options.divide_by is None else "sum"
+    wanted = options.policy.reduce_dtype
+    cast_ = [each if each is None or wanted is None else each.to(wanted) for each in gradients]
+    mine: list[torch.Tensor | None] = list(cast_)
+    for numbers in _by_dtype(cast_, [at for at, part in enumerate(group.parts) if part.dim is not None]):
+        rows = []
+        for at in numbers:
+            dim, whole = cast(int, group.parts[at].dim), cast(torch.Tensor, cast_[at])
+            cut = whole.reshape(*whole.shape[:dim], layout.count, -1, *whole.shape[dim + 1 :])
+            rows.append(cut.movedim(dim, 0).reshape(layout.count, -1))
+        part = reduce(torch.cat(rows, 1), layout.shard_axes, reduction, scatter=True)
+        if layout.copy_axes:
+            part = reduce(part, layout.copy_axes, reduction)
+        for at, piece in zip(numbers, _cut(part, [row.shape[1] for row in rows]), strict=True):
+            mine[at] = piece.reshape(group.parts[at].local_shape)
+    everyone = [at for at, part in enumerate(group.parts) if part.dim is None and cast_[at] is not None]
+    axes = (*layout.copy_axes, *layout.shard_axes)
+    for at, gradient in zip(everyone, reduce([cast_[at] for at in everyone], axes, reduction), strict=True):
+        mine[at] = gradient
+    return [
+        None if each is None else _finished(each, group.parts[at].parameter.dtype, options.divide_by)
+        for at, each in enumerate(mine)
+    ]
+
+
+def _finished(gradient: torch.Tensor, dtype: torch.dtype, divide_by: float | None) -> torch.Tensor:
+    return (gradient if divide_by is None else gradient / divide_by).to(dtype)
