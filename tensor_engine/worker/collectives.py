@@ -67,17 +67,13 @@ def all_reduce(
     """
     with group.guard(f"{reduction} of {expected}"):
         flat, fault = _flat(group, value, expected)
-        is_direct = into is not None and _can_hold(into, expected)
-        out = into.detach() if into is not None and is_direct else _fresh(group, expected)
+        out = _room_for_result(group, expected, into)
         if to is None:
             missing = _reduce(group, flat, out.view(-1), reduction)
         else:
             missing = _reduce_in_one_phase(group, flat, out.view(-1), reduction, _wanted(group, to))
         result = _agreed(group, missing, fault, out if _wanted(group, to) else None)
-    result = settled(result)
-    if into is None or is_direct or not isinstance(result, torch.Tensor):
-        return result
-    return into.copy_(result)
+    return _delivered(settled(result), into)
 
 
 def all_reduce_together(
@@ -96,7 +92,16 @@ def all_reduce_together(
     results: list[MemberValue] = []
     for begin, end in _bundles(expected):
         part = slice(begin, end)
-        results += _reduce_bundle(group, values[part], expected[part], reduction, into[part])
+        reduced: Sequence[MemberValue] | None = None
+        if end - begin > 1:
+            try:
+                reduced = _reduce_as_one(group, values[part], expected[part], reduction, into[part])
+            except CommunicationError as error:
+                reduced = [error] * (end - begin)
+        if reduced is None:
+            each = zip(values[part], expected[part], into[part], strict=True)
+            reduced = [_reduce_one(group, value, meta, reduction, target) for value, meta, target in each]
+        results += reduced
     return results
 
 
@@ -164,27 +169,14 @@ def _bundles(expected: Sequence[TensorMetadata]) -> Iterator[tuple[int, int]]:
         yield begin, len(expected)
 
 
-def _reduce_bundle(
-    group: Group,
-    values: Sequence[MemberValue],
-    expected: Sequence[TensorMetadata],
-    reduction: str,
-    into: Sequence[torch.Tensor | None],
-) -> list[MemberValue]:
-    if len(values) > 1:
-        try:
-            reduced = _reduce_as_one(group, values, expected, reduction, into)
-        except CommunicationError as error:
-            return [error] * len(values)
-        if reduced is not None:
-            return reduced
-    results: list[MemberValue] = []
-    for value, meta, target in zip(values, expected, into, strict=True):
-        try:
-            results.append(all_reduce(group, value, meta, reduction, into=target))
-        except CommunicationError as error:
-            results.append(error)
-    return results
+def _reduce_one(
+    group: Group, value: MemberValue, expected: TensorMetadata, reduction: str, into: torch.Tensor | None
+) -> MemberValue:
+    """`all_reduce`, or the error that it raises."""
+    try:
+        return all_reduce(group, value, expected, reduction, into=into)
+    except CommunicationError as error:
+        return error
 
 
 def _reduce_as_one(
@@ -219,13 +211,13 @@ def _combined(
     group: Group, reduction: str, rows: Rows, expected: TensorMetadata, into: torch.Tensor | None
 ) -> torch.Tensor:
     """The rows reduced into a tensor, or a new one; one row is the result."""
-    is_direct = into is not None and _can_hold(into, expected)
-    out = into.detach() if into is not None and is_direct else _fresh(group, expected)
+    out = _room_for_result(group, expected, into)
     if len(rows) == 1:
         out.view(-1).copy_(rows[0])
     elif expected.numel:
         combine(reduction, rows, out.view(-1))
-    return out if into is None or is_direct else into.copy_(out)
+    delivered: torch.Tensor = _delivered(out, into)
+    return delivered
 
 
 def checked(
@@ -240,18 +232,24 @@ def checked(
     return value, None
 
 
-def _can_hold(into: torch.Tensor, expected: TensorMetadata) -> bool:
-    """Whether a result can be written into this memory as it comes."""
-    return (
-        (tuple(into.shape), into.dtype, into.device.type) == (expected.shape, expected.dtype, expected.device.type)
+def _room_for_result(group: Group, expected: TensorMetadata, into: torch.Tensor | None) -> torch.Tensor:
+    """The memory that a result is meant for, where it can be written there as it comes, else new memory."""
+    if (
+        into is not None
+        and (tuple(into.shape), into.dtype, into.device.type) == (expected.shape, expected.dtype, expected.device.type)
         and into.is_contiguous()
         and not into.is_conj()
         and not into.is_neg()
-    )
-
-
-def _fresh(group: Group, expected: TensorMetadata) -> torch.Tensor:
+    ):
+        return into.detach()
     return torch.empty(expected.shape, dtype=expected.dtype, device=group.device)
+
+
+def _delivered(result: MemberValue, into: torch.Tensor | None) -> MemberValue:
+    """What was made in such room, in the memory that it is meant for."""
+    if into is None or not isinstance(result, torch.Tensor) or result.data_ptr() == into.data_ptr():
+        return result
+    return into.copy_(result)
 
 
 def _flat(group: Group, value: MemberValue, expected: TensorMetadata) -> tuple[torch.Tensor | None, MemberValue]:
