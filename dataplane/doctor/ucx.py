@@ -49,6 +49,7 @@ def ucx(
     own = [
         Check("backends", "ucx", Verdict.OK, status.reason.removesuffix(", not started")),
         of_version(binding.library_version(), guarded=binding.guard()),
+        of_bells(guarded=binding.guard_bells()),
     ]
     if library is None and wheels.installed:
         own.append(of_wheels(wheels))
@@ -109,6 +110,15 @@ def of_version(version: tuple[int, int, int], *, guarded: bool | None) -> Check:
         return Check("backends", "ucx version", Verdict.WARNING, found, installed_wheels().command)
     found = f"{name}, tried with Skipper; its known fault is guarded against"
     return Check("backends", "ucx version", Verdict.OK, found)
+
+
+def of_bells(*, guarded: bool) -> Check:
+    """Whether the sockets by which UCX's workers wake each other are guarded (see `ucp_guard.h`)."""
+    if guarded:
+        found = "a datagram without a byte from another user ends nobody"
+        return Check("backends", "ucx bells", Verdict.OK, found)
+    found = "not guarded in this UCX: an empty datagram from any user of the host can end a process that uses it"
+    return Check("backends", "ucx bells", Verdict.WARNING, found, installed_wheels().command)
 
 
 def devices_used() -> list[str]:

@@ -19,7 +19,7 @@ from skipper.dataplane.doctor.command import main
 from skipper.dataplane.doctor.examine import TrialError, trial
 from skipper.dataplane.doctor.probes import ProbeError, ask
 from skipper.dataplane.doctor.sysfs import Interface, RdmaPort
-from skipper.dataplane.doctor.ucx import of_version, of_wheels, ucx
+from skipper.dataplane.doctor.ucx import of_bells, of_version, of_wheels, ucx
 
 ROOT = Path(__file__).resolve().parents[3]
 ROCE = RdmaPort("mlx5_0", 1, "ACTIVE", "Ethernet", 100.0, False, (Gid(1, "10.0.0.7", "RoCE v2", "eth0"),))
@@ -296,3 +296,8 @@ def test_a_version_of_ucx_that_was_not_tried_is_said(
     assert check.verdict is verdict
     assert says in check.found
     assert ".".join(map(str, version)) in check.found
+
+
+@pytest.mark.parametrize(("guarded", "verdict"), [(True, Verdict.OK), (False, Verdict.WARNING)])
+def test_the_guard_of_the_bells_is_told(guarded: bool, verdict: Verdict) -> None:
+    assert of_bells(guarded=guarded).verdict is verdict
