@@ -13,10 +13,12 @@ from typing import Any
 import torch
 
 from skipper.control import ProcMesh
+from skipper.control.api.tensor_engine_plugin import on_mesh
 from skipper.control.model.bounds import MAX_PROCESSES, check_count
 from skipper.control.runtime import current_runtime
 from skipper.torchstore.algebra.copies import check_copies
 from skipper.torchstore.algebra.slices import TensorSlice
+from skipper.torchstore.clients import mesh_publishers
 from skipper.torchstore.clients.local_client import LocalClient
 from skipper.torchstore.clients.registry import DEFAULT_STORE_NAME, controller_of, reset_client, run
 from skipper.torchstore.clients.remote import DEFAULT_TIMEOUT_S
@@ -84,6 +86,7 @@ async def initialize(
             )
         strategy = ControllerStorageVolumes()
     reset_client(store_name)
+    mesh_publishers.forget_store(store_name)
     controller = await controller_of(store_name, timeout)
     settings = StoreSettings(keep_versions, checksum, copies, journal)
     await ask(controller.init.call_one(num_storage_volumes, strategy, mesh, volume_nbytes, settings), timeout)
@@ -102,6 +105,7 @@ async def shutdown(store_name: str = DEFAULT_STORE_NAME, *, timeout: float = DEF
 async def teardown(store_name: str, timeout: float) -> None:
     """What `shutdown` does in the process that has initialized the store."""
     reset_client(store_name)
+    mesh_publishers.forget_store(store_name)
     if not current_runtime.is_running():  # nothing is left here, and no job is begun to find that out
         return
     controller = await controller_of(store_name, timeout)
@@ -122,7 +126,8 @@ async def put(
     """Store a tensor, this rank's shard of a DTensor, or any picklable object; replaces what is there.
 
     A DTensor is visible when every rank of the process group has put its shard, or all that ``publisher`` says (see
-    `put_state_dict`); anything else at once, from any process. The value is copied: change it
+    `put_state_dict`); anything else at once, from any process. A script puts a DTensor on a mesh of the tensor engine,
+    or a tensor of a mesh of one rank, and the ranks do it. The value is copied: change it
     afterwards as you like. ``checksum`` is that of `put_state_dict`; values that travel in a message have none. So is
     ``version``: a number higher than those before, by default the next one.
 
@@ -133,6 +138,13 @@ async def put(
         LateShareError, OutOfStepError, ShareMismatchError: As those of `put_state_dict`.
         VolumeLostError: The storage volume is dead.
     """
+    if isinstance(value, torch.Tensor) and type(value) is not torch.Tensor:
+        found = on_mesh(value)
+        if found is not None:
+            await mesh_publishers.put_value(
+                found, key, value, store_name, timeout, checksum=checksum, version=version, publisher=publisher
+            )
+            return
     await run(
         store_name,
         timeout,

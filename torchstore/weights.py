@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from skipper.control.api.tensor_engine_plugin import on_mesh
 from skipper.control.model.bounds import check_flag
 from skipper.torchstore.algebra.manifest import Mode
+from skipper.torchstore.clients import mesh_publishers
 from skipper.torchstore.clients.explanation import Explanation
 from skipper.torchstore.clients.local_client import LocalClient
 from skipper.torchstore.clients.registry import DEFAULT_STORE_NAME, run
@@ -43,9 +45,11 @@ async def put_state_dict(
 
     Args:
         state_dict: Nested dicts (lists, tuples) of tensors, DTensors and picklable objects. Ranks of one
-            mesh put the same names; each contributes its shards. In direct mode None stands for the one that this
-            process has put last under ``key``, with its ``transfer_dtype``: the same tensors, as they are now. With a
-            ``transfer_dtype`` they are not kept alive for that.
+            mesh put the same names; each contributes its shards. A script puts tensors of a mesh of the tensor engine
+            just so: its DTensors, and beside them tensors of which all ranks have the same. The ranks put them, as they
+            are at this point of the program; nothing else but objects may be among them. In direct mode None stands
+            for the one that this process has put last under ``key``, with its ``transfer_dtype``: the same tensors, as
+            they are now. With a ``transfer_dtype`` they are not kept alive for that.
         key: Where.
         store_name: Which store.
         direct_rdma: The older name of ``mode="direct"``.
@@ -93,6 +97,9 @@ async def put_state_dict(
         ValueError: None was given for a state dict, and this process has put none under ``key`` in direct mode, or the
             memory of a tensor of that has been freed since; or ``direct_rdma=True`` and ``mode="snapshot"``.
         MismatchError: A tensor cannot be stored; `BlockAlignmentError`: its shards cut the blocks of a `BlockFP8`.
+        UnsupportedPlacementError: (a MismatchError) Of a mesh there are only tensors of which nothing says what those
+            of the ranks have to do with each other.
+        MeshMismatchError: (a `ValueError`) The tensors are of several meshes of the tensor engine.
         VolumeLostError: The storage volume is dead; with ``copies``: there are not as many living ones.
         StrategyError: The store has fewer volumes than ``copies``.
     """
@@ -110,6 +117,12 @@ async def put_state_dict(
         copies,
         timeout,
     )
+    found = on_mesh(state_dict)
+    if found is not None:
+        return await mesh_publishers.put_version(found, put, store_name)
+    if state_dict is None and mesh_publishers.is_of_mesh(key, store_name):
+        return await mesh_publishers.put_again(put, store_name)
+    mesh_publishers.forget_key(key, store_name)
     return await run(store_name, timeout, LocalClient.put_version, put)
 
 
@@ -233,7 +246,8 @@ async def fence(key: str, *, store_name: str = DEFAULT_STORE_NAME, timeout: floa
     Raises:
         StoreTimeoutError: Somebody still reads; the message names the processes. The version stays closed.
     """
-    await run(store_name, timeout, LocalClient.fence, key, timeout=timeout)
+    if not await mesh_publishers.fence(key, store_name, timeout):
+        await run(store_name, timeout, LocalClient.fence, key, timeout=timeout)
 
 
 @public
@@ -247,7 +261,8 @@ async def wait_for_readers(
     Raises:
         StoreTimeoutError: Somebody still reads; the message names the processes.
     """
-    await run(store_name, timeout, LocalClient.wait_for_readers, key, timeout=timeout)
+    if not await mesh_publishers.wait_for_readers(key, store_name, timeout):
+        await run(store_name, timeout, LocalClient.wait_for_readers, key, timeout=timeout)
 
 
 def _mode(mode: Mode | None, direct_rdma: bool) -> Mode:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
 
 from skipper.control.model.actor import ActorBase
@@ -26,6 +27,27 @@ class OnWorkersError(Exception):
 
     Where that happens to the arguments of a call or of ``spawn``, these go through the engine.
     """
+
+
+@dataclass(frozen=True, slots=True)
+class OnMesh:
+    """What is known of a value that has tensors of a mesh in it.
+
+    Attributes:
+        mesh: A `ProcMesh`: of the first of them.
+        is_whole: Whether one of them knows its place in a whole, or there is one rank.
+    """
+
+    mesh: Any
+    is_whole: bool
+
+
+def on_mesh(what: object) -> OnMesh | None:
+    """What is known of a value in which there may be tensors of a mesh; None where there are none.
+
+    Nothing is loaded for this: without an engine at work there are no such tensors.
+    """
+    return engine().on_mesh(what) if engine.cache_info().currsize else None
 
 
 def is_for_engine(error: BaseException) -> bool:
@@ -47,6 +69,9 @@ class TensorEngine(Protocol):
 
     def rank_tensors(self, mesh: object) -> dict[str, Any]:
         """See `ProcMesh.rank_tensors`."""
+
+    def on_mesh(self, what: object) -> OnMesh | None:
+        """See the function of this name; ``what`` is a tensor, or dicts, lists and tuples with such."""
 
     def rref(self, endpoint: MethodView, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `Endpoint.rref`."""

@@ -73,10 +73,12 @@ class CompiledFunction(Generic[P, R]):
             surroundings = TraceSurroundings()
             before = gradients()
             recorder = recording.current = TraceRecorder()
+            token = recording.traced.set(recorder)
             try:
                 with surroundings, Guarding(), torch.autograd.set_multithreading_enabled(False):
                     result = [self._function(*args, **kwargs)]  # only this list may hold it
             finally:
+                recording.traced.reset(token)
                 recording.current = None
                 recorder.end_borrows()
             if recorder.refusal is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -124,19 +125,23 @@ current: TraceRecorder | None = None
 """The recorder of the function that is being traced: one at a time, in any thread; None if there is none."""
 
 
+traced: contextvars.ContextVar[TraceRecorder | None] = contextvars.ContextVar("traced", default=None)
+"""The same where the thread is of no help: a coroutine that another one runs has the context of its caller."""
+
+
 def is_tracing() -> bool:
     """Whether a function is being compiled in this thread."""
     return current is not None and current.is_here
 
 
 def refuse(what: str, instead: str) -> None:
-    """Refuse what cannot be compiled, if a function is being compiled in this thread.
+    """Refuse what cannot be compiled, if a function is being compiled in this thread, or in that for which it works.
 
     Raises:
         CompileError: it is.
     """
     recorder = current
-    if recorder is not None and recorder.is_here:
+    if recorder is not None and (recorder.is_here or recorder is traced.get()):
         recorder.refusal = CompileError(f"{what} cannot be part of a compiled function: {instead}")
         raise recorder.refusal
 
