@@ -1,8 +1,8 @@
 """`job_stacks`: where every thread of a running job is, also in processes that hang.
 
 A process that answers lists its own stacks. One that cannot is looked at from another process of the same host and
-user: `py-spy` reads its memory, if it is installed and the kernel permits it. Otherwise the process gets a signal whose
-handler writes the stacks (see `control.runtime.procs.stack_file`); a stopped process handles it when it continues.
+user: `py-spy` reads its memory, if it is installed and the kernel permits it. Otherwise the process writes its stacks
+itself (see `control.observe.written_stacks`), which a stopped one cannot.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any
 from skipper.control.api.join import find, visiting
 from skipper.control.model.errors import DeadlineError, JobNotFoundError
 from skipper.control.observe.job_query import ProcessAnswer, survey
-from skipper.control.runtime.procs.stack_file import NAME, SIGNAL
+from skipper.control.observe.written_stacks import have_written
+from skipper.control.runtime.procs.stack_file import frames_of_threads
 from skipper.control.wire.addresses import within_host
 from skipper.control.wire.vitals import look_at
 
@@ -47,6 +48,7 @@ _MACHINERY = (
 
 _UNIX = "unix-abstract:"
 _LOOKS_AT_ONCE = 4
+_KNOCK_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,7 @@ def answer(process: Process, argument: bool) -> tuple[list[str], list[ThreadStac
     of_thread = {actor.executor.thread_id: actor for actor in actors if actor.executor is not None}
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found: list[ThreadStacks] = []
-    for ident, frame in sys._current_frames().items():
+    for ident, frame in frames_of_threads().items():
         if ident == threading.get_ident():
             continue
         walked = []
@@ -225,7 +227,7 @@ def _pid_of(process_id: str) -> int:
         JobNotFoundError: it has ended.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
-        knock.settimeout(SIGNAL_TIMEOUT_S)
+        knock.settimeout(_KNOCK_TIMEOUT_S)
         try:
             knock.connect("\0" + within_host(process_id).removeprefix(_UNIX))
         except (BlockingIOError, TimeoutError):  # unix(7): its queue of connections is full
@@ -239,12 +241,9 @@ def _pid_of(process_id: str) -> int:
     return int(pid)
 
 
-PY_SPY_TIMEOUT_S = 10.0
-SIGNAL_TIMEOUT_S = 2.0
-LONGEST_S = PY_SPY_TIMEOUT_S + SIGNAL_TIMEOUT_S
-"""How long a look may take."""
-_QUIET_S = 0.05
-"""The stacks are whole once nothing has been added for this long."""
+PY_SPY_TIMEOUT_S = 8.0
+LONGEST_S = 12.0
+"""How long a look may take; what py-spy leaves of it is for the process to write its stacks itself."""
 
 _STATES = {
     "R": "running",
@@ -265,13 +264,14 @@ def look(pid: int, *, native: bool = False) -> str:
     head = f"it is {_STATES.get(state, state)}"
     if state in "ZX":
         return head
+    end = time.monotonic() + LONGEST_S
     spied, why = _py_spy(pid, stopped=state in "Tt", native=native)
     if spied is not None:
         return f"{head}\n{spied}"
-    written, why_not = _have_it_written(pid, state)
-    if written is not None:
-        return f"{head}; {why}, so it wrote this itself\n{written}"
-    return f"{head}; {why}; {why_not}"
+    written = have_written(pid, state, end=end)
+    if written.text is not None:
+        return f"{head}; {why}, so it wrote this itself{written.how}\n{written.text}"
+    return f"{head}; {why}; {written.how}"
 
 
 def py_spy() -> str | None:
@@ -301,48 +301,6 @@ def _py_spy(pid: int, *, stopped: bool, native: bool) -> tuple[str | None, str]:
         said = [line for line in done.stderr.splitlines() if line.strip()]
         return None, f"py-spy failed ({said[-1].strip() if said else f'exit code {done.returncode}'})"
     return done.stdout.strip(), ""
-
-
-def _have_it_written(pid: int, state: str) -> tuple[str | None, str]:
-    if state in "Tt":
-        return None, "it handles no signal while it is stopped"
-    if not _catches(pid, SIGNAL):
-        return None, "it has not been prepared to write its stacks"
-    path = _stack_file(pid)
-    if path is None:
-        return None, "the file that it would write into is not accessible"
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            file.seek(0, os.SEEK_END)
-            os.kill(pid, SIGNAL)
-            text, deadline, heard = "", time.monotonic() + SIGNAL_TIMEOUT_S, 0.0
-            while (now := time.monotonic()) < deadline and not (text and now - heard > _QUIET_S):
-                more = file.read()
-                if more:
-                    text, heard = text + more, now
-                time.sleep(0.005)
-    except OSError as error:
-        return None, f"it cannot be sent a signal ({error.strerror})"
-    return (text.strip(), "") if text else (None, f"it did not handle a signal within {SIGNAL_TIMEOUT_S:g} s")
-
-
-def _catches(pid: int, number: int) -> bool:
-    """Whether the process handles this signal: it would end it otherwise."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-    return False
-
-
-def _stack_file(pid: int) -> str | None:
-    with contextlib.suppress(OSError):
-        for number in os.listdir(f"/proc/{pid}/fd"):
-            path = f"/proc/{pid}/fd/{number}"
-            with contextlib.suppress(OSError):
-                if os.readlink(path).startswith(f"/memfd:{NAME}"):
-                    return path
-    return None
 
 
 def descendants(pid: int) -> list[int]:

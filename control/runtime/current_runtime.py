@@ -252,10 +252,10 @@ def _shared_loop() -> LoopThread:
     from skipper.control.runtime.procs import stack_file, thread_limit
 
     global _loop_thread
-    stack_file.offer()
     breakpoints.install()
     if _loop_thread is None:
         thread_limit.check()
+        stack_file.offer()
         _loop_thread = LoopThread()
         atexit.register(_at_exit)
         os.register_at_fork(after_in_child=_forget)

@@ -34,11 +34,13 @@ class Thread:
         is_runnable: whether it runs, or would if there were a CPU for it.
         ran_ns: for how long it has run.
         waited_ns: for how long it has waited for a CPU, up to when it last got one.
+        is_in_kernel: whether it waits there for something that no signal interrupts, as for memory from a disk.
     """
 
     is_runnable: bool = False
     ran_ns: int = 0
     waited_ns: int = 0
+    is_in_kernel: bool = False
 
 
 _NEW = Thread()
@@ -64,6 +66,11 @@ class Vitals:
         """How long it has been kept from running since an earlier look: that of its threads that was kept longest."""
         grown = (thread.waited_ns - before.threads.get(tid, _NEW).waited_ns for tid, thread in self.threads.items())
         return max(grown, default=0) / 1e9
+
+    def ran_s(self, before: Vitals) -> dict[int, float]:
+        """For how long each thread has run since an earlier look, by its id."""
+        then = before.threads
+        return {tid: (thread.ran_ns - then.get(tid, _NEW).ran_ns) / 1e9 for tid, thread in self.threads.items()}
 
     def is_kept_waiting(self, before: Vitals) -> bool:
         """Whether a thread wants to run and has not since an earlier look: its wait is not counted yet."""
@@ -112,7 +119,7 @@ def _thread(folder: str) -> Thread:
         ran, waited = file.read().split()[:2]
     with open(f"{folder}/stat", "rb") as file:
         state = file.read().rpartition(b")")[2].split()[_STATE]
-    return Thread(state == b"R", int(ran), int(waited))
+    return Thread(state == b"R", int(ran), int(waited), state == b"D")
 
 
 def _existence(pid: int) -> Condition:

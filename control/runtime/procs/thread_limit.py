@@ -8,7 +8,7 @@ import threading
 from skipper.control.model.errors import ThreadLimitError
 from skipper.control.support import cgroup
 
-NEEDED = 12
+NEEDED = 13
 """So many threads the runtime of a process has: its own few, and those that gRPC starts with the first link."""
 _NO_THREAD = "can't start new thread"
 
