@@ -44,6 +44,7 @@ _AXES = "_skipper_axes"
 
 _MASKS_BEFORE_2_13 = "torch.distributed.tensor._ops._embedding_ops"
 _beginning = threading.Lock()
+_numbers: dict[tuple[str, ...], int] = {}
 _is_in_use = False
 
 
@@ -82,6 +83,7 @@ def wrap() -> None:
             # Parts of the mesh take theirs of these.
             self._dim_group_names = [_NO_GROUP] * self.ndim  # type: ignore[list-item]  # a str, to torch before 2.13
             setattr(self, _PROCS, _laid_out_as(procs, self) if is_root else procs)
+            self._thread_id, self._hash = _number_of(procs), None
 
     @functools.wraps(of_torch_group)
     def get_group(self: DeviceMesh, mesh_dim: int | str | None = None) -> Any:
@@ -102,6 +104,16 @@ def wrap() -> None:
     for name in ("__getitem__", "_flatten", "_unflatten"):
         if hasattr(DeviceMesh, name):
             setattr(DeviceMesh, name, _deriving(getattr(DeviceMesh, name)))
+
+
+def _number_of(procs: ProcMesh) -> int:
+    """Of these processes, where device meshes are compared: they would be equal else if only their ranks are.
+
+    torch remembers by the device meshes of its arguments on which one a result is.
+    """
+    processes = tuple(member.id for member in procs.members)
+    with _beginning:
+        return _numbers.setdefault(processes, len(_numbers) + 1)
 
 
 def _deriving(method: Callable[..., Any]) -> Callable[..., Any]:

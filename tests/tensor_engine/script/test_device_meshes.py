@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.distributed.tensor.placement_types import Placement
 
-from skipper.control import Actor, ProcMesh, endpoint
+from skipper.control import Actor, ProcMesh, endpoint, this_host
 from skipper.tensor_engine import (
     MeshMismatchError,
     MisuseError,
@@ -290,6 +290,23 @@ def test_a_tensor_of_other_processes_is_refused(four: ProcMesh, procs: ProcMesh,
         other = torch.ones(4)
     with pytest.raises(MeshMismatchError, match="not of the processes of"):
         distribute_tensor(other, mesh, [Shard(0), Replicate()])
+
+
+def test_meshes_of_other_processes_with_the_same_ranks_are_kept_apart(procs: ProcMesh) -> None:
+    others = this_host().spawn_procs({"gpus": 2}, env={"OMP_NUM_THREADS": "1"})
+    made = []
+    for each in (procs, others, procs):
+        with each.activate():
+            mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+            rows, columns = (distribute_tensor(torch.arange(16.0).reshape(4, 4), mesh, [Shard(dim)]) for dim in (1, 0))
+            product = (rows @ columns).redistribute(placements=[Replicate()])
+        torch.testing.assert_close(
+            inspect(product, dp=1), torch.arange(16.0).reshape(4, 4) @ torch.arange(16.0).reshape(4, 4)
+        )
+        made.append(mesh)
+    assert made[0] == made[2]
+    assert made[0] != made[1]
+    others.stop().get(PATIENCE_S)
 
 
 def test_a_script_that_is_a_rank_itself_is_told(four: ProcMesh) -> None:
