@@ -12,7 +12,7 @@ import torch
 from skipper.torchstore.errors import LoadPlanMismatchError
 from skipper.torchstore.plans.plan_lines import PlanParts, read, write
 from skipper.torchstore.plans.regions import RecordedTensor, RegionCopy, RegionFill, WholeTensors, dtype_of
-from skipper.torchstore.tensors.local_tensors import is_dtensor
+from skipper.torchstore.tensors.local_tensors import is_dtensor, why_not_dense
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class LoadPlan:
         """See whether a model is the one that the plan was recorded for, tensor by tensor.
 
         Raises:
-            LoadPlanMismatchError: A parameter is missing, or has another shape, dtype or other strides.
+            LoadPlanMismatchError: A parameter is missing, has no memory, or has another shape, dtype or other strides.
         """
         present, differences = tensors_of(model), []
         for name, recorded in self.parameters.items():
@@ -55,6 +55,8 @@ class LoadPlan:
                 differences.append(f"it has no parameter {name!r}")
             elif is_dtensor(tensor):
                 differences.append(f"{name!r} is a DTensor")
+            elif reason := why_not_dense(tensor):
+                differences.append(f"{name!r} cannot be filled: {reason}")
             elif recorded != (found := RecordedTensor.of(tensor.shape, tensor.dtype, tensor.stride())):
                 differences.append(f"{name!r} is {found}, recorded as {recorded}")
         if differences:

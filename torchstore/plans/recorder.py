@@ -32,7 +32,7 @@ from skipper.torchstore.plans.regions import (
     is_scattered,
 )
 from skipper.torchstore.protocol.meta import TensorMeta
-from skipper.torchstore.tensors.local_tensors import is_dtensor
+from skipper.torchstore.tensors.local_tensors import is_dtensor, why_not_dense
 
 LoadWeights = Callable[[Iterable[tuple[str, torch.Tensor]]], object]
 """An engine's own way to load a checkpoint: it takes names and whole tensors, in any order."""
@@ -71,13 +71,16 @@ def record_plan(
     Raises:
         RecordingError: `load_weights` has raised (that error is its cause), or it fills parameters from elsewhere.
         TypeError: The model has no `load_weights` and none was given, or ``checkpoint`` holds something else.
-        ValueError: A parameter is a DTensor.
+        ValueError: A parameter is a DTensor, or has no dense memory of its own (quantized by torch, lazy).
     """
     load = load_weights if load_weights is not None else getattr(model, "load_weights", None)
     if not callable(load):
         raise TypeError(f"{type(model).__name__} has no load_weights: give record_plan(..., load_weights=...)")
-    if sharded := [name for name, tensor in tensors_of(model).items() if is_dtensor(tensor)]:
-        raise ValueError(f"{sharded[0]!r} is a DTensor: it says itself what it holds, so read it by get_state_dict")
+    for name, tensor in tensors_of(model).items():
+        if is_dtensor(tensor):
+            raise ValueError(f"{name!r} is a DTensor: it says itself what it holds, so read it by get_state_dict")
+        if not tensor.is_meta and (reason := why_not_dense(tensor)):
+            raise ValueError(f"{name!r} cannot be filled: {reason}")
     shapes = {name: _shape_of(name, value) for name, value in checkpoint.items()}
     looked_at: dict[str, str] = {}
     while True:  # each time without the tensors whose values were asked for, until there is none
@@ -157,6 +160,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             return self._constant(func, args, kwargs, args[_FILLED[operation]])
         if not any(self._contents.is_known(tensor) for tensor in given):
             return func(*args, **kwargs)
+        with self:  # in inference mode operations come that consist of others
+            made = func.decompose(*args, **kwargs)
+        if made is not NotImplemented:
+            return made
         if operation == "aten::copy_":
             self._begin(args[0])
             self._contents.copy(args[0], args[1], untold=self._untold(args[1]))
@@ -166,8 +173,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         if changed:
             self._spoil(changed, self._contents.names(given), str(func))
             return changed[0] if len(changed) == 1 else tuple(changed)
-        if any(result.alias_info is not None for result in func._schema.returns):
-            return func(*args, **kwargs)
         if operation in _ALIKE:
             made = self._without_values(func, args, kwargs)
             self._contents.copy(made, args[0], untold=None)
@@ -237,7 +242,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         return made
 
     def _compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]) -> Any:
-        """An operation that a plan has no words for: what it returns has a shape and no values."""
+        """A view; or an operation that a plan has no words for: what that returns has a shape and no values."""
+        if any(result.alias_info is not None for result in func._schema.returns):  # a view
+            return func(*args, **kwargs)
         names = self._contents.names(given)
         if not names:  # it looks at what the engine itself has made
             return func(*args, **kwargs)
@@ -246,7 +253,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             return torch.ones((), dtype=given[0].dtype).item()
         try:
             made = self._without_values(func, args, kwargs)
-        except Exception:
+        except NotImplementedError:  # what torch raises where a shape depends on values
             self.looked_at |= dict.fromkeys(sorted(names), str(func))
             raise
         results = [leaf for leaf in tree_flatten(made)[0] if isinstance(leaf, torch.Tensor)]

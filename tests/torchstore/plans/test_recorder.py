@@ -1,7 +1,8 @@
 """What is recorded of models that load as inference engines do."""
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -235,6 +236,38 @@ def test_wrong_arguments_are_refused() -> None:
         ts.record_plan(nn.Linear(2, 2), {})
     with pytest.raises(TypeError, match="'a': a tensor"):
         ts.record_plan(EngineModel(), {"a": 3})  # type: ignore[dict-item]
+
+
+def test_a_mistake_of_the_loader_is_no_look_at_a_value() -> None:
+    with pytest.raises(ts.RecordingError, match="it raised RuntimeError") as caught:
+        recorded(Loading(4, 6), lambda w, a: w.copy_(a @ a), a=(4, 6))
+    assert caught.value.tensor == "a"
+
+
+@pytest.mark.parametrize("look", [lambda a: a.tolist(), lambda a: a.numpy(), lambda a: float(a[0]), lambda a: repr(a)])
+def test_any_look_at_values_ends_in_a_plan_or_an_error(look: Callable[[torch.Tensor], object]) -> None:
+    def load(w: torch.Tensor, *tensors: torch.Tensor) -> None:
+        for tensor in tensors:
+            look(tensor)
+            w.copy_(tensor)
+
+    with suppress(ts.RecordingError):
+        plan = recorded(Loading(4), load, a=(4,))
+        assert plan.whole or len(plan.copies) == 1
+
+
+def test_inference_mode_makes_no_difference(tmp_path: Path) -> None:
+    def load(w: torch.Tensor, a: torch.Tensor) -> None:
+        with torch.inference_mode():
+            w.copy_(torch.vstack(a.t().contiguous().reshape(-1).view(6, 4).chunk(2)).to(torch.float32))
+
+    plan = recorded(Loading(6, 4), load, a=(4, 6))
+    assert not plan.whole
+    lines = copy_lines(plan, tmp_path / "plan.jsonl")
+    assert [line.split('"at": ')[1] for line in lines] == [
+        '"[0:3, 0:4]", "axes": [1, 0]}',
+        '"[3:6, 0:4]", "axes": [1, 0]}',
+    ]
 
 
 def test_scattered_elements_are_read_whole() -> None:

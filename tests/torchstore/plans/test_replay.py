@@ -1,6 +1,7 @@
 """Models that are filled by a plan, against what their own `load_weights` does with the same values."""
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,18 @@ async def test_a_model_is_as_if_it_had_loaded_the_checkpoint_itself(mode: Mode, 
             await ts.fence("policy")
 
 
+async def test_a_version_that_several_publishers_have_put_is_read_as_one() -> None:
+    model = EngineModel(1, 2)
+    plan = ts.record_plan(model, checkpoint_shapes())
+    values = checkpoint(4)
+    for index in (0, 1):
+        share = {name: tensor for number, (name, tensor) in enumerate(values.items()) if number % 2 == index}
+        with pytest.raises(ts.PartiallyPublishedError) if index == 0 else nullcontext():
+            await ts.put_state_dict(share, "policy", publisher=(index, 2))
+            await ts.load_by_plan("policy", plan, model)
+    assert not differing(model, loaded(1, 2, 4))
+
+
 @pytest.mark.parametrize("kind", ["plain", "looking"])
 async def test_what_is_computed_goes_through_the_models_own_load_weights(kind: str) -> None:
     model: EngineModel = KINDS[kind](0, 2, quantize=True)
@@ -164,6 +177,8 @@ async def test_a_plan_for_another_model_is_refused_before_anything_is_read() -> 
     assert len(caught.value.differences) > 4
     assert ts.last_sync() is before
     assert all(bool((parameter == 7).all()) for parameter in other.parameters())
+    with pytest.raises(ts.LoadPlanMismatchError, match="on the meta device has no memory"):
+        await ts.load_by_plan("policy", plan, EngineModel(0, 2, "meta"))
     with pytest.raises(ts.LoadPlanMismatchError, match="it has no parameter"):
         await ts.load_by_plan("policy", plan, nn.Linear(2, 2))
 
