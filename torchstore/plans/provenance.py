@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -102,6 +103,21 @@ class Contents:
         """The checkpoint tensors that some elements of these come from."""
         return frozenset().union(*(names_of(self.read(tensor)) for tensor in tensors if self.is_known(tensor)))
 
+    def escaped(self, own: Iterable[torch.Tensor]) -> frozenset[str]:
+        """The checkpoint tensors of which something is kept by somebody else, beside these; the last call of all.
+
+        Args:
+            own: Tensors whose storages do not count.
+        """
+        storages = {storage_id(tensor) for tensor in own}
+        held = [
+            (names_of(self._written[storage_id(tensor)]), _weakly(tensor))
+            for tensor in self._kept
+            if storage_id(tensor) not in storages
+        ]
+        self._kept.clear()
+        return frozenset().union(*(names for names, storage in held if not storage.expired()))
+
     def copy(self, into: torch.Tensor, source: torch.Tensor, *, untold: Source | None) -> None:
         """Write what one tensor holds into another one of its shape; converts as torch's ``copy_`` does.
 
@@ -134,8 +150,12 @@ class Contents:
 
 def storage_id(tensor: torch.Tensor) -> int:
     """The same for all views of one storage; meta tensors have no address, but they have a storage."""
-    found: int = StorageWeakRef(tensor.untyped_storage()).cdata  # type: ignore[no-untyped-call]
+    found: int = _weakly(tensor).cdata
     return found
+
+
+def _weakly(tensor: torch.Tensor) -> Any:
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 def addresses(tensor: torch.Tensor) -> Strided:

@@ -89,13 +89,14 @@ def record_plan(
             with torch.no_grad(), _unchanged(model) as replaced, recorder:
                 load(recorder.weights())
                 written = recorder.written(replaced())
+            kept = recorder.kept()
         except Exception as error:
             if isinstance(error, RecordingError) and not recorder.looked_at:
                 raise
             if not recorder.looked_at:
                 raise RecordingError(recorder.current, f"it raised {type(error).__name__}: {error}") from error
         if not recorder.looked_at:
-            return _plan(model, shapes, written, looked_at)
+            return _plan(model, shapes, written, looked_at, kept)
         looked_at |= recorder.looked_at
 
 
@@ -146,6 +147,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
                     raise RecordingError(self.current, f"it fills {name} from elsewhere: {part.source.reason}")
         return found
 
+    def kept(self) -> frozenset[str]:
+        """Checkpoint tensors that have come into what is neither a parameter nor a buffer, and is still there."""
+        return self._contents.escaped(tensors_of(self._model).values())
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -172,7 +177,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             return args[0]
         if changed:
             self._spoil(changed, self._contents.names(given), str(func))
-            return changed[0] if len(changed) == 1 else tuple(changed)
+            results = tuple(changed) if func._schema.returns else (None,)
+            return results[0] if len(results) == 1 else results
         if operation in _ALIKE:
             made = self._without_values(func, args, kwargs)
             self._contents.copy(made, args[0], untold=None)
@@ -355,6 +361,7 @@ def _plan(
     shapes: Mapping[str, RecordedTensor],
     written: Mapping[str, list[Written]],
     looked_at: Mapping[str, str],
+    kept: frozenset[str],
 ) -> LoadPlan:
     """The plan of what has come into the parameters, in the order of the model's names."""
     parameters = {
@@ -365,6 +372,7 @@ def _plan(
     copies: list[RegionCopy] = []
     fills: list[RegionFill] = []
     groups = [(frozenset({name}), f"its value is asked for by {reason}") for name, reason in looked_at.items()]
+    groups += [(frozenset({name}), "the model keeps it elsewhere than in its parameters") for name in sorted(kept)]
     for name, parts in written.items():
         for part in parts:
             match part.source:

@@ -238,6 +238,27 @@ def test_wrong_arguments_are_refused() -> None:
         ts.record_plan(EngineModel(), {"a": 3})  # type: ignore[dict-item]
 
 
+def test_what_is_kept_outside_of_parameters_is_left_to_the_model() -> None:
+    model = Loading(4, 6)
+    own: dict[str, torch.Tensor] = {"scale": torch.zeros(6)}
+
+    def load(w: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> None:
+        w.copy_(torch.empty(4, 6).copy_(a))  # a buffer that is gone afterwards
+        own["scale"].copy_(b)
+        own["kept"] = c[:2]
+        own["computed"] = d.float() * 2
+
+    plan = recorded(model, load, a=(4, 6), b=(6,), c=(6,), d=(6,))
+    assert [group.names for group in plan.whole] == [("b",), ("c",), ("d",)]
+    assert {copy.checkpoint for copy in plan.copies} == {"a"}
+    assert own["scale"].tolist() == [0] * 6
+
+
+def test_a_model_without_parameters_has_an_empty_plan() -> None:
+    plan = ts.record_plan(nn.Identity(), {}, load_weights=list)
+    assert (plan.copies, plan.whole, plan.nbytes) == ((), (), 0)
+
+
 def test_a_mistake_of_the_loader_is_no_look_at_a_value() -> None:
     with pytest.raises(ts.RecordingError, match="it raised RuntimeError") as caught:
         recorded(Loading(4, 6), lambda w, a: w.copy_(a @ a), a=(4, 6))
