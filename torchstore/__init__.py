@@ -45,11 +45,14 @@ from skipper.torchstore.errors import (
     KindMismatchError,
     LateShareError,
     LayoutMismatchError,
+    LoadPlanFormatError,
+    LoadPlanMismatchError,
     MismatchError,
     OutOfStepError,
     PartiallyPublishedError,
     PublisherLostError,
     RankEnvironmentError,
+    RecordingError,
     ReplicaMismatchError,
     ShareDTypeMismatchError,
     ShareLayoutMismatchError,
@@ -69,6 +72,9 @@ from skipper.torchstore.errors import (
 )
 from skipper.torchstore.logging import init_logging
 from skipper.torchstore.peers.shared_parameters import share_memory_
+from skipper.torchstore.plans.load_plan import LoadPlan
+from skipper.torchstore.plans.recorder import record_plan
+from skipper.torchstore.plans.replay import load_by_plan
 from skipper.torchstore.protocol.meta import TensorMeta, ValueMeta
 from skipper.torchstore.protocol.origin import Origin
 from skipper.torchstore.protocol.strategy import (
@@ -130,6 +136,9 @@ __all__ = [
     "Part",
     "Stack",
     "Origin",
+    "record_plan",
+    "load_by_plan",
+    "LoadPlan",
     "wait_for_readers",
     "fence",
     "share_memory_",
@@ -170,6 +179,9 @@ __all__ = [
     "ShareDTypeMismatchError",
     "ShareLayoutMismatchError",
     "ReplicaMismatchError",
+    "LoadPlanMismatchError",
+    "LoadPlanFormatError",
+    "RecordingError",
     "SourceChangedError",
     "ChecksumError",
     "PublisherLostError",

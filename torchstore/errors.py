@@ -22,7 +22,10 @@ StoreError
 │   ├── ShareMismatchError                          shares of one step that do not fit together
 │   │   ├── ShareDTypeMismatchError                 a rank has another dtype; also a DTypeMismatchError
 │   │   └── ShareLayoutMismatchError                a rank has another shape; also a LayoutMismatchError
-│   └── ReplicaMismatchError                        replicas of one box with different bytes
+│   ├── ReplicaMismatchError                        replicas of one box with different bytes
+│   └── LoadPlanMismatchError                       a plan that was recorded for another model or checkpoint
+├── LoadPlanFormatError             (ValueError)    a file that is no plan, or one of another release
+├── RecordingError                  (RuntimeError)  a model's load_weights cannot be recorded
 ├── SourceChangedError                              direct mode: the publisher moved on while it was read
 ├── PublisherLostError                              direct mode: the process that owns the bytes is gone
 ├── ChecksumError                                   other bytes have arrived than were published
@@ -302,6 +305,42 @@ class ReplicaMismatchError(MismatchError):
         self.name = name
         self.box = box
         self.ranks = ranks
+
+
+class LoadPlanMismatchError(MismatchError):
+    """A plan does not fit the model that it is to fill, or what is stored; nothing has been read.
+
+    Attributes:
+        key: Of the value; empty where the plan does not fit the model.
+        differences: A line for each parameter or checkpoint tensor that differs.
+    """
+
+    def __init__(self, key: str, differences: tuple[str, ...]) -> None:
+        shown = "; ".join(differences[:4]) + (f"; and {len(differences) - 4} more" if len(differences) > 4 else "")
+        other = "what is stored" if key else "this model"
+        super().__init__(key, f"the plan was recorded for something else than {other}: {shown}; record it again")
+        self.differences = differences
+
+
+class LoadPlanFormatError(StoreError, ValueError):
+    """A file is no plan of `record_plan`, or one of another version of the format; the message says where."""
+
+    def __init__(self, path: str, line: int, reason: str) -> None:
+        super().__init__(f"{path}, line {line}: {reason}; record the plan again")
+        self.path = path
+        self.line = line
+
+
+class RecordingError(StoreError, RuntimeError):
+    """A model's load_weights cannot be recorded: it failed without values, or fills parameters from elsewhere.
+
+    Attributes:
+        tensor: The checkpoint tensor that it had been given last; empty before the first.
+    """
+
+    def __init__(self, tensor: str, reason: str) -> None:
+        super().__init__(f"load_weights cannot be recorded{f' (at {tensor!r})' if tensor else ''}: {reason}")
+        self.tensor = tensor
 
 
 class SourceChangedError(StoreError):

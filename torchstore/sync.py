@@ -41,11 +41,14 @@ from skipper.torchstore.errors import (
     KindMismatchError,
     LateShareError,
     LayoutMismatchError,
+    LoadPlanFormatError,
+    LoadPlanMismatchError,
     MismatchError,
     OutOfStepError,
     PartiallyPublishedError,
     PublisherLostError,
     RankEnvironmentError,
+    RecordingError,
     ReplicaMismatchError,
     ShareDTypeMismatchError,
     ShareLayoutMismatchError,
@@ -65,6 +68,9 @@ from skipper.torchstore.errors import (
 )
 from skipper.torchstore.logging import init_logging
 from skipper.torchstore.peers.shared_parameters import share_memory_
+from skipper.torchstore.plans import replay
+from skipper.torchstore.plans.load_plan import LoadPlan
+from skipper.torchstore.plans.recorder import record_plan
 from skipper.torchstore.protocol.meta import TensorMeta, ValueMeta
 from skipper.torchstore.protocol.origin import Origin
 from skipper.torchstore.protocol.strategy import (
@@ -113,6 +119,7 @@ exists_batch = _blocking(api.exists_batch)
 get_meta = _blocking(api.get_meta)
 put_state_dict = _blocking(weights.put_state_dict)
 get_state_dict = _blocking(weights.get_state_dict)
+load_by_plan = _blocking(replay.load_by_plan)
 explain = _blocking(weights.explain)
 versions = _blocking(weights.versions)
 rollback = _blocking(weights.rollback)
@@ -157,6 +164,9 @@ __all__ = [
     "Part",
     "Stack",
     "Origin",
+    "record_plan",
+    "load_by_plan",
+    "LoadPlan",
     "wait_for_readers",
     "fence",
     "share_memory_",
@@ -197,6 +207,9 @@ __all__ = [
     "ShareDTypeMismatchError",
     "ShareLayoutMismatchError",
     "ReplicaMismatchError",
+    "LoadPlanMismatchError",
+    "LoadPlanFormatError",
+    "RecordingError",
     "SourceChangedError",
     "ChecksumError",
     "PublisherLostError",

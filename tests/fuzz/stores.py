@@ -13,6 +13,7 @@ from skipper.dataplane import RDMABuffer
 from skipper.torchstore.algebra.layout import Box, Piece
 from skipper.torchstore.algebra.manifest import Manifest, MeshPosition, TensorItem
 from skipper.torchstore.peers import shm_value_board as board
+from skipper.torchstore.plans import plan_lines
 from skipper.torchstore.tensors import delta
 from skipper.torchstore.tensors.values import inline_tensor, open_inline
 from tests.fuzz.mutation import numbers_of, parts_in_json
@@ -46,6 +47,41 @@ def board_seeds() -> Iterator[bytes]:
     record = board._digest(head, b"value") + head + b"value"
     yield board.pack_answer(3, place, b"") + record
     yield board.pack_answer(3, None, b"")
+
+
+def read_load_plan(data: bytes) -> None:
+    """A plan's file: whatever is taken of it stays within the tensors that it tells of, and is written again alike."""
+    parts = plan_lines.read(data, "plan.jsonl")
+    for copy in parts.copies:
+        block = next(copy.blocks(parts.checkpoint[copy.checkpoint].shape))
+        if not 0 <= block.into.offset <= block.into.last <= parts.parameters[copy.parameter].all.last:
+            raise Broken(f"{copy} reaches out of its parameter")
+    again = plan_lines.write(parts)
+    if plan_lines.write(plan_lines.read(again.encode(), "plan.jsonl")) != again:
+        raise Broken("the plan changes when it is written and read")
+
+
+def load_plan_seeds() -> Iterator[bytes]:
+    """A plan with a line of each kind."""
+    lines = [
+        {"format": "skipper.load_plan", "version": 1},
+        {"parameter": "w", "dtype": "float32", "shape": [8, 6]},
+        {"parameter": "v", "dtype": "float32", "shape": [4, 6], "strides": [1, 4]},
+        {"checkpoint": "a", "dtype": "bfloat16", "shape": [4, 6]},
+        {"copy": "a", "from": "[0:4, 0:6]", "into": "w", "at": "[0:6, 0:4]", "axes": [1, 0], "casts": ["float32"]},
+        {
+            "copy": "a",
+            "from": {"offset": 0, "strides": [6, 12, 1]},
+            "into": "w",
+            "at": {"offset": 0, "strides": [12, 6, 1]},
+            "shape": [2, 2, 6],
+            "casts": ["float32"],
+        },
+        {"fill": "v", "at": "[0:4, 2:3]", "value": 0.5},
+        {"whole": ["a"], "reason": "aten.mul.Tensor"},
+        {"skipped": "b"},
+    ]
+    yield "".join(json.dumps(line) + "\n" for line in lines).encode()
 
 
 def read_manifest(data: bytes) -> None:

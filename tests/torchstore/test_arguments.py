@@ -8,6 +8,8 @@ import torch
 
 from skipper import torchstore as ts
 
+NOTHING = ts.LoadPlan({}, {}, (), (), (), ())
+
 OF_ONE_KEY: dict[str, Callable[..., Any]] = {
     "put": lambda key, **more: ts.put(key, 1, **more),
     "put_batch": lambda key, **more: ts.put_batch({key: 1}, **more),
@@ -20,6 +22,7 @@ OF_ONE_KEY: dict[str, Callable[..., Any]] = {
     "put_state_dict": lambda key, **more: ts.put_state_dict({"w": torch.ones(2)}, key, **more),
     "get_state_dict": ts.get_state_dict,
     "explain": ts.explain,
+    "load_by_plan": lambda key, **more: ts.load_by_plan(key, NOTHING, torch.nn.Linear(1, 1), **more),
     "versions": ts.versions,
     "rollback": lambda key, **more: ts.rollback(key, 1, **more),
     "fence": ts.fence,

@@ -18,6 +18,11 @@ async def read_named(**named: Any) -> object:
     return await ts.get_state_dict("key", {"weight": torch.zeros(4, 4)}, names=lambda name: ts.Part("weight", **named))
 
 
+async def load_nothing(**named: Any) -> object:
+    plan = ts.LoadPlan({}, {}, (), (), (), ())
+    return await ts.load_by_plan("key", plan, torch.nn.Linear(1, 1), **named)
+
+
 CALLS: dict[str, Any] = {
     "put, timeout": lambda value: ts.put("value", 1, timeout=value),
     "get, timeout": lambda value: ts.get("tensor", timeout=value),
@@ -27,6 +32,9 @@ CALLS: dict[str, Any] = {
     "get_meta, timeout": lambda value: ts.get_meta("tensor", timeout=value),
     "versions, timeout": lambda value: ts.versions("key", timeout=value),
     "explain, timeout": lambda value: ts.explain("key", timeout=value),
+    "load_by_plan, timeout": lambda value: load_nothing(timeout=value),
+    "load_by_plan, version": lambda value: load_nothing(version=value, timeout=0.5),
+    "load_by_plan, staging_nbytes": lambda value: load_nothing(staging_nbytes=value),
     "fence, timeout": lambda value: ts.fence("key", timeout=value),
     "wait_for_readers, timeout": lambda value: ts.wait_for_readers("key", timeout=value),
     "get_state_dict, timeout": lambda value: ts.get_state_dict("key", timeout=value),

@@ -166,9 +166,21 @@ class Fetcher:
 
     async def pin(self, key: str, selector: Selector, timeout: float) -> PinnedVersion:
         """Hold a version of a state dict; see `PinnedVersion`."""
+        mover = Mover(self._remote, self._plans)
         return await PinnedVersion.of(
-            key, selector, self._remote, self._catalog, Mover(self._remote, self._plans), self._failover, timeout
+            key, selector, self._remote, self._catalog, mover, self._failover, self._plans, timeout
         )
+
+    async def with_pinned(
+        self, key: str, selector: Selector, use: Callable[[PinnedVersion], Awaitable[None]], timeout: float
+    ) -> tuple[int, SyncRecord]:
+        """Hold a version while it is used. Returns its number, and what all reads of it have cost."""
+        pinned = await self.pin(key, selector, timeout)
+        try:
+            await use(pinned)
+        finally:
+            pinned.release()
+        return pinned.version, pinned.cost.record(key, pinned.version, self._remote.take_calls())
 
     async def explain(self, get: StateDictGet) -> Explanation:
         """The plan of a `get_state_dict` with the same arguments, in figures; it is kept for that read."""

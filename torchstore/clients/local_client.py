@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, Unpack
 
@@ -165,6 +165,31 @@ class LocalClient:
         """
         check_key(key)
         return await self._fetcher.pin(key, replace(selector_of(version), beside=beside), timeout)
+
+    async def with_pinned(
+        self,
+        key: str,
+        use: Callable[[PinnedVersion], Awaitable[None]],
+        into: object,
+        *,
+        version: VersionSelector = "latest",
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> int:
+        """Hold a version of a state dict while it is read block by block; the reads count as one get.
+
+        Args:
+            key: Where.
+            use: Reads what it wants of the pinned version.
+            into: The tensors that it fills, in dicts or lists: they may lie on GPUs that are busy.
+            version: Which.
+            timeout: In seconds, to get hold of the version.
+
+        Returns:
+            The version's number.
+        """
+        check_key(key)
+        work = self._fetcher.with_pinned(key, selector_of(version), use, timeout)
+        return await self._observed("get", work, into, timeout)
 
     async def reserve(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> int:
         """The number of a new version, for publishers that agree about it among themselves."""

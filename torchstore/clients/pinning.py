@@ -24,7 +24,8 @@ from skipper.torchstore.clients.transfer import Failover, Mover
 from skipper.torchstore.errors import KeyNotFoundError, KindMismatchError
 from skipper.torchstore.protocol.messages import Grant, Selector, Wanted
 from skipper.torchstore.support.records import Cost
-from skipper.torchstore.tensors.local_tensors import LocalTensor
+from skipper.torchstore.tensors.local_tensors import LocalTensor, fingerprint
+from skipper.torchstore.tensors.plan import PlanCache
 from skipper.torchstore.tensors.values import dtype_named
 from skipper.torchstore.tensors.written import written
 
@@ -67,13 +68,23 @@ class PinnedVersion:
     Attributes:
         key: As it was asked for.
         version: Its number.
+        cost: Of all its reads together.
     """
 
     def __init__(
-        self, recalled: Recalled, grant: Grant, remote: RemoteStore, catalog: Catalog, mover: Mover, failover: Failover
+        self,
+        recalled: Recalled,
+        grant: Grant,
+        remote: RemoteStore,
+        catalog: Catalog,
+        mover: Mover,
+        failover: Failover,
+        plans: PlanCache,
+        cost: Cost,
     ) -> None:
         self.key = recalled.key
         self.version = grant.version
+        self.cost = cost
         self._recalled = recalled
         self._grant = grant
         self._is_held = True
@@ -81,6 +92,7 @@ class PinnedVersion:
         self._catalog = catalog
         self._mover = mover
         self._failover = failover
+        self._plans = plans
         self._opened = catalog.open(recalled, grant, failover.choose())
 
     @staticmethod
@@ -91,6 +103,7 @@ class PinnedVersion:
         catalog: Catalog,
         mover: Mover,
         failover: Failover,
+        plans: PlanCache,
         timeout: float,
     ) -> PinnedVersion:
         """Pin a version.
@@ -100,13 +113,18 @@ class PinnedVersion:
             KindMismatchError: It is no state dict.
             StoreError: It cannot be read.
         """
-        recalled = catalog.recall(key)
-        if selector.beside is None:
-            grant = await remote.acquire(key, selector, recalled.ids, timeout)
-        else:
-            (grant,) = await remote.acquire_batch((Wanted(key, selector, recalled.ids),), timeout)
+        recalled, cost = catalog.recall(key), Cost("get", time.perf_counter())
+        with cost.spent_on("control"):
+            if selector.beside is None:
+                grant = await remote.acquire(key, selector, recalled.ids, timeout)
+            else:
+                (grant,) = await remote.acquire_batch((Wanted(key, selector, recalled.ids),), timeout)
+        cost.wait_s = grant.waited_s
+        cost.slowest_rank, cost.spread_s = grant.slowest_rank, grant.spread_s
         try:
-            pinned = PinnedVersion(recalled, grant, remote, catalog, mover, failover) if grant.shares else None
+            pinned = None
+            if grant.shares:
+                pinned = PinnedVersion(recalled, grant, remote, catalog, mover, failover, plans, cost)
             if pinned is None or pinned._opened.kind != "state_dict" or grant.item:
                 raise KindMismatchError(key, "a single value is stored there: use get")
             if grant.overwritten:
@@ -146,8 +164,14 @@ class PinnedVersion:
         """The lease that holds the version. Other readers can pin the version by it."""
         return self._grant.lease
 
-    async def read(self, blocks: Sequence[PinnedBlock], timeout: float) -> None:
+    async def read(self, blocks: Sequence[PinnedBlock], timeout: float, *, again: bool = False) -> None:
         """Read blocks, all of them in one batch.
+
+        Args:
+            blocks: Which, and where to.
+            timeout: In seconds.
+            again: The same blocks of other versions will be read into the same memory: keep the plan, and the memory
+                alive with it.
 
         Raises:
             KeyNotFoundError: No tensor of that name is stored.
@@ -176,11 +200,19 @@ class PinnedVersion:
         if not targets:
             return
 
+        mark = ("blocks", *stored.values(), fingerprint(targets)) if again else None
+
         async def read(choose: Choose, until: float) -> None:
             opened: Opened = self._catalog.open(self._recalled, self._grant, choose)
-            cost = Cost("get", time.perf_counter(), hit=False)
-            plan = compile_targets(self.key, opened, targets, stored)
-            await self._mover.run(self.key, opened, plan, cost, max(until - time.perf_counter(), 0.05))
+            self.cost.mode = opened.mode
+            plan = self._plans.find(self.key, mark, opened.ids) if again else None
+            if plan is None:
+                self.cost.hit = False
+                with self.cost.spent_on("compile"):
+                    plan = compile_targets(self.key, opened, targets, stored)
+                if again:
+                    self._plans.keep(self.key, mark, opened.ids, plan)
+            await self._mover.run(self.key, opened, plan, self.cost, max(until - time.perf_counter(), 0.05))
 
         with written(block.into for block in blocks):
             await self._failover.read(Catalog.volumes(self._recalled, self._grant), end, read)

@@ -1,0 +1,1 @@
+"""Plans of what an engine's own `load_weights` does, recorded once and replayed by the store."""
