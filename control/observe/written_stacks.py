@@ -48,7 +48,7 @@ _POLL_EVERY_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenStacks:
     """What came of it.
 
     Attributes:
@@ -60,7 +60,7 @@ class Written:
     how: str = ""
 
 
-def have_written(pid: int, state: str, *, end: float) -> Written:
+def have_written(pid: int, state: str, *, end: float) -> WrittenStacks:
     """Have a process write its stacks.
 
     Args:
@@ -69,19 +69,19 @@ def have_written(pid: int, state: str, *, end: float) -> Written:
         end: when to give up, by `time.monotonic`.
     """
     if state in "Tt":
-        return Written(None, "it handles no signal while it is stopped")
+        return WrittenStacks(None, "it handles no signal while it is stopped")
     if not _catches_signal(pid):
-        return Written(None, "it has not been prepared to write its stacks")
+        return WrittenStacks(None, "it has not been prepared to write its stacks")
     try:
         with contextlib.ExitStack() as files:
             place = _Place(pid, files)
             if place.why_not:
-                return Written(None, place.why_not)
+                return WrittenStacks(None, place.why_not)
             return _Look(pid, place, end).text()
     except OSError as error:
         if look_at(pid).condition is Condition.ENDED:
-            return Written(None, _ENDED)
-        return Written(None, f"it cannot be asked ({error.strerror})")
+            return WrittenStacks(None, _ENDED)
+        return WrittenStacks(None, f"it cannot be asked ({error.strerror})")
 
 
 class _Place:
@@ -127,7 +127,7 @@ class _Look:
         self._first = look_at(pid)
         self._was_in_kernel = False
 
-    def text(self) -> Written:
+    def text(self) -> WrittenStacks:
         """Ask, and send the signal if that is the way.
 
         Raises:
@@ -136,13 +136,15 @@ class _Look:
         seen, previous = self._first, self._first
         while not self._holds_its_lock(seen, previous):
             if (text := self._answer(until=time.monotonic() + _LOOK_EVERY_S)) is not None:
-                return Written(text)
+                return WrittenStacks(text)
             if seen.condition is Condition.STOPPED:
-                return Written(None, _STOPPED)
+                return WrittenStacks(None, _STOPPED)
             if seen.condition is Condition.ENDED:
-                return Written(None, _ENDED)
+                return WrittenStacks(None, _ENDED)
             if time.monotonic() > self._end - _SIGNAL_TIMEOUT_S:
-                return Written(None, f"it did not answer within {time.monotonic() - self._began:.1f} s; {_UNSAFE}")
+                return WrittenStacks(
+                    None, f"it did not answer within {time.monotonic() - self._began:.1f} s; {_UNSAFE}"
+                )
             seen, previous = look_at(self._pid), seen
         return self._at_signal()
 
@@ -173,7 +175,7 @@ class _Look:
             return counted_s > _ASLEEP_S
         return counted_s > _RUNNING_S and sum(ran_s) - max(ran_s) <= _OTHERS_RUN * sum(ran_s)
 
-    def _at_signal(self) -> Written:
+    def _at_signal(self) -> WrittenStacks:
         """Send the signal, and read what the handler writes.
 
         Raises:
@@ -182,22 +184,22 @@ class _Look:
         file = self._place.at_signal
         while not _locked(file):  # one at a time: what is written for another is not taken for whole
             if time.monotonic() > self._end - _SIGNAL_TIMEOUT_S:
-                return Written(None, "another process has it write its stacks at this moment")
+                return WrittenStacks(None, "another process has it write its stacks at this moment")
             time.sleep(_POLL_EVERY_S)
         os.lseek(file, 0, os.SEEK_END)
         if (text := self._answer(until=0)) is not None:
-            return Written(text)
+            return WrittenStacks(text)
         seen = look_at(self._pid)
         if seen.condition is Condition.STOPPED:
-            return Written(None, _STOPPED)
+            return WrittenStacks(None, _STOPPED)
         if not _catches_signal(self._pid):
-            return Written(None, _ENDED)
+            return WrittenStacks(None, _ENDED)
         _send_signal(self._pid, self._handler_thread(seen))
         if written := _read_until_quiet(file):
-            return Written(written, " at a signal, since its interpreter lock is held")
+            return WrittenStacks(written, " at a signal, since its interpreter lock is held")
         if (text := self._answer(until=0)) is not None:
-            return Written(text)
-        return Written(None, f"it did not handle a signal within {_SIGNAL_TIMEOUT_S:g} s")
+            return WrittenStacks(text)
+        return WrittenStacks(None, f"it did not handle a signal within {_SIGNAL_TIMEOUT_S:g} s")
 
     def _handler_thread(self, seen: Vitals) -> int:
         """The thread for the signal; 0 if any will do.

@@ -19,6 +19,7 @@ from skipper.tensor_engine.errors import MisuseError, NotPropagatableError
 from skipper.tensor_engine.script.activation import no_mesh
 from skipper.tensor_engine.script.arguments import PackedArguments
 from skipper.tensor_engine.script.propagation import fake_inputs, fake_mode, propagating
+from skipper.tensor_engine.script.tensor import version_of
 from skipper.tensor_engine.shared.metadata import TensorMetadata, metadata, metadata_of
 from skipper.tensor_engine.shared.opaque_ref import OPAQUE_META, OpaqueRef
 from skipper.tensor_engine.shared.remote_functions import INPUT, OBJECT, TENSOR, Kind
@@ -71,7 +72,7 @@ def expect(what: str, function: Callable[..., Any], packed: PackedArguments, *, 
         supply = iter(fakes)
         inputs = [OpaqueRef() if value.meta is OPAQUE_META else next(supply) for value in packed.values]
         args, kwargs = packed.load(inputs)
-        versions = [each._version if isinstance(each, torch.Tensor) else 0 for each in inputs]
+        versions = [version_of(each) if isinstance(each, torch.Tensor) else 0 for each in inputs]
         try:
             result = function(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -85,7 +86,7 @@ def expect(what: str, function: Callable[..., Any], packed: PackedArguments, *, 
         changed = [
             index
             for index, (each, version) in enumerate(zip(inputs, versions, strict=True))
-            if isinstance(each, torch.Tensor) and each._version != version
+            if isinstance(each, torch.Tensor) and version_of(each) != version
         ]
         return _read(what, leaves, spec, inputs, tuple(changed), is_real=is_real)
 

@@ -151,8 +151,11 @@ def _sharded_class(of_torch: type) -> Callable[[type], type]:
         def set_gradient_divide_factor(self, factor: float) -> None:
             self.__dict__[GROUP].options.divide_by = factor
 
-        def _get_fsdp_state(self) -> NoReturn:
-            raise MisuseError("this is not for modules whose tensors are on a mesh of processes of the script")
+    def refuse(self: Any) -> NoReturn:
+        """The other methods begin with this one: they ask for what torch keeps for a module."""
+        raise MisuseError("this is not for modules whose tensors are on a mesh of processes of the script")
+
+    setattr(MeshFSDPModule, "_get_fsdp_state", refuse)  # noqa: B010
 
     def without_effect(self: Any, *args: Any, **kwargs: Any) -> None:
         """It changes no result."""

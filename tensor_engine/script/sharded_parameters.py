@@ -20,7 +20,7 @@ from skipper.tensor_engine.script import activation
 from skipper.tensor_engine.script.communicate import reduce
 from skipper.tensor_engine.script.device_meshes import axes_of_dim, joined, own_part
 from skipper.tensor_engine.script.place import place
-from skipper.tensor_engine.script.tensor import Tensor
+from skipper.tensor_engine.script.tensor import Tensor, version_of
 from skipper.tensor_engine.shared.reductions import STACK
 
 GROUP = "_skipper_group"
@@ -113,7 +113,7 @@ class ShardedParameter:
     def __init__(self, slots: list[tuple[torch.nn.Module, str]], group: ShardedGroup) -> None:
         distributed = importlib.import_module("torch.distributed.tensor")
         module, name = slots[0]
-        original: Any = module._parameters[name]
+        original: Any = module.get_parameter(name)
         self.slots = slots
         self.model_parallel: tuple[Any, ...] | None = None
         layout, local = group.layout, original.detach()
@@ -180,14 +180,14 @@ class ShardedGroup:
                     owned.update(id(part.parameter) for part in inner.parts)
         for module in modules:
             for each in module.modules():
-                for name, parameter in each._parameters.items():
-                    if parameter is not None and id(parameter) not in owned:
+                for name, parameter in each.named_parameters(recurse=False, remove_duplicate=False):
+                    if id(parameter) not in owned:
                         places = slots.setdefault(id(parameter), [])
                         if (each, name) not in places:
                             places.append((each, name))
-                for name, buffer in each._buffers.items():
-                    if buffer is not None and not isinstance(buffer, Tensor):
-                        each._buffers[name] = place(buffer, layout.procs)
+                for name, buffer in list(each.named_buffers(recurse=False, remove_duplicate=False)):
+                    if not isinstance(buffer, Tensor):
+                        setattr(each, name, place(buffer, layout.procs))
         self.parts = [ShardedParameter(places, self) for places in slots.values()]
         self.reshard()
 
@@ -245,7 +245,7 @@ class ShardedGroup:
                 return functools.partial(_distributed, again, *known)
             if outer is not None:
                 return functools.partial(outer[1], outer[0](tensor))
-            return functools.partial(_unchanged, tensor, tensor._version)
+            return functools.partial(_unchanged, tensor, version_of(tensor))
 
         return torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed())
 
@@ -284,10 +284,11 @@ def _dtensor(
 
 def _unchanged(tensor: torch.Tensor, version: int) -> torch.Tensor:
     """What autograd has saved. It looks for changes by itself only where nobody notes what it saves."""
-    if tensor._version != version:
+    now = version_of(tensor)
+    if now != version:
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace operation: a tensor "
-            f"of shape {list(tensor.shape)} is at version {tensor._version}; expected version {version} instead"
+            f"of shape {list(tensor.shape)} is at version {now}; expected version {version} instead"
         )
     return tensor
 

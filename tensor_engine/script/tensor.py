@@ -226,6 +226,11 @@ def local_of(tensor: object) -> object:
     return getattr(tensor, "_local_tensor", tensor) if type(tensor) in left_to_their_class else tensor
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """How often it has been changed, as autograd counts."""
+    return tensor._version
+
+
 def value_of(tensor: object) -> Value:
     """The value behind a tensor of a mesh, which may be used.
 
