@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -129,6 +130,9 @@ def test_options_change_while_the_job_runs(logs: Logs, echoes: ActorMesh[Echo], 
     one.run.call_one(say, "hidden\n").get(PATIENCE_S)
     one.run.call_one(say, "x" * 40_000 + "\n").get(PATIENCE_S)  # is cut; and what follows is read behind it
     wait_until(lambda: not logs._collector._selector.select(0), "all is read")
+    looked_at = threading.Event()
+    logs._collector.run_soon(looked_at.set)  # in the round after that
+    assert looked_at.wait(PATIENCE_S)
     logs.change(shown=True, prefixed=False)
     one.run.call_one(say, "bare\n").get(PATIENCE_S)
     output.wait_for("bare\n")
