@@ -154,7 +154,8 @@ def call(worker: Interpreter, told: FunctionCall, inputs: Sequence[Any], constan
         point.given.set_result(poison)
         return [poison] * len(told.outputs)
     groups = WorkerGroups.of(worker)
-    _Watch.of(worker, order.actors).expect(point)
+    watch = _Watch.of(worker, order.actors)
+    watch.expect(point)
     here = mark()
 
     def fill_in(data: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -166,6 +167,7 @@ def call(worker: Interpreter, told: FunctionCall, inputs: Sequence[Any], constan
         result, there = point.returned.result()
     finally:
         _forget(key)
+        watch.forget(point)
     follow(there)
     adopt(result)
     return use(order.task, told.outputs, result, inputs)
@@ -280,6 +282,12 @@ class _Watch:
             self._expected = point
         if self._error is not None:
             _fail(point, self._error)
+
+    def forget(self, point: _RendezvousPoint) -> None:
+        """A call has ended: let go of it, and of the tensors that it was given."""
+        with self._guard:
+            if self._expected is point:
+                self._expected = None
 
     def close(self) -> None:
         """Stop watching."""

@@ -1,6 +1,8 @@
 """Tensors of a mesh as plain arguments of actors' endpoints and of ``spawn``."""
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +11,7 @@ import torch
 
 from skipper.control import Actor, ActorError, ActorMesh, Port, ProcMesh, SupervisionError, current_rank, endpoint
 from skipper.tensor_engine import LocalTensorError, MeshMismatchError, OpaqueRef, inspect, remote
+from tests.control.conftest import wait_until
 from tests.tensor_engine.conftest import PATIENCE_S, Failures
 
 
@@ -44,6 +47,15 @@ class Taker(Actor):
     @endpoint
     def look(self, ref: Any) -> str:
         return str(ref.value)
+
+    @endpoint
+    def watch(self, x: torch.Tensor) -> None:
+        self.watched = weakref.ref(x.untyped_storage())
+
+    @endpoint
+    def is_there(self) -> bool:
+        gc.collect()
+        return self.watched() is not None
 
     @endpoint(explicit_response_port=True)
     def answer(self, port: Port[Any], x: torch.Tensor) -> None:
@@ -94,6 +106,14 @@ def test_calls_have_their_turn_among_the_operations(takers: ActorMesh[Taker], x:
     assert [each[2] for each in before.get(PATIENCE_S)] == [[2, 2], [3, 3]]
     assert [each[2] for each in after.get(PATIENCE_S)] == [[20, 20], [30, 30]]
     assert inspect(x, gpus=1, timeout=PATIENCE_S).tolist() == [30, 30]
+
+
+def test_what_an_actor_was_given_last_is_not_kept_alive(procs: ProcMesh, takers: ActorMesh[Taker]) -> None:
+    with procs.activate():
+        x = torch.ones(100)
+    takers.watch.call(x).get(PATIENCE_S)
+    del x
+    wait_until(lambda: not any(takers.is_there.call().get(PATIENCE_S)), "the memory is freed")
 
 
 def test_actors_are_spawned_with_their_shards(procs: ProcMesh, x: torch.Tensor) -> None:
