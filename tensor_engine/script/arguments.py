@@ -132,6 +132,7 @@ class _ArgumentPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickl
         super().__init__(sink, protocol=5)
         self._packed = packed
         self._numbers: dict[int, int] = {}
+        self._places: dict[ProcMesh, list[Tensor]] = {}
 
     def persistent_id(self, obj: Any) -> tuple[str, Any] | None:
         if isinstance(obj, torch.Tensor):
@@ -154,7 +155,7 @@ class _ArgumentPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickl
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, torch.Tensor):
-            return put_together, taken_apart(obj)
+            return put_together, taken_apart(obj, self._places)
         return super().reducer_override(obj)
 
     def _number(self, obj: object, value: Value, tensor: Tensor | None) -> int:

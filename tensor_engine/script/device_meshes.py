@@ -246,8 +246,11 @@ def _begin() -> None:
         left_to_their_class.add(importlib.import_module("torch.distributed.tensor").DTensor)
 
 
-def taken_apart(tensor: Any) -> tuple[Tensor, list[Tensor], DistributedLayout]:
-    """A DTensor as it is sent to workers: see `distributed.put_together`."""
+def taken_apart(tensor: Any, places: dict[ProcMesh, list[Tensor]]) -> tuple[Tensor, list[Tensor], DistributedLayout]:
+    """A DTensor as it is sent to workers: see `distributed.put_together`.
+
+    ``places`` has those of the meshes whose DTensors are sent along: each that is made costs the workers something.
+    """
     mesh: DeviceMesh = tensor.device_mesh
     axes = [axes_of_dim(mesh, dim) for dim in range(mesh.ndim)]
     procs, names = axes[0][0], list(axes[0][0].extent)
@@ -261,7 +264,9 @@ def taken_apart(tensor: Any) -> tuple[Tensor, list[Tensor], DistributedLayout]:
         tensor.stride(),
         tensor.requires_grad,
     )
-    return laid_out(tensor._local_tensor, procs), list(rank_tensors(procs).values()), layout
+    if procs not in places:
+        places[procs] = list(rank_tensors(procs).values())
+    return laid_out(tensor._local_tensor, procs), places[procs], layout
 
 
 def _for_meshes(method: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:

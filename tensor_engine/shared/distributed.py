@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,25 +63,32 @@ def put_together(local: torch.Tensor, places: Sequence[torch.Tensor], layout: Di
             "a DTensor is among the arguments of a function that is run on tensors without values: give "
             'propagate="inspect", a function, or none'
         ) from error
-    mesh = _device_mesh(own, layout)
+    mesh = _device_mesh(own, layout.procs, layout.axes, layout.names, layout.device_type)
     made: torch.Tensor = DTensor.from_local(
         local.detach(), mesh, layout.placements, run_check=False, shape=layout.shape, stride=layout.stride
     )
     return made.requires_grad_(layout.requires_grad)
 
 
-def _device_mesh(own: tuple[int, ...], layout: DistributedLayout) -> DeviceMesh:
+@functools.lru_cache(maxsize=64)  # to make one takes longer than the rest, and DTensors come by the hundred
+def _device_mesh(
+    own: tuple[int, ...],
+    procs: tuple[int, ...],
+    along: tuple[tuple[int, ...], ...],
+    names: tuple[str, ...] | None,
+    device_type: str,
+) -> DeviceMesh:
     """That of the ranks which share their places along all other axes with this one."""
-    everyone = torch.arange(torch.Size(layout.procs).numel()).reshape(layout.procs)
+    everyone = torch.arange(torch.Size(procs).numel()).reshape(procs)
     rank = int(everyone[own])
-    order = [axis for axes in layout.axes for axis in axes]
-    others = [axis for axis in range(len(layout.procs)) if axis not in order]
-    sizes = [torch.Size(layout.procs[axis] for axis in axes).numel() for axes in layout.axes]
+    order = [axis for axes in along for axis in axes]
+    others = [axis for axis in range(len(procs)) if axis not in order]
+    sizes = [torch.Size(procs[axis] for axis in axes).numel() for axes in along]
     ranks = everyone.permute(*others, *order)[tuple(own[axis] for axis in others)].reshape(sizes)
     with _making:
         before = of_torch.get_rank  # type: ignore[attr-defined]  # which it has imported
         of_torch.get_rank = lambda group=None: rank  # type: ignore[attr-defined]
         try:
-            return DeviceMesh(layout.device_type, ranks, mesh_dim_names=layout.names, _init_backend=False)
+            return DeviceMesh(device_type, ranks, mesh_dim_names=names, _init_backend=False)
         finally:
             of_torch.get_rank = before  # type: ignore[attr-defined]
