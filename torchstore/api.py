@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from skipper.control import ProcMesh
-from skipper.control.api.tensor_engine_plugin import on_mesh
 from skipper.control.model.bounds import MAX_PROCESSES, check_count
 from skipper.control.runtime import current_runtime
 from skipper.torchstore.algebra.copies import check_copies
+from skipper.torchstore.algebra.key_names import check_keys
 from skipper.torchstore.algebra.slices import TensorSlice
 from skipper.torchstore.clients import mesh_publishers
 from skipper.torchstore.clients.local_client import LocalClient
@@ -86,7 +86,7 @@ async def initialize(
             )
         strategy = ControllerStorageVolumes()
     reset_client(store_name)
-    mesh_publishers.forget_store(store_name)
+    await mesh_publishers.leave(store_name, timeout)
     controller = await controller_of(store_name, timeout)
     settings = StoreSettings(keep_versions, checksum, copies, journal)
     await ask(controller.init.call_one(num_storage_volumes, strategy, mesh, volume_nbytes, settings), timeout)
@@ -105,7 +105,7 @@ async def shutdown(store_name: str = DEFAULT_STORE_NAME, *, timeout: float = DEF
 async def teardown(store_name: str, timeout: float) -> None:
     """What `shutdown` does in the process that has initialized the store."""
     reset_client(store_name)
-    mesh_publishers.forget_store(store_name)
+    await mesh_publishers.leave(store_name, timeout)
     if not current_runtime.is_running():  # nothing is left here, and no job is begun to find that out
         return
     controller = await controller_of(store_name, timeout)
@@ -127,9 +127,9 @@ async def put(
 
     A DTensor is visible when every rank of the process group has put its shard, or all that ``publisher`` says (see
     `put_state_dict`); anything else at once, from any process. A script puts a DTensor on a mesh of the tensor engine,
-    or a tensor of a mesh of one rank, and the ranks do it. The value is copied: change it
-    afterwards as you like. ``checksum`` is that of `put_state_dict`; values that travel in a message have none. So is
-    ``version``: a number higher than those before, by default the next one.
+    or a tensor of a mesh of one rank, and the ranks do it, as it is at this point of the program. The value is copied:
+    change it afterwards as you like. ``checksum`` is that of `put_state_dict`; values that travel in a message have
+    none. So is ``version``: a number higher than those before, by default the next one.
 
     Raises:
         TypeError: ``publisher`` is given, and the value is no tensor.
@@ -138,13 +138,10 @@ async def put(
         LateShareError, OutOfStepError, ShareMismatchError: As those of `put_state_dict`.
         VolumeLostError: The storage volume is dead.
     """
-    if isinstance(value, torch.Tensor) and type(value) is not torch.Tensor:
-        found = on_mesh(value)
-        if found is not None:
-            await mesh_publishers.put_value(
-                found, key, value, store_name, timeout, checksum=checksum, version=version, publisher=publisher
-            )
-            return
+    if await mesh_publishers.put_value(
+        key, value, store_name, timeout, checksum=checksum, version=version, publisher=publisher
+    ):
+        return
     await run(
         store_name,
         timeout,
@@ -188,6 +185,8 @@ async def put_batch(
         VolumeFullError: The values are larger than all that the volume may hold.
         VolumeLostError: The storage volume is dead; nothing of the batch is visible.
     """
+    if isinstance(entries, Mapping):
+        mesh_publishers.refuse_in_batch(entries)
     await run(store_name, timeout, LocalClient.put_batch, entries, checksum=checksum, version=version, timeout=timeout)
 
 
@@ -219,6 +218,8 @@ async def get(
         ChecksumError: It was put with ``checksum=True``, and something else has arrived.
         KindMismatchError: An object is stored and a tensor was given, or it is a state dict.
     """
+    if inplace_tensor is not None:
+        mesh_publishers.refuse_destinations({key: inplace_tensor})
     return await run(store_name, timeout, LocalClient.get, key, inplace_tensor, tensor_slice_spec, timeout=timeout)
 
 
@@ -241,6 +242,8 @@ async def get_batch(
         MismatchError: A destination does not fit, or is also that of another value; no tensor has been touched.
         VolumeLostError: A storage volume is dead.
     """
+    if isinstance(keys, Mapping):
+        mesh_publishers.refuse_destinations(keys)
     return await run(store_name, timeout, LocalClient.get_batch, keys, timeout=timeout)
 
 
@@ -252,6 +255,7 @@ async def delete(key: str, *, store_name: str = DEFAULT_STORE_NAME, timeout: flo
         KeyNotFoundError: There is no such key.
     """
     await run(store_name, timeout, LocalClient.delete, key, timeout=timeout)
+    await mesh_publishers.forget((key,), store_name, timeout)
 
 
 @public
@@ -259,7 +263,9 @@ async def delete_batch(
     keys: Iterable[str], *, store_name: str = DEFAULT_STORE_NAME, timeout: float = DEFAULT_TIMEOUT_S
 ) -> None:
     """`delete` many keys; those that are not there are passed over, so a cleanup can be repeated."""
-    await run(store_name, timeout, LocalClient.delete_batch, keys, timeout=timeout)
+    gone = check_keys(keys)
+    await run(store_name, timeout, LocalClient.delete_batch, gone, timeout=timeout)
+    await mesh_publishers.forget(gone, store_name, timeout)
 
 
 @public

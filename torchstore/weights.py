@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from skipper.control.api.tensor_engine_plugin import on_mesh
 from skipper.control.model.bounds import check_flag
 from skipper.torchstore.algebra.manifest import Mode
 from skipper.torchstore.clients import mesh_publishers
@@ -45,11 +44,11 @@ async def put_state_dict(
 
     Args:
         state_dict: Nested dicts (lists, tuples) of tensors, DTensors and picklable objects. Ranks of one
-            mesh put the same names; each contributes its shards. A script puts tensors of a mesh of the tensor engine
-            just so: its DTensors, and beside them tensors of which all ranks have the same. The ranks put them, as they
-            are at this point of the program; nothing else but objects may be among them. In direct mode None stands
-            for the one that this process has put last under ``key``, with its ``transfer_dtype``: the same tensors, as
-            they are now. With a ``transfer_dtype`` they are not kept alive for that.
+            mesh put the same names; each contributes its shards. A script puts tensors of meshes of the tensor engine
+            just so: DTensors, and beside those of a mesh, tensors of which all its ranks have the same. The ranks put
+            them, as they are at this point of the program, and this process what else there is. In direct mode None
+            stands for the one that this process has put last under ``key``, with its ``transfer_dtype``: the same
+            tensors, as they are now. With a ``transfer_dtype`` they are not kept alive for that.
         key: Where.
         store_name: Which store.
         direct_rdma: The older name of ``mode="direct"``.
@@ -93,13 +92,16 @@ async def put_state_dict(
         ShareMismatchError: The shares of the step do not fit together.
         ReplicaMismatchError: ``verify_replicas``: two ranks hold different bytes of one box.
         RendezvousError: The process group's own store is gone.
-        TypeError: An argument is of another type: ``direct_rdma`` is True or False, for instance, and no dtype.
+        TypeError: An argument is of another type: ``direct_rdma`` is True or False, for instance, and no dtype; or
+            ``publisher`` is given for tensors of meshes.
         ValueError: None was given for a state dict, and this process has put none under ``key`` in direct mode, or the
             memory of a tensor of that has been freed since; or ``direct_rdma=True`` and ``mode="snapshot"``.
         MismatchError: A tensor cannot be stored; `BlockAlignmentError`: its shards cut the blocks of a `BlockFP8`.
         UnsupportedPlacementError: (a MismatchError) Of a mesh there are only tensors of which nothing says what those
             of the ranks have to do with each other.
-        MeshMismatchError: (a `ValueError`) The tensors are of several meshes of the tensor engine.
+        MeshMismatchError, StreamMismatchError: (`ValueError`s) Two meshes of the tensor engine share processes, or
+            tensors of one are of several streams.
+        SupervisionError: A rank of a mesh has died. What the others have put of this version never becomes visible.
         VolumeLostError: The storage volume is dead; with ``copies``: there are not as many living ones.
         StrategyError: The store has fewer volumes than ``copies``.
     """
@@ -117,13 +119,8 @@ async def put_state_dict(
         copies,
         timeout,
     )
-    found = on_mesh(state_dict)
-    if found is not None:
-        return await mesh_publishers.put_version(found, put, store_name)
-    if state_dict is None and mesh_publishers.is_of_mesh(key, store_name):
-        return await mesh_publishers.put_again(put, store_name)
-    mesh_publishers.forget_key(key, store_name)
-    return await run(store_name, timeout, LocalClient.put_version, put)
+    number = await mesh_publishers.put_version(put, store_name)
+    return await run(store_name, timeout, LocalClient.put_version, put) if number is None else number
 
 
 @public
@@ -145,7 +142,8 @@ async def get_state_dict(
     Args:
         key: As it was put.
         user_state_dict: Its tensors are filled in place; DTensors take their own shard, in whatever layout.
-            Names are compared as `put_state_dict` flattens them.
+            Names are compared as `put_state_dict` flattens them. Tensors of a mesh of the tensor engine are refused:
+            an actor of that mesh reads into those that are arguments of its endpoint.
         strict: Refuse when the names of the two state dicts differ. Otherwise what is stored is read: into
             the given tensor where there is one, into a new one where there is none.
         store_name: Which store.
@@ -183,6 +181,7 @@ async def get_state_dict(
     """
     check_flag("direct_rdma", direct_rdma)
     get = StateDictGet(key, user_state_dict, version, strict, names, delta, serve, timeout)
+    mesh_publishers.refuse_destination(key, user_state_dict)
     return await run(store_name, timeout, LocalClient.get_version, get)
 
 
@@ -206,6 +205,7 @@ async def explain(
         KeyNotFoundError, CoverageError, MismatchError: As `get_state_dict` would.
     """
     get = StateDictGet(key, user_state_dict, version, strict, names, delta, timeout=timeout)
+    mesh_publishers.refuse_destination(key, user_state_dict)
     return await run(store_name, timeout, LocalClient.explain_get, get)
 
 

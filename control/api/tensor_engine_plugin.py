@@ -7,6 +7,7 @@ The engine lies on a floor above and needs torch; this package knows neither. Wh
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
@@ -31,23 +32,28 @@ class OnWorkersError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class OnMesh:
-    """What is known of a value that has tensors of a mesh in it.
+    """Those among some tensors that lie on one mesh.
 
     Attributes:
-        mesh: A `ProcMesh`: of the first of them.
-        is_whole: Whether one of them knows its place in a whole, or there is one rank.
+        mesh: A `ProcMesh`.
+        names: Theirs.
     """
 
     mesh: Any
-    is_whole: bool
+    names: tuple[str, ...]
 
 
-def on_mesh(what: object) -> OnMesh | None:
-    """What is known of a value in which there may be tensors of a mesh; None where there are none.
+def is_at_work() -> bool:
+    """Whether there may be tensors of meshes: the engine has been loaded."""
+    return engine.cache_info().currsize > 0
 
-    Nothing is loaded for this: without an engine at work there are no such tensors.
+
+def by_mesh(tensors: Mapping[str, object]) -> Sequence[OnMesh]:
+    """Those among some named tensors (or other things) that lie on the engine's workers, mesh by mesh.
+
+    Nothing is loaded for this: without an engine at work there are none.
     """
-    return engine().on_mesh(what) if engine.cache_info().currsize else None
+    return engine().by_mesh(tensors) if is_at_work() else ()
 
 
 def is_for_engine(error: BaseException) -> bool:
@@ -70,8 +76,12 @@ class TensorEngine(Protocol):
     def rank_tensors(self, mesh: object) -> dict[str, Any]:
         """See `ProcMesh.rank_tensors`."""
 
-    def on_mesh(self, what: object) -> OnMesh | None:
-        """See the function of this name; ``what`` is a tensor, or dicts, lists and tuples with such."""
+    def by_mesh(self, tensors: Mapping[str, object]) -> Sequence[OnMesh]:
+        """See the function of this name. No process is in two of the meshes, and all of the tensors can be sent there.
+
+        Raises:
+            Exception: That is not so, or a function that is being compiled does this; nothing has been sent.
+        """
 
     def rref(self, endpoint: MethodView, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `Endpoint.rref`."""

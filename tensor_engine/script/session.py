@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skipper.control import ActorMesh, Channel, ControlError, Future, ProcMesh
-from skipper.control.api.tensor_engine_plugin import failed_unseen
+from skipper.control.api.tensor_engine_plugin import engine, failed_unseen
+from skipper.control.model.errors import EngineMissingError
 from skipper.control.model.future import unheard
 from skipper.tensor_engine.errors import EngineClosedError, RemoteError, RespawnedError
 from skipper.tensor_engine.script.instruction_stream import MAIN, InstructionStream, IssueOrder, StreamKey, StreamPlace
@@ -379,6 +380,8 @@ def session_of(procs: ProcMesh) -> EngineSession:
         session = _sessions.get(procs.uid)
         if session is None or session.is_closed:
             _register_exit()
+            with contextlib.suppress(EngineMissingError):
+                engine()  # from now on others ask it whether tensors lie on meshes
             session = _sessions[procs.uid] = EngineSession(procs.root)
         return session
 

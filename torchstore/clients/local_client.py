@@ -238,13 +238,13 @@ class LocalClient:
         """See `torchstore.delete`."""
         check_key(key)
         await self.remote.delete((key,), missing_ok=False, timeout=timeout)
-        self._forget((key,))
+        self.forget((key,))
 
     async def delete_batch(self, keys: Iterable[str], *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """See `torchstore.delete_batch`."""
         gone = check_keys(keys)
         await self.remote.delete(gone, missing_ok=True, timeout=timeout)
-        self._forget(gone)
+        self.forget(gone)
 
     async def keys(self, prefix: str | None = None, *, timeout: float = DEFAULT_TIMEOUT_S) -> list[str]:
         """See `torchstore.keys`."""
@@ -315,7 +315,8 @@ class LocalClient:
         check_room(put.copies, len(self.remote.info.volumes))
         return put.copies
 
-    def _forget(self, keys: tuple[str, ...]) -> None:
+    def forget(self, keys: tuple[str, ...]) -> None:
+        """Keys were deleted: let go of what this process has for them."""
         self.publisher.forget(keys)
         self._fetcher.forget(keys)
         self._last_puts.forget(keys)

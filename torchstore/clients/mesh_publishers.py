@@ -1,43 +1,76 @@
-"""Puts of what lies on a mesh of the tensor engine: actors beside its workers put it, each what its own rank has.
+"""Puts of what lies on meshes of the tensor engine: actors beside its workers put it, each what its own rank has.
 
 The script sends the state dict, in which the engine has numbers in place of tensors. On each rank an actor gets it with
-the tensors of that rank in its turn among the operations, and puts it as a rank of an SPMD program would: no tensor
-comes by the script, and what the script does to the tensors after the call comes after the put.
+the tensors of that rank in its turn among the operations, and puts it as a rank of an SPMD program would: no tensor of
+a mesh comes by the script, and what the script does to these after the call comes after the put. All ranks of all
+meshes are publishers of one version, and so is the script, where it has tensors of its own beside them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
-from collections.abc import Awaitable
-from typing import Any, NoReturn
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
 
-from skipper.control import Actor, ActorMesh, ProcMesh, ValueMesh, current_rank, endpoint
-from skipper.control.api.tensor_engine_plugin import OnMesh
+import torch
+
+from skipper.control import Actor, ActorMesh, ControlError, Future, ProcMesh, ValueMesh, current_rank, endpoint
+from skipper.control.api.tensor_engine_plugin import OnMesh, by_mesh, is_at_work
 from skipper.torchstore.clients.local_client import LocalClient
-from skipper.torchstore.clients.registry import run
+from skipper.torchstore.clients.registry import reset_client, run
 from skipper.torchstore.clients.requests import StateDictPut
-from skipper.torchstore.errors import LateShareError, StoreError, UnsupportedPlacementError
+from skipper.torchstore.errors import KindMismatchError, LateShareError, StoreError, UnsupportedPlacementError
+from skipper.torchstore.protocol.origin import Origin
 from skipper.torchstore.support.deadlines import ask
+from skipper.torchstore.support.lru_cache import LRUCache
+from skipper.torchstore.tensors.local_tensors import LocalTensor, is_dtensor
+from skipper.torchstore.tensors.state_dict import Flattened, flatten
+from skipper.torchstore.tensors.values import dump_entries
+
+T = TypeVar("T")
+
+_GROUP = "tensors of one script"
+"""A group of their own: its steps are not taken for those of actors that say ``publisher=(index, count)``."""
+
+_KEPT = 64
+"""Meshes whose actors are remembered."""
+
+Refused = StoreError | TypeError | ValueError
+"""What a put raises of its own, here as in the script: it is returned, so that the script hears of all ranks."""
 
 
 class MeshPublisher(Actor):
     """Puts what the worker of its process has."""
 
-    def __init__(self, ranks: int) -> None:
-        self._publisher = (current_rank().rank, ranks)
-
     @endpoint
-    async def put_version(self, state_dict: Any, put: StateDictPut, store_name: str) -> StoreError | None:
-        """See `weights.put_state_dict`; the store's own errors are returned."""
-        whole = dataclasses.replace(put, state_dict=state_dict, publisher=self._publisher)
-        return await _error_of(run(store_name, put.timeout, LocalClient.put_version, whole))
+    async def put_version(
+        self, state_dict: Flattened | None, put: StateDictPut, origin: Origin, store_name: str
+    ) -> Refused | None:
+        """See `weights.put_state_dict`. ``origin`` is that of the first of the mesh."""
+        rank = current_rank().rank
+        if rank and state_dict is not None and put.mode == "snapshot" and not put.verify_replicas:
+            state_dict = _shards_of(state_dict)  # the first rank stores what all have
+        whole = dataclasses.replace(put, state_dict=state_dict, publisher=_moved(origin, rank))
+        error = await _error_of(run(store_name, put.timeout, LocalClient.put_version, whole))
+        if put.mode == "snapshot":  # nothing of the script's may stay alive for the next put
+            await run(store_name, put.timeout, _release, put.key)
+        return error
 
     @endpoint
     async def put(
-        self, value: Any, key: str, store_name: str, timeout: float, checksum: bool | None, version: int
-    ) -> StoreError | None:
-        """See `api.put`; the store's own errors are returned."""
+        self,
+        value: torch.Tensor,
+        key: str,
+        store_name: str,
+        timeout: float,
+        checksum: bool | None,
+        version: int,
+        origin: Origin,
+    ) -> Refused | None:
+        """See `api.put`."""
         put = run(
             store_name,
             timeout,
@@ -46,7 +79,7 @@ class MeshPublisher(Actor):
             value,
             checksum=checksum,
             version=version,
-            publisher=self._publisher,
+            publisher=_moved(origin, current_rank().rank),
             timeout=timeout,
         )
         return await _error_of(put)
@@ -61,118 +94,265 @@ class MeshPublisher(Actor):
         """See `weights.wait_for_readers`."""
         await run(store_name, timeout, LocalClient.wait_for_readers, key, timeout=timeout)
 
+    @endpoint
+    async def forget(self, keys: tuple[str, ...], store_name: str, timeout: float) -> None:
+        """The script has deleted these keys: let go of what belongs to them."""
+        await run(store_name, timeout, _forget, keys)
 
-async def _error_of(put: Awaitable[object]) -> StoreError | None:
+    @endpoint
+    async def leave(self, store_name: str) -> None:
+        """The script shuts the store down."""
+        reset_client(store_name)
+
+
+async def _release(client: LocalClient, key: str) -> None:
+    client.publisher.snapshots.release(key)
+
+
+async def _forget(client: LocalClient, keys: tuple[str, ...]) -> None:
+    client.forget(keys)
+
+
+async def _error_of(put: Awaitable[object]) -> Refused | None:
     try:
         await put
-    except StoreError as error:
+    except (StoreError, TypeError, ValueError) as error:
         return error
     return None
 
 
+def _moved(origin: Origin, by: int) -> Origin:
+    return dataclasses.replace(origin, rank=origin.rank + by)
+
+
+def _shards_of(state_dict: Flattened) -> Flattened:
+    """The DTensors alone."""
+    return _part_of(
+        state_dict.leaves, state_dict.paths, [name for name, each in state_dict.items() if is_dtensor(each)]
+    )
+
+
+def _part_of(leaves: Mapping[str, Any], paths: Mapping[str, Any], names: Sequence[str]) -> Flattened:
+    return Flattened({name: leaves[name] for name in names}, {name: paths[name] for name in names})
+
+
+@dataclass(frozen=True, slots=True)
+class _Publishers:
+    """Who puts a key together.
+
+    Attributes:
+        actors: On each mesh, and who is the first of them.
+        script: As who the script itself puts; None: it does not.
+    """
+
+    actors: tuple[tuple[ActorMesh[MeshPublisher], Origin], ...]
+    script: Origin | None
+
+    @staticmethod
+    def on(found: Sequence[OnMesh], *, with_script: bool) -> _Publishers:
+        """On these meshes; their actors are spawned where there are none yet."""
+        size = sum(each.mesh.size for each in found) + with_script
+        actors, first = [], 0
+        for each in found:
+            actors.append((_actors_on(each.mesh), Origin(_GROUP, first, size)))
+            first += each.mesh.size
+        return _Publishers(tuple(actors), Origin(_GROUP, first, size) if with_script else None)
+
+
 _lock = threading.Lock()
-_publishers: dict[tuple[str, ...], ActorMesh[MeshPublisher]] = {}
-_of_keys: dict[tuple[str, str], ActorMesh[MeshPublisher]] = {}
+_actors: LRUCache[tuple[str, ...], ActorMesh[MeshPublisher]] = LRUCache(_KEPT)
+_of_keys: dict[tuple[str, str], _Publishers] = {}
 
 
-async def put_version(found: OnMesh, put: StateDictPut, store_name: str) -> int:
-    """Put a state dict with tensors of a mesh.
+async def put_version(put: StateDictPut, store_name: str) -> int | None:
+    """Put a state dict if tensors of meshes are in it, or if None stands for such a one.
 
     Returns:
-        The version's number.
+        The version's number; None: there are none, and nothing was done.
 
     Raises:
         UnsupportedPlacementError: Nothing says what the tensors of the ranks have to do with each other.
+        KindMismatchError: An object in it cannot be pickled.
         TypeError: ``publisher`` is given.
+        As `TensorEngine.by_mesh`. All of these before anything is sent.
     """
+    publishers = _of_keys.get((store_name, put.key)) if put.state_dict is None else None
+    if publishers is not None:
+        put.check()
+        _refuse_publisher(put.publisher)
+        return await _put_by(publishers, [None] * len(publishers.actors), None, put, store_name)
+    if not is_at_work() or not isinstance(put.state_dict, Mapping):
+        _of_keys.pop((store_name, put.key), None)
+        return None
+    leaves, paths = flatten(put.state_dict)
+    found = by_mesh(leaves)
+    if not found:
+        _of_keys.pop((store_name, put.key), None)
+        return None
     put.check()
     _refuse_publisher(put.publisher)
-    if not found.is_whole and not put.verify_replicas:
-        _refuse_shards(put.key, found.mesh)
-    actors = _of_keys[store_name, put.key] = _publishers_on(found.mesh)
-    return await _put_by(actors, put, store_name)
+    for each in found:
+        if each.mesh.size > 1 and not put.verify_replicas and not any(is_dtensor(leaves[name]) for name in each.names):
+            _refuse_shards(f"{put.key}/{each.names[0]}", each.mesh)
+    there = {name for each in found for name in each.names}
+    others = [name for name in leaves if name not in there]
+    objects = {name: leaves[name] for name in others if not isinstance(leaves[name], torch.Tensor | LocalTensor)}
+    dump_entries(put.key, objects)
+    with_script = len(objects) < len(others)
+    first = [] if with_script else others  # objects go with whoever puts anyway
+    parts = [_part_of(leaves, paths, [*each.names, *([] if index else first)]) for index, each in enumerate(found)]
+    own = _part_of(leaves, paths, others) if with_script else None
+    publishers = _of_keys[store_name, put.key] = _Publishers.on(found, with_script=with_script)
+    return await _put_by(publishers, parts, own, put, store_name)
 
 
 async def put_value(
-    found: OnMesh,
     key: str,
-    value: Any,
+    value: object,
     store_name: str,
     timeout: float,
     *,
     checksum: bool | None,
     version: int | None,
     publisher: object,
-) -> None:
-    """Put one tensor of a mesh.
+) -> bool:
+    """Put one tensor, if it is one of a mesh. Returns whether it is.
 
     Raises:
-        UnsupportedPlacementError, TypeError: As of `put_version`.
+        As `put_version`.
     """
+    if not isinstance(value, torch.Tensor) or type(value) is torch.Tensor:
+        return False
+    found = by_mesh({key: value})
+    if not found:
+        return False
     _refuse_publisher(publisher)
-    if not found.is_whole:
-        _refuse_shards(key, found.mesh)
-    actors = _publishers_on(found.mesh)
+    if found[0].mesh.size > 1 and not is_dtensor(value):
+        _refuse_shards(key, found[0].mesh)
+    ((actors, first),) = _Publishers.on(found, with_script=False).actors
     number = await _number_of(key, version, store_name, timeout)
-    _raise_of(await ask(actors.put.call(value, key, store_name, timeout, checksum, number), timeout))
+    _raise_of(await ask(actors.put.call(value, key, store_name, timeout, checksum, number, first), timeout))
+    return True
 
 
-async def put_again(put: StateDictPut, store_name: str) -> int:
-    """Put in direct mode what was put last under a key, which lies on a mesh.
-
-    Returns:
-        The version's number.
+def refuse_in_batch(entries: Mapping[str, object]) -> None:
+    """Refuse tensors of meshes in a batch, whose values become visible in one step.
 
     Raises:
-        TypeError: ``publisher`` is given.
+        KindMismatchError: There is one; nothing was sent.
     """
-    put.check()
-    _refuse_publisher(put.publisher)
-    return await _put_by(_of_keys[store_name, put.key], put, store_name)
+    _refuse(entries, "put each by put, or all of them as one state dict by put_state_dict")
+
+
+def refuse_destinations(tensors: Mapping[str, object]) -> None:
+    """Refuse tensors of meshes, by key, to be read into.
+
+    Raises:
+        KindMismatchError: There is one; nothing was read.
+    """
+    _refuse(tensors, "pass it to an endpoint of an actor on that mesh, in which each rank reads its shard")
+
+
+def refuse_destination(key: str, state_dict: object) -> None:
+    """The same for those of a state dict.
+
+    Raises:
+        KindMismatchError: There is one; nothing was read.
+    """
+    if is_at_work() and isinstance(state_dict, Mapping):
+        refuse_destinations({f"{key}/{name}": each for name, each in flatten(state_dict)[0].items()})
+
+
+def _refuse(tensors: Mapping[str, object], instead: str) -> None:
+    for each in by_mesh(tensors):
+        raise KindMismatchError(each.names[0], f"a tensor of {each.mesh!r} has no memory here: {instead}")
 
 
 async def fence(key: str, store_name: str, timeout: float) -> bool:
-    """`weights.fence`, where a key was put last from a mesh; whether it was."""
-    actors = _of_keys.get((store_name, key))
-    if actors is not None:
-        await ask(actors.fence.call(key, store_name, timeout), timeout)
-    return actors is not None
+    """`weights.fence`, where a key was put last from meshes; whether it was."""
+    publishers = _of_keys.get((store_name, key))
+    if publishers is None:
+        return False
+    calls = [actors.fence.call(key, store_name, timeout) for actors, _ in publishers.actors]
+    if publishers.script is not None:
+        await run(store_name, timeout, LocalClient.fence, key, timeout=timeout)
+    await _all_of(calls, timeout)
+    return True
 
 
 async def wait_for_readers(key: str, store_name: str, timeout: float) -> bool:
     """`weights.wait_for_readers`, likewise."""
-    actors = _of_keys.get((store_name, key))
-    if actors is not None:
-        await ask(actors.wait_for_readers.call(key, store_name, timeout), timeout)
-    return actors is not None
+    publishers = _of_keys.get((store_name, key))
+    if publishers is None:
+        return False
+    calls = [actors.wait_for_readers.call(key, store_name, timeout) for actors, _ in publishers.actors]
+    if publishers.script is not None:
+        await run(store_name, timeout, LocalClient.wait_for_readers, key, timeout=timeout)
+    await _all_of(calls, timeout)
+    return True
 
 
-def is_of_mesh(key: str, store_name: str) -> bool:
-    """Whether this process has put a key last from a mesh."""
-    return (store_name, key) in _of_keys
+async def forget(keys: Sequence[str], store_name: str, timeout: float) -> None:
+    """These keys were deleted: the ranks let go of what belongs to them."""
+    if not _of_keys:
+        return
+    gone: dict[ActorMesh[MeshPublisher], list[str]] = {}
+    for key in keys:
+        publishers = _of_keys.pop((store_name, key), None)
+        for actors, _ in publishers.actors if publishers is not None else ():
+            gone.setdefault(actors, []).append(key)
+    with contextlib.suppress(ControlError):  # what is gone has let go
+        await _all_of([each.forget.call(tuple(theirs), store_name, timeout) for each, theirs in gone.items()], timeout)
 
 
-def forget_key(key: str, store_name: str) -> None:
-    """This process has put it itself."""
-    _of_keys.pop((store_name, key), None)
+async def leave(store_name: str, timeout: float) -> None:
+    """The store is initialized anew, or shut down."""
+    gone: set[ActorMesh[MeshPublisher]] = set()
+    for name, key in [each for each in list(_of_keys) if each[0] == store_name]:
+        publishers = _of_keys.pop((name, key), None)
+        gone.update(actors for actors, _ in publishers.actors) if publishers is not None else None
+    with contextlib.suppress(ControlError):
+        await _all_of([each.leave.call(store_name) for each in gone], timeout)
 
 
-def forget_store(store_name: str) -> None:
-    """It is initialized anew, or shut down."""
-    for key in [key for key in list(_of_keys) if key[0] == store_name]:
-        _of_keys.pop(key, None)
-
-
-async def _put_by(actors: ActorMesh[MeshPublisher], put: StateDictPut, store_name: str) -> int:
+async def _put_by(
+    publishers: _Publishers,
+    parts: Sequence[Flattened | None],
+    own: Flattened | None,
+    put: StateDictPut,
+    store_name: str,
+) -> int:
+    """Have everybody put their part. The script does so first: what is wrong with its part is found before all else."""
     number = await _number_of(put.key, put.version, store_name, put.timeout)
     options = dataclasses.replace(put, state_dict=None, version=number)
-    _raise_of(await ask(actors.put_version.call(put.state_dict, options, store_name), put.timeout))
+    if publishers.script is not None:
+        whole = dataclasses.replace(options, state_dict=own, publisher=publishers.script)
+        await run(store_name, put.timeout, LocalClient.put_version, whole)
+    calls = [
+        actors.put_version.call(part, options, first, store_name)
+        for (actors, first), part in zip(publishers.actors, parts, strict=True)
+    ]
+    _raise_of(*await _all_of(calls, put.timeout))
     return number
 
 
-def _raise_of(outcomes: ValueMesh[StoreError | None]) -> None:
+async def _all_of(calls: Sequence[Future[ValueMesh[T]]], timeout: float) -> list[ValueMesh[T]]:
+    """What the actors of all meshes answer. An error of one is raised when the others have answered, too."""
+    answers: list[ValueMesh[T]] = []
+    failed: Exception | None = None
+    for call in calls:
+        try:
+            answers.append(await ask(call, timeout))
+        except Exception as error:  # noqa: BLE001  # whatever it is: it is raised below
+            failed = failed or error
+    if failed is not None:
+        raise failed
+    return answers
+
+
+def _raise_of(*outcomes: ValueMesh[Refused | None]) -> None:
     """Raise what says the most: that a rank came too late for a version is so because another one has failed."""
-    errors = [each for each in outcomes.values() if each is not None]
+    errors = [each for outcome in outcomes for each in outcome.values() if each is not None]
     if errors:
         raise next((each for each in errors if not isinstance(each, LateShareError)), errors[0])
 
@@ -184,12 +364,12 @@ async def _number_of(key: str, version: int | None, store_name: str, timeout: fl
     return await run(store_name, timeout, LocalClient.reserve, key, timeout=timeout)
 
 
-def _publishers_on(mesh: ProcMesh) -> ActorMesh[MeshPublisher]:
+def _actors_on(mesh: ProcMesh) -> ActorMesh[MeshPublisher]:
     processes = tuple(member.id for member in mesh.members)
     with _lock:
-        actors = _publishers.get(processes)
+        actors = _actors.get(processes)
         if actors is None:
-            actors = _publishers[processes] = mesh.spawn("torchstore_publishers", MeshPublisher, mesh.size)
+            actors = _actors.put(processes, mesh.spawn("torchstore_publishers", MeshPublisher))
     return actors
 
 
