@@ -228,9 +228,13 @@ def all_gather(tensor: torch.Tensor, axes: str | Sequence[str], dim: int = 0) ->
         Exception: as `reduce`.
     """
     along = range(tensor.dim())[dim]
-    result: Any = reduce(tensor, axes, reductions.STACK).movedim(0, along).flatten(along, along + 1).contiguous()
-    gathered: Tensor = result
-    return gathered
+    gathered: Any = end_to_end(reduce(tensor, axes, reductions.STACK), along)
+    return cast(Tensor, gathered)
+
+
+def end_to_end(stacked: torch.Tensor, dim: int) -> torch.Tensor:
+    """What ranks have, stacked along dim 0, one behind the other along a dim of theirs."""
+    return stacked.movedim(0, dim).flatten(dim, dim + 1).contiguous()
 
 
 @overload

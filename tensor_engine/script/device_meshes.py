@@ -29,7 +29,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from skipper.control import Extent, ProcMesh
 from skipper.tensor_engine.errors import MeshMismatchError, MisuseError, UnevenShardError
 from skipper.tensor_engine.script import activation
-from skipper.tensor_engine.script.communicate import laid_out, reduce, slice_mesh, to_mesh
+from skipper.tensor_engine.script.communicate import end_to_end, laid_out, reduce, slice_mesh, to_mesh
 from skipper.tensor_engine.script.fetch import fetch_first
 from skipper.tensor_engine.script.ranks import rank_tensors
 from skipper.tensor_engine.script.tensor import Tensor, left_to_their_class
@@ -305,7 +305,7 @@ def _shard_to_replicate(
 ) -> torch.Tensor:
     procs, axes = axes_of_dim(mesh, mesh_dim)
     stacked = reduce(laid_out(tensor, procs), axes, STACK)
-    return stacked.movedim(0, self.dim).flatten(self.dim, self.dim + 1).contiguous()
+    return end_to_end(stacked, self.dim)
 
 
 def _strided_to_replicate(
@@ -328,14 +328,14 @@ def _shard_to_shard(
     new_shard_dim: int,
 ) -> torch.Tensor:
     procs, axes = axes_of_dim(mesh, mesh_dim)
-    parts = _parts(laid_out(tensor, procs), new_shard_dim, mesh, mesh_dim).movedim(new_shard_dim, 0)
+    parts = parts_of(laid_out(tensor, procs), new_shard_dim, mesh, mesh_dim).movedim(new_shard_dim, 0)
     got = reduce(parts.contiguous(), axes, STACK, scatter=True)  # from each rank its part for this one
-    return got.movedim(0, self.dim).flatten(self.dim, self.dim + 1).contiguous()
+    return end_to_end(got, self.dim)
 
 
 def _partial_to_shard(self: Any, tensor: Tensor, mesh: DeviceMesh, reduce_op: str, mesh_dim: int) -> torch.Tensor:
     procs, axes = axes_of_dim(mesh, mesh_dim)
-    parts = _parts(laid_out(tensor, procs), self.dim, mesh, mesh_dim).movedim(self.dim, 0)
+    parts = parts_of(laid_out(tensor, procs), self.dim, mesh, mesh_dim).movedim(self.dim, 0)
     mine: torch.Tensor = reduce(parts.contiguous(), axes, reduce_op, scatter=True)
     return mine.squeeze(0)
 
@@ -372,11 +372,11 @@ def _refuse_strided(self: Any, tensor: Tensor, *args: object, **kwargs: object) 
 
 def own_part(tensor: torch.Tensor, dim: int, mesh: DeviceMesh, mesh_dim: int) -> torch.Tensor:
     """Each rank's part of what it has, along a dim."""
-    parts = _parts(laid_out(tensor, axes_of_dim(mesh, mesh_dim)[0]), dim, mesh, mesh_dim)
+    parts = parts_of(laid_out(tensor, axes_of_dim(mesh, mesh_dim)[0]), dim, mesh, mesh_dim)
     return parts.index_select(dim, _place(mesh, mesh_dim).reshape(1)).squeeze(dim)
 
 
-def _parts(tensor: torch.Tensor, dim: int, mesh: DeviceMesh, mesh_dim: int) -> torch.Tensor:
+def parts_of(tensor: torch.Tensor, dim: int, mesh: DeviceMesh, mesh_dim: int) -> torch.Tensor:
     """A dim cut into as many parts as there are ranks: two dims, the part and what is in it."""
     count = mesh.size(mesh_dim)
     _check_even(tensor.shape[dim], count)

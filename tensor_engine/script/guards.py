@@ -14,7 +14,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from skipper.tensor_engine.errors import CompileError, LocalTensorError
 from skipper.tensor_engine.script import activation, recording
-from skipper.tensor_engine.script.tensor import Tensor
+from skipper.tensor_engine.script.tensor import Tensor, local_of
 
 CallKey = tuple[Hashable, ...]
 
@@ -234,4 +234,4 @@ class Guarding(activation.DispatchMode):
 
 def _is_of_script(argument: object) -> bool:
     """Whether it is a tensor, and none of a mesh; a `DTensor` is what its local one is."""
-    return isinstance(argument, torch.Tensor) and not isinstance(getattr(argument, "_local_tensor", argument), Tensor)
+    return isinstance(argument, torch.Tensor) and not isinstance(local_of(argument), Tensor)

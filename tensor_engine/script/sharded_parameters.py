@@ -17,10 +17,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from skipper.control import ProcMesh
 from skipper.tensor_engine.errors import MisuseError
 from skipper.tensor_engine.script import activation
-from skipper.tensor_engine.script.communicate import reduce
-from skipper.tensor_engine.script.device_meshes import axes_of_dim, joined, own_part
+from skipper.tensor_engine.script.communicate import end_to_end, reduce
+from skipper.tensor_engine.script.device_meshes import axes_of_dim, joined, own_part, parts_of
 from skipper.tensor_engine.script.place import place
-from skipper.tensor_engine.script.tensor import Tensor, version_of
+from skipper.tensor_engine.script.tensor import Tensor, local_of, version_of
 from skipper.tensor_engine.shared.reductions import STACK
 
 GROUP = "_skipper_group"
@@ -211,8 +211,7 @@ class ShardedGroup:
         if self._entered or not self.parts:
             yield
             return
-        with activation.no_mesh():
-            whole = _together(self, [part.local for part in self.parts], differentiable=torch.is_grad_enabled())
+        whole = self._gather()
         for part, tensor in zip(self.parts, whole, strict=True):
             part.fill(part.whole_of(tensor))
         if self._is_outermost is None:  # once: a checkpoint that computes again does so without what is around it
@@ -235,7 +234,7 @@ class ShardedGroup:
         saved = self._saved
 
         def pack(tensor: Any) -> Callable[[], torch.Tensor]:
-            local = getattr(tensor, "_local_tensor", tensor)
+            local: Any = local_of(tensor)
             at = saved.get(id(local.remote_value.storage)) if isinstance(local, Tensor) else None
             if at is not None:
                 again = functools.partial(self._again, at, local.shape, local.stride(), local.storage_offset())
@@ -258,9 +257,14 @@ class ShardedGroup:
 
     def _for_backward(self) -> list[torch.Tensor]:
         if self._kept is None:
-            with torch.no_grad(), activation.no_mesh():
-                self._kept = _together(self, [part.local for part in self.parts], differentiable=False)
+            with torch.no_grad():
+                self._kept = self._gather()
         return self._kept
+
+    def _gather(self) -> list[torch.Tensor]:
+        """The whole tensors."""
+        with activation.no_mesh():
+            return list(_Unshard.apply(self, *(part.local for part in self.parts)))  # type: ignore[no-untyped-call]
 
     def begin_backward(self) -> None:
         """Backward has come to an output."""
@@ -302,13 +306,6 @@ def _dim(shape: torch.Size, count: int, wanted: Any) -> int | None:
     return next((dim for dim, size in enumerate(shape) if size and size % count == 0), None)
 
 
-def _together(group: ShardedGroup, parts: list[torch.Tensor], *, differentiable: bool) -> list[torch.Tensor]:
-    """The whole tensors of what each rank has."""
-    if differentiable:
-        return list(_Unshard.apply(group, *parts))  # type: ignore[no-untyped-call]
-    return _gathered(group, parts)
-
-
 def _gathered(group: ShardedGroup, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     dtype, layout = group.options.policy.param_dtype, group.layout
     cast_ = [part if dtype is None or not part.is_floating_point() else part.to(dtype) for part in parts]
@@ -318,8 +315,7 @@ def _gathered(group: ShardedGroup, parts: Sequence[torch.Tensor]) -> list[torch.
         stacked = reduce(flat, layout.shard_axes, STACK)
         for at, piece in zip(numbers, _cut(stacked, [cast_[at].numel() for at in numbers]), strict=True):
             dim = cast(int, group.parts[at].dim)
-            ranks = piece.reshape(layout.count, *cast_[at].shape)
-            whole[at] = ranks.movedim(0, dim).flatten(dim, dim + 1).contiguous()
+            whole[at] = end_to_end(piece.reshape(layout.count, *cast_[at].shape), dim)
     # Autograd tells them by their storage, and modules must not change the parts.
     return [tensor.clone() if _shares(tensor, part) else tensor for tensor, part in zip(whole, parts, strict=True)]
 
@@ -375,7 +371,7 @@ def _averaged(group: ShardedGroup, gradients: Sequence[torch.Tensor | None]) -> 
         rows = []
         for at in numbers:
             dim, whole = cast(int, group.parts[at].dim), cast(torch.Tensor, cast_[at])
-            cut = whole.reshape(*whole.shape[:dim], layout.count, -1, *whole.shape[dim + 1 :])
+            cut = parts_of(whole, dim, layout.mesh, layout.mesh.ndim - 1)
             rows.append(cut.movedim(dim, 0).reshape(layout.count, -1))
         part = reduce(torch.cat(rows, 1), layout.shard_axes, reduction, scatter=True)
         if layout.copy_axes:

@@ -13,7 +13,7 @@ import dataclasses
 import threading
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import torch
 
@@ -270,24 +270,23 @@ def _refuse(tensors: Mapping[str, object], instead: str) -> None:
 
 async def fence(key: str, store_name: str, timeout: float) -> bool:
     """`weights.fence`, where a key was put last from meshes; whether it was."""
-    publishers = _of_keys.get((store_name, key))
-    if publishers is None:
-        return False
-    calls = [actors.fence.call(key, store_name, timeout) for actors, _ in publishers.actors]
-    if publishers.script is not None:
-        await run(store_name, timeout, LocalClient.fence, key, timeout=timeout)
-    await _all_of(calls, timeout)
-    return True
+    return await _by_publishers("fence", key, store_name, timeout)
 
 
 async def wait_for_readers(key: str, store_name: str, timeout: float) -> bool:
     """`weights.wait_for_readers`, likewise."""
+    return await _by_publishers("wait_for_readers", key, store_name, timeout)
+
+
+async def _by_publishers(
+    method: Literal["fence", "wait_for_readers"], key: str, store_name: str, timeout: float
+) -> bool:
     publishers = _of_keys.get((store_name, key))
     if publishers is None:
         return False
-    calls = [actors.wait_for_readers.call(key, store_name, timeout) for actors, _ in publishers.actors]
+    calls = [getattr(actors, method).call(key, store_name, timeout) for actors, _ in publishers.actors]
     if publishers.script is not None:
-        await run(store_name, timeout, LocalClient.wait_for_readers, key, timeout=timeout)
+        await run(store_name, timeout, getattr(LocalClient, method), key, timeout=timeout)
     await _all_of(calls, timeout)
     return True
 
