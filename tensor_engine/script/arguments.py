@@ -14,7 +14,7 @@ from skipper.control import ProcMesh
 from skipper.tensor_engine.errors import LocalTensorError
 from skipper.tensor_engine.script import activation
 from skipper.tensor_engine.script.device_meshes import taken_apart
-from skipper.tensor_engine.script.instruction_stream import InstructionStream
+from skipper.tensor_engine.script.instruction_stream import InstructionStream, StreamKey
 from skipper.tensor_engine.script.process_groups import RemoteProcessGroup, stand_in
 from skipper.tensor_engine.script.tensor import Tensor, local_of, refuse_mixture, value_of
 from skipper.tensor_engine.script.value import Value
@@ -132,7 +132,7 @@ class _ArgumentPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickl
         super().__init__(sink, protocol=5)
         self._packed = packed
         self._numbers: dict[int, int] = {}
-        self._places: dict[ProcMesh, list[Tensor]] = {}
+        self._places: dict[tuple[ProcMesh, StreamKey], list[Tensor]] = {}
 
     def persistent_id(self, obj: Any) -> tuple[str, Any] | None:
         if isinstance(obj, torch.Tensor):

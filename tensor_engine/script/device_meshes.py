@@ -31,8 +31,9 @@ from skipper.tensor_engine.errors import MeshMismatchError, MisuseError, UnevenS
 from skipper.tensor_engine.script import activation
 from skipper.tensor_engine.script.communicate import end_to_end, laid_out, reduce, slice_mesh, to_mesh
 from skipper.tensor_engine.script.fetch import fetch_first
+from skipper.tensor_engine.script.instruction_stream import StreamKey
 from skipper.tensor_engine.script.ranks import rank_tensors
-from skipper.tensor_engine.script.tensor import Tensor, left_to_their_class
+from skipper.tensor_engine.script.tensor import Tensor, left_to_their_class, value_of
 from skipper.tensor_engine.shared.distributed import DistributedLayout
 from skipper.tensor_engine.shared.reductions import STACK
 
@@ -246,10 +247,13 @@ def _begin() -> None:
         left_to_their_class.add(importlib.import_module("torch.distributed.tensor").DTensor)
 
 
-def taken_apart(tensor: Any, places: dict[ProcMesh, list[Tensor]]) -> tuple[Tensor, list[Tensor], DistributedLayout]:
+def taken_apart(
+    tensor: Any, places: dict[tuple[ProcMesh, StreamKey], list[Tensor]]
+) -> tuple[Tensor, list[Tensor], DistributedLayout]:
     """A DTensor as it is sent to workers: see `distributed.put_together`.
 
-    ``places`` has those of the meshes whose DTensors are sent along: each that is made costs the workers something.
+    ``places`` has those of the meshes and streams whose DTensors are sent along: each that is made costs the workers
+    something.
     """
     mesh: DeviceMesh = tensor.device_mesh
     axes = [axes_of_dim(mesh, dim) for dim in range(mesh.ndim)]
@@ -264,9 +268,10 @@ def taken_apart(tensor: Any, places: dict[ProcMesh, list[Tensor]]) -> tuple[Tens
         tensor.stride(),
         tensor.requires_grad,
     )
-    if procs not in places:
-        places[procs] = list(rank_tensors(procs).values())
-    return laid_out(tensor._local_tensor, procs), places[procs], layout
+    stream = _stream_of(tensor._local_tensor)
+    if (procs, stream) not in places:
+        places[procs, stream] = list(rank_tensors(procs, stream=stream).values())
+    return laid_out(tensor._local_tensor, procs), places[procs, stream], layout
 
 
 def _for_meshes(method: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
@@ -350,7 +355,7 @@ def _masked_part(self: Any, tensor: Tensor, mesh: DeviceMesh, mesh_dim: int) -> 
     count = mesh.size(mesh_dim)
     rows = self.offset_shape[self.offset_dim]
     _check_even(rows, count)
-    first = _place(mesh, mesh_dim) * (rows // count)
+    first = _place(mesh, mesh_dim, _stream_of(tensor)) * (rows // count)
     mask = (tensor < first) | (tensor >= first + rows // count)
     self.mask_buffer.materialize_mask(mask)
     indices: torch.Tensor = (tensor - first).masked_fill(mask, 0)
@@ -373,7 +378,7 @@ def _refuse_strided(self: Any, tensor: Tensor, *args: object, **kwargs: object) 
 def own_part(tensor: torch.Tensor, dim: int, mesh: DeviceMesh, mesh_dim: int) -> torch.Tensor:
     """Each rank's part of what it has, along a dim."""
     parts = parts_of(laid_out(tensor, axes_of_dim(mesh, mesh_dim)[0]), dim, mesh, mesh_dim)
-    return parts.index_select(dim, _place(mesh, mesh_dim).reshape(1)).squeeze(dim)
+    return parts.index_select(dim, _place(mesh, mesh_dim, _stream_of(tensor)).reshape(1)).squeeze(dim)
 
 
 def parts_of(tensor: torch.Tensor, dim: int, mesh: DeviceMesh, mesh_dim: int) -> torch.Tensor:
@@ -388,10 +393,14 @@ def _check_even(size: int, count: int) -> None:
         raise UnevenShardError(size, count)
 
 
-def _place(mesh: DeviceMesh, mesh_dim: int) -> torch.Tensor:
+def _stream_of(tensor: torch.Tensor) -> StreamKey:
+    return value_of(tensor).instruction_stream.stream
+
+
+def _place(mesh: DeviceMesh, mesh_dim: int, stream: StreamKey) -> torch.Tensor:
     """On each rank its place along a dim."""
     procs, axes = axes_of_dim(mesh, mesh_dim)
-    ranks = rank_tensors(procs, axes)
+    ranks = rank_tensors(procs, axes, stream)
     place: torch.Tensor = ranks[axes[0]]
     for axis in axes[1:]:
         place = place * procs.extent[axis] + ranks[axis]

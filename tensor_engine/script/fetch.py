@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -15,7 +16,7 @@ from skipper.dataplane import RDMABuffer
 from skipper.dataplane import empty as shared_empty
 from skipper.tensor_engine.errors import EngineClosedError
 from skipper.tensor_engine.script import recording
-from skipper.tensor_engine.script.activation import no_mesh
+from skipper.tensor_engine.script.activation import in_the_script, no_mesh
 from skipper.tensor_engine.script.session import EngineSession, home_of
 from skipper.tensor_engine.script.tensor import Tensor, local_of, value_of
 from skipper.tensor_engine.script.value import Value
@@ -213,13 +214,13 @@ def _fetch_tree(tree: Any, place: Mapping[str, int], *, strict: bool) -> Fetched
 
 
 def _fetch(value: Value, rank: int, *, strict: bool) -> Fetched[torch.Tensor]:
-    meta, session = value.meta, value.instruction_stream.session
-    buffer: RDMABuffer | None = None
+    meta = value.meta
+    into: tuple[torch.Tensor, RDMABuffer] | None = None
     if meta.nbytes >= _LARGE_NBYTES:
         with no_mesh():
             memory = shared_empty(meta.shape, meta.dtype)
-        buffer = RDMABuffer(memory)
-        answers = [ask(value, rank, "skipper.tensor_engine.worker.data:large", buffer)]
+        into = memory, RDMABuffer(memory)
+        answers = [ask(value, rank, "skipper.tensor_engine.worker.data:large", into[1])]
     else:
         answers = [ask(value, rank, "skipper.tensor_engine.worker.data:small")]
     if strict:
@@ -228,19 +229,22 @@ def _fetch(value: Value, rank: int, *, strict: bool) -> Fetched[torch.Tensor]:
             for other in range(len(value.instruction_stream.ranks))
             if other != rank
         ]
+    return Fetched(answers, functools.partial(_open_shard, value, rank, into))
 
-    @no_mesh()
-    def open_answers(found: list[Any]) -> torch.Tensor:
-        if buffer is not None:
-            buffer.drop()
-        for answer in found:
-            open_answer(session, answer)
-        first = found[0]
-        if not isinstance(first, bytes):
-            raise EngineClosedError(f"rank {value.instruction_stream.ranks[rank]} has no such tensor any more")
-        return memory if buffer is not None else tensor_of(first, meta.dtype, meta.shape)
 
-    return Fetched(answers, open_answers)
+@in_the_script
+def _open_shard(
+    value: Value, rank: int, into: tuple[torch.Tensor, RDMABuffer] | None, found: list[Any]
+) -> torch.Tensor:
+    """The shard: in what the workers have answered, or in the memory into which one of them was to write."""
+    if into is not None:
+        into[1].drop()
+    for answer in found:
+        open_answer(value.instruction_stream.session, answer)
+    first = found[0]
+    if not isinstance(first, bytes):
+        raise EngineClosedError(f"rank {value.instruction_stream.ranks[rank]} has no such tensor any more")
+    return into[0] if into is not None else tensor_of(first, value.meta.dtype, value.meta.shape)
 
 
 def mesh_rank(mesh: ProcMesh, coordinates: Mapping[str, int]) -> int:
@@ -250,6 +254,8 @@ def mesh_rank(mesh: ProcMesh, coordinates: Mapping[str, int]) -> int:
         KeyError: the mesh has no such axis.
         IndexError: a coordinate lies outside of its axis.
     """
+    if not coordinates:
+        return 0
     extent = mesh.extent
     for axis in coordinates:
         if axis not in extent:

@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, overload
 
 from skipper.control import Endpoint, ProcMesh
-from skipper.tensor_engine.script.activation import no_mesh
+from skipper.tensor_engine.script.activation import in_the_script, no_mesh
 from skipper.tensor_engine.script.arguments import OpaqueHandle, PackedArguments
 from skipper.tensor_engine.script.by_value import dumps, is_importable
 from skipper.tensor_engine.script.expectation import Expected, as_described, expect
 from skipper.tensor_engine.script.fetch import Fetched, ask, mesh_rank, open_answer
 from skipper.tensor_engine.script.instruction_stream import InstructionStream
 from skipper.tensor_engine.script.issue import issue_call
+from skipper.tensor_engine.script.session import EngineSession
 from skipper.tensor_engine.shared.opaque_ref import OPAQUE_META
 from skipper.tensor_engine.shared.remote_functions import ANSWER, EXPECTED, IGNORED, INPUT, TENSOR, WHOLE, Source, Task
 from skipper.tensor_engine.worker.user_code import is_worker, resolve
@@ -85,13 +86,8 @@ class RemoteFunction:
         alone, one = packed.place_on_one(mesh_rank(mesh, shard or {}), instruction_stream, mesh)
         task = Task(self.source, ANSWER, (), bool(packed.groups))
         (answer,) = self._issue(packed, (OPAQUE_META,), alone, one, task)
-        session = instruction_stream.session
-
-        @no_mesh()
-        def open_answers(found: list[Any]) -> Any:
-            return pickle.loads(open_answer(session, found[0]))
-
-        return Fetched([ask(answer.remote_value, 0, "skipper.tensor_engine.worker.user_code:take")], open_answers)
+        taken = ask(answer.remote_value, 0, "skipper.tensor_engine.worker.user_code:take")
+        return Fetched([taken], functools.partial(_unpickled, instruction_stream.session))
 
     def _issue(
         self,
@@ -262,6 +258,11 @@ def call_on_shard_and_fetch(
     """
     called = function if isinstance(function, RemoteFunction) else remote(function)
     return called.fetch(args, kwargs, shard)
+
+
+@in_the_script
+def _unpickled(session: EngineSession, found: list[Any]) -> Any:
+    return pickle.loads(open_answer(session, found[0]))
 
 
 def _source(function: Callable[..., Any] | str, known_as: object) -> Source:

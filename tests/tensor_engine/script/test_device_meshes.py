@@ -23,6 +23,7 @@ from skipper.tensor_engine import (
     MeshMismatchError,
     MisuseError,
     NotPropagatableError,
+    Stream,
     UnevenShardError,
     inspect,
     remote,
@@ -251,6 +252,15 @@ def test_actors_and_functions_get_them_as_such(four: ProcMesh, mesh: DeviceMesh)
     with pytest.raises(NotPropagatableError, match="tensors without values"):
         doubled(other)
     witnesses.stop().get(PATIENCE_S)
+
+
+def test_those_of_a_stream_are_used_and_sent_where_it_is_not_active(four: ProcMesh, mesh: DeviceMesh) -> None:
+    with four.activate(), Stream("beside the main one").activate():
+        there = distribute_tensor(torch.arange(8.0), mesh, [Replicate(), Shard(0)])
+    torch.testing.assert_close(inspect(shifted(there), tp=1), torch.arange(5.0, 9))
+    with four.activate():
+        again = there.redistribute(mesh, [Shard(0), Replicate()])
+    torch.testing.assert_close(inspect(again, dp=1, tp=0), torch.arange(4.0, 8))
 
 
 def misfits() -> list[tuple[Callable[[ProcMesh, DeviceMesh], Any], type[Exception], str]]:
