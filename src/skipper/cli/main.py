@@ -45,6 +45,7 @@ TOOLS: dict[str, Tool] = {
         "skipper.control.observe.stacks_command", "where every thread of a running job is, also of hung processes"
     ),
     "status": Tool("skipper.control.observe.status_command", "what a running job consists of, and what it is doing"),
+    "weights": Tool("skipper.torchstore.proofs.command", "whether weights are those that a certificate says"),
     "weight-sync": Tool(
         "skipper.benchmarks.weight_sync.command", "weights from trainers to generators, beside a memcpy"
     ),
