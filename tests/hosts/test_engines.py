@@ -17,7 +17,7 @@ from tests.hosts.conftest import QUIET, environment, wait_for_nothing
 from tests.hosts.netns import Capture, Machine, Network
 from tests.torchstore.sync_process import ROWS, SyncProcess
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)  # processes that import torch, on a busy machine
 
 NBYTES = 2 * ROWS * 64 * 4  # of both tensors
 Starts = Callable[..., SyncProcess]

@@ -37,7 +37,7 @@ def start(tmp_path: Path) -> Iterator[Starts]:
         yield start
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(400)  # seven processes that import torch, on a busy machine
 def test_five_trainers_in_succession_feed_the_same_engines_which_do_not_grow(start: Starts) -> None:
     engines = [start(), start()]
     held: list[list[dict[str, int]]] = []
@@ -88,7 +88,7 @@ def test_the_lease_of_an_engine_that_leaves_in_the_middle_of_a_read_ends(start: 
     assert trainer.do("leases") == 0
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(200)
 @pytest.mark.parametrize("mode", ["direct", "snapshot"])
 def test_a_stopped_engine_holds_nobody_up_for_longer_than_the_heartbeat(start: Starts, mode: str) -> None:
     trainer, stopped, other = start(), start(), start()
