@@ -33,6 +33,7 @@ TARGETS = (
     # Files, and agents
     Target("announcement", wire.read_announcement, wire.announcement_seeds, (HostError,), mutate_json),
     Target("join-file", wire.read_join_file, wire.join_file_seeds, (JobNotFoundError,), mutate_json),
+    Target("gate", wire.read_gates_answer, wire.gates_answer_seeds, (HostError,), mutate_json),
     Target("agent", wire.read_agents_words, wire.agents_words_seeds, (HostError,), wire.mutate_words),
     Target("pod", services.read_pod, services.pod_seeds, _FORMS, mutate_json),
     Target("slurm", services.read_queue, services.queue_seeds),

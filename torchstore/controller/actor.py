@@ -161,7 +161,7 @@ class StoreController(Actor):
             return await self._succession.welcome(process, procs)
         volumes = self._initialized()
         self._watch.add(process, procs)
-        number = self._recorder.do(Command("welcome", (process, None if process.is_local else procs)))
+        number = self._recorder.do(Command("welcome", (process, procs)))
         return StoreInfo(
             volumes.strategy,
             volumes.actors,

@@ -68,6 +68,8 @@ class History:
         self.hidden: set[str] = set()
         # All memory that versions have used: their writers keep it for the next one.
         self.memory: dict[str, tuple[ProcessId, Binding]] = {}
+        self.spoilt: set[str] = set()
+        """Memory whose reader was lost: one that was only stopped might go on, so nothing else is written there."""
         self.steps = Steps(key)
         self._fitting: dict[tuple[int, int], str] = {}  # the manifests of the last version of several ranks
         self._newest = 0
@@ -394,6 +396,7 @@ class History:
             for lease in [n for n, reader in version.leases.items() if reader == process]:
                 del version.leases[lease]
                 version.peer_reads.end(lease)
+                self.spoilt.update(found.id for _, found in version.bindings() if found.mode == "snapshot")
             version.peer_reads.close(process)
             if version.lost is None and lives_in(version, process):
                 self._lose(version, process, reason)

@@ -205,6 +205,9 @@ async def initialize_spmd(
     _sessions[store_name] = session
     note_place(store_name, session.place)
     api.shut_down_together[store_name] = session.shutdown
+    last = runtime.current().ending.after
+    if _forget_all not in last:
+        last.append(_forget_all)
 
 
 initialize = initialize_spmd
@@ -364,6 +367,19 @@ def _leave_if_alone(*, but: str | None = None) -> None:
     if _has_joined and not _sessions and not _beginning - {but}:
         _has_joined = False
         control.shutdown()
+
+
+def _forget_all() -> None:
+    """Let go of stores that have not been shut down: this process is leaving the job, or the job has ended."""
+    global _has_joined
+    _has_joined = False
+    for store_name, session in list(_sessions.items()):
+        del _sessions[store_name]
+        note_place(store_name, None)
+        api.shut_down_together.pop(store_name, None)
+        if session.companion is not None:
+            session.companion.close()
+    dismiss()
 
 
 def _left(deadline: float) -> float:
