@@ -88,8 +88,9 @@ from skipper.torchstore.spmd.rank_store import initialize_spmd
 from skipper.torchstore.spmd.ranks import SPMDEnv
 from skipper.torchstore.support.metrics import MetricsServer, metrics_text, serve_metrics
 from skipper.torchstore.support.records import SyncRecord
+from skipper.torchstore.tensors.block_fp8 import BlockFP8
+from skipper.torchstore.tensors.microscaling import MXFP8, NVFP4, peaks_of
 from skipper.torchstore.tensors.naming import Part, Stack
-from skipper.torchstore.tensors.quantize import BlockFP8
 from skipper.torchstore.weights import (
     explain,
     fence,
@@ -143,6 +144,9 @@ __all__ = [
     "fence",
     "share_memory_",
     "BlockFP8",
+    "MXFP8",
+    "NVFP4",
+    "peaks_of",
     "last_sync",
     "sync_history",
     "metrics_text",

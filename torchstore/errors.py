@@ -188,18 +188,20 @@ class UnsupportedPlacementError(LayoutMismatchError):
 
 
 class BlockAlignmentError(LayoutMismatchError):
-    """A publisher's shard cuts blocks that share a scale (``transfer_dtype=BlockFP8()``).
+    """A publisher's shard cuts blocks that share a scale (``transfer_dtype=BlockFP8()``, `MXFP8`, `NVFP4`).
 
     Attributes:
         block: Rows and columns that share a scale.
         box: The shard, as (offsets, shape) in the global tensor.
     """
 
-    def __init__(self, key: str, block: tuple[int, ...], offsets: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, key: str, block: tuple[int, ...], offsets: tuple[int, ...], shape: tuple[int, ...], advice: str
+    ) -> None:
         super().__init__(
             key,
             f"the shard [offsets {offsets}, shape {shape}] cuts blocks of {block}, whose scale depends on all of "
-            "their elements; give BlockFP8 a block that divides the shards, or let it pass over this tensor (select=)",
+            f"their elements; {advice}",
         )
         self.block = block
         self.box = (offsets, shape)

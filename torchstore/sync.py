@@ -86,8 +86,9 @@ from skipper.torchstore.support.blocking import run as _run
 from skipper.torchstore.support.coroutines import P, R
 from skipper.torchstore.support.metrics import MetricsServer, metrics_text, serve_metrics
 from skipper.torchstore.support.records import SyncRecord
+from skipper.torchstore.tensors.block_fp8 import BlockFP8
+from skipper.torchstore.tensors.microscaling import MXFP8, NVFP4, peaks_of
 from skipper.torchstore.tensors.naming import Part, Stack
-from skipper.torchstore.tensors.quantize import BlockFP8
 from skipper.torchstore.tensors.stream_order import settle
 
 
@@ -171,6 +172,9 @@ __all__ = [
     "fence",
     "share_memory_",
     "BlockFP8",
+    "MXFP8",
+    "NVFP4",
+    "peaks_of",
     "last_sync",
     "sync_history",
     "metrics_text",
