@@ -33,6 +33,7 @@ from skipper.torchstore.clients.explanation import Explanation, ReadLink
 from skipper.torchstore.clients.local_client import LocalClient
 from skipper.torchstore.clients.registry import DEFAULT_STORE_NAME, client, last_sync, reset_client, sync_history
 from skipper.torchstore.errors import (
+    AdapterBaseMismatchError,
     BlockAlignmentError,
     BlockingCallError,
     ChecksumError,
@@ -71,6 +72,9 @@ from skipper.torchstore.errors import (
     VolumeLostError,
 )
 from skipper.torchstore.logging import init_logging
+from skipper.torchstore.lora.adapter import BaseVersion, LoRAAdapter, lora_adapter_of
+from skipper.torchstore.lora.merging import LoRAMerger
+from skipper.torchstore.lora.sync import get_lora, put_lora
 from skipper.torchstore.peers.shared_parameters import share_memory_
 from skipper.torchstore.plans.load_plan import LoadPlan
 from skipper.torchstore.plans.recorder import record_plan
@@ -147,6 +151,12 @@ __all__ = [
     "MXFP8",
     "NVFP4",
     "peaks_of",
+    "lora_adapter_of",
+    "put_lora",
+    "get_lora",
+    "LoRAAdapter",
+    "LoRAMerger",
+    "BaseVersion",
     "last_sync",
     "sync_history",
     "metrics_text",
@@ -170,6 +180,7 @@ __all__ = [
     "LateShareError",
     "OutOfStepError",
     "MismatchError",
+    "AdapterBaseMismatchError",
     "LayoutMismatchError",
     "UnsupportedPlacementError",
     "BlockAlignmentError",

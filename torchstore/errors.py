@@ -23,6 +23,7 @@ StoreError
 │   │   ├── ShareDTypeMismatchError                 a rank has another dtype; also a DTypeMismatchError
 │   │   └── ShareLayoutMismatchError                a rank has another shape; also a LayoutMismatchError
 │   ├── ReplicaMismatchError                        replicas of one box with different bytes
+│   ├── AdapterBaseMismatchError                    an adapter of other weights than those that the reader holds
 │   └── LoadPlanMismatchError                       a plan that was recorded for another model or checkpoint
 ├── LoadPlanFormatError             (ValueError)    a file that is no plan, or one of another release
 ├── RecordingError                  (RuntimeError)  a model's load_weights cannot be recorded
@@ -307,6 +308,27 @@ class ReplicaMismatchError(MismatchError):
         self.name = name
         self.box = box
         self.ranks = ranks
+
+
+class AdapterBaseMismatchError(MismatchError):
+    """An adapter belongs to another version of the base than the one that it is read for; nothing has been read.
+
+    Attributes:
+        key: Of the adapter.
+        version: Of the adapter.
+        base: What it belongs to, as (key, version).
+        wanted: What the reader holds, likewise.
+    """
+
+    def __init__(self, key: str, version: int, base: tuple[str, int], wanted: tuple[str, int]) -> None:
+        super().__init__(
+            key,
+            f"version {version} of the adapter belongs to version {base[1]} of {base[0]!r}, and this reader holds "
+            f"version {wanted[1]} of {wanted[0]!r}: get that base, or another version of the adapter",
+        )
+        self.version = version
+        self.base = base
+        self.wanted = wanted
 
 
 class LoadPlanMismatchError(MismatchError):

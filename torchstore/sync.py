@@ -29,6 +29,7 @@ from skipper.torchstore.clients.explanation import Explanation, ReadLink
 from skipper.torchstore.clients.local_client import LocalClient
 from skipper.torchstore.clients.registry import DEFAULT_STORE_NAME, last_sync, reset_client, sync_history
 from skipper.torchstore.errors import (
+    AdapterBaseMismatchError,
     BlockAlignmentError,
     BlockingCallError,
     ChecksumError,
@@ -67,6 +68,9 @@ from skipper.torchstore.errors import (
     VolumeLostError,
 )
 from skipper.torchstore.logging import init_logging
+from skipper.torchstore.lora import sync as lora_sync
+from skipper.torchstore.lora.adapter import BaseVersion, LoRAAdapter, lora_adapter_of
+from skipper.torchstore.lora.merging import LoRAMerger
 from skipper.torchstore.peers.shared_parameters import share_memory_
 from skipper.torchstore.plans import replay
 from skipper.torchstore.plans.load_plan import LoadPlan
@@ -120,6 +124,8 @@ exists_batch = _blocking(api.exists_batch)
 get_meta = _blocking(api.get_meta)
 put_state_dict = _blocking(weights.put_state_dict)
 get_state_dict = _blocking(weights.get_state_dict)
+put_lora = _blocking(lora_sync.put_lora)
+get_lora = _blocking(lora_sync.get_lora)
 load_by_plan = _blocking(replay.load_by_plan)
 explain = _blocking(weights.explain)
 versions = _blocking(weights.versions)
@@ -175,6 +181,12 @@ __all__ = [
     "MXFP8",
     "NVFP4",
     "peaks_of",
+    "lora_adapter_of",
+    "put_lora",
+    "get_lora",
+    "LoRAAdapter",
+    "LoRAMerger",
+    "BaseVersion",
     "last_sync",
     "sync_history",
     "metrics_text",
@@ -198,6 +210,7 @@ __all__ = [
     "LateShareError",
     "OutOfStepError",
     "MismatchError",
+    "AdapterBaseMismatchError",
     "LayoutMismatchError",
     "UnsupportedPlacementError",
     "BlockAlignmentError",
