@@ -34,6 +34,12 @@ StoreError
 ├── VolumeFullError                                 a version is larger than all that a volume may hold
 ├── JournalError                                    what has happened cannot be written down, or not be read
 ├── ControllerLostError                             the controller is gone, and no other one takes its place
+├── MirrorError                                     versions in a folder or an object store
+│   ├── MirrorFormatError           (ValueError)    a file that is no manifest
+│   ├── MirrorSignatureError                        a file that the publisher has not signed
+│   ├── MirrorRolledBackError                       an older version stands where a newer one has stood
+│   ├── MirrorDamagedError                          a chunk is missing, or holds other bytes
+│   └── MirrorUnreachableError                      the folder or object store does not answer, or refuses
 ├── StoreRendezvousError                 (RuntimeError)  the ranks of an SPMD job did not find one another
 │   └── RankEnvironmentError        (ValueError)    the environment does not say which rank this is
 ├── BlockingCallError               (RuntimeError)  a function of torchstore.sync on the event loop of an async actor
@@ -451,6 +457,52 @@ class JournalError(StoreError):
 
 class ControllerLostError(StoreError):
     """The controller of a store has died again and again, or its journal cannot be read: the store is lost."""
+
+
+class MirrorError(StoreError):
+    """What lies in a mirror, a folder or an object store with versions of a state dict, cannot be used.
+
+    Attributes:
+        path: Of the file.
+    """
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(f"{path}: {message}")
+        self.path = path
+
+
+class MirrorFormatError(MirrorError, ValueError):
+    """A signed file of a mirror is not what this release writes."""
+
+
+class MirrorSignatureError(MirrorError):
+    """A file of a mirror was not signed with the publisher's key: nothing of it has been used."""
+
+
+class MirrorRolledBackError(MirrorError):
+    """A mirror shows an older version than it has shown before, or one under the name of another.
+
+    Attributes:
+        version: What it shows.
+        seen: The newest version that this reader has seen.
+    """
+
+    def __init__(self, path: str, version: int, seen: int) -> None:
+        super().__init__(
+            path,
+            f"it says version {version}, and {seen} was there before: somebody has put old files back; nothing was "
+            "read",
+        )
+        self.version = version
+        self.seen = seen
+
+
+class MirrorDamagedError(MirrorError):
+    """A chunk of a version is missing, cut off or altered: nothing of the version has been used."""
+
+
+class MirrorUnreachableError(MirrorError):
+    """The folder or object store of a mirror could not be read or written; its own error is the cause."""
 
 
 class StoreRendezvousError(StoreError, RuntimeError):
