@@ -33,6 +33,7 @@ from skipper.torchstore.clients.explanation import Explanation, ReadLink
 from skipper.torchstore.clients.local_client import LocalClient
 from skipper.torchstore.clients.registry import DEFAULT_STORE_NAME, client, last_sync, reset_client, sync_history
 from skipper.torchstore.errors import (
+    AdapterBaseMismatchError,
     BlockAlignmentError,
     BlockingCallError,
     CertificateFormatError,
@@ -48,6 +49,12 @@ from skipper.torchstore.errors import (
     LayoutMismatchError,
     LoadPlanFormatError,
     LoadPlanMismatchError,
+    MirrorDamagedError,
+    MirrorError,
+    MirrorFormatError,
+    MirrorRolledBackError,
+    MirrorSignatureError,
+    MirrorUnreachableError,
     MismatchError,
     NotCertifiedError,
     OutOfStepError,
@@ -74,6 +81,9 @@ from skipper.torchstore.errors import (
     VolumeLostError,
 )
 from skipper.torchstore.logging import init_logging
+from skipper.torchstore.lora.adapter import BaseVersion, LoRAAdapter, lora_adapter_of
+from skipper.torchstore.lora.merging import LoRAMerger
+from skipper.torchstore.lora.sync import get_lora, put_lora
 from skipper.torchstore.peers.shared_parameters import share_memory_
 from skipper.torchstore.plans.load_plan import LoadPlan
 from skipper.torchstore.plans.recorder import record_plan
@@ -95,8 +105,9 @@ from skipper.torchstore.spmd.rank_store import initialize_spmd
 from skipper.torchstore.spmd.ranks import SPMDEnv
 from skipper.torchstore.support.metrics import MetricsServer, metrics_text, serve_metrics
 from skipper.torchstore.support.records import SyncRecord
+from skipper.torchstore.tensors.block_fp8 import BlockFP8
+from skipper.torchstore.tensors.microscaling import MXFP8, NVFP4, peaks_of
 from skipper.torchstore.tensors.naming import Part, Stack
-from skipper.torchstore.tensors.quantize import BlockFP8
 from skipper.torchstore.weights import (
     explain,
     fence,
@@ -155,6 +166,15 @@ __all__ = [
     "fence",
     "share_memory_",
     "BlockFP8",
+    "MXFP8",
+    "NVFP4",
+    "peaks_of",
+    "lora_adapter_of",
+    "put_lora",
+    "get_lora",
+    "LoRAAdapter",
+    "LoRAMerger",
+    "BaseVersion",
     "last_sync",
     "sync_history",
     "metrics_text",
@@ -178,6 +198,7 @@ __all__ = [
     "LateShareError",
     "OutOfStepError",
     "MismatchError",
+    "AdapterBaseMismatchError",
     "LayoutMismatchError",
     "UnsupportedPlacementError",
     "BlockAlignmentError",
@@ -203,6 +224,12 @@ __all__ = [
     "VolumeLostError",
     "VolumeFullError",
     "JournalError",
+    "MirrorError",
+    "MirrorFormatError",
+    "MirrorSignatureError",
+    "MirrorRolledBackError",
+    "MirrorDamagedError",
+    "MirrorUnreachableError",
     "ControllerLostError",
     "RankEnvironmentError",
     "StoreRendezvousError",

@@ -210,7 +210,7 @@ async def get(
         key: As it was put; ``"key/name"`` for one entry of a state dict.
         inplace_tensor: Filled and returned. A plain tensor (of any strides) takes the whole value, a
             DTensor takes its own shard, whatever the layout in which the value was put. An entry that was quantized
-            on its way (`BlockFP8`) is made into values where the tensor's dtype is wider.
+            on its way (`BlockFP8`, `MXFP8`, `NVFP4`) is made into values where the tensor's dtype is wider.
         tensor_slice_spec: Take only this part. With ``inplace_tensor``, that one has the part's shape.
         store_name: Which store.
         timeout: In seconds.

@@ -23,6 +23,7 @@ StoreError
 │   │   ├── ShareDTypeMismatchError                 a rank has another dtype; also a DTypeMismatchError
 │   │   └── ShareLayoutMismatchError                a rank has another shape; also a LayoutMismatchError
 │   ├── ReplicaMismatchError                        replicas of one box with different bytes
+│   ├── AdapterBaseMismatchError                    an adapter of other weights than those that the reader holds
 │   └── LoadPlanMismatchError                       a plan that was recorded for another model or checkpoint
 ├── LoadPlanFormatError             (ValueError)    a file that is no plan, or one of another release
 ├── RecordingError                  (RuntimeError)  a model's load_weights cannot be recorded
@@ -36,6 +37,12 @@ StoreError
 ├── VolumeFullError                                 a version is larger than all that a volume may hold
 ├── JournalError                                    what has happened cannot be written down, or not be read
 ├── ControllerLostError                             the controller is gone, and no other one takes its place
+├── MirrorError                                     versions in a folder or an object store
+│   ├── MirrorFormatError           (ValueError)    a file that is no manifest
+│   ├── MirrorSignatureError                        a file that the publisher has not signed
+│   ├── MirrorRolledBackError                       an older version stands where a newer one has stood
+│   ├── MirrorDamagedError                          a chunk is missing, or holds other bytes
+│   └── MirrorUnreachableError                      the folder or object store does not answer, or refuses
 ├── StoreRendezvousError                 (RuntimeError)  the ranks of an SPMD job did not find one another
 │   └── RankEnvironmentError        (ValueError)    the environment does not say which rank this is
 ├── BlockingCallError               (RuntimeError)  a function of torchstore.sync on the event loop of an async actor
@@ -191,18 +198,20 @@ class UnsupportedPlacementError(LayoutMismatchError):
 
 
 class BlockAlignmentError(LayoutMismatchError):
-    """A publisher's shard cuts blocks that share a scale (``transfer_dtype=BlockFP8()``).
+    """A publisher's shard cuts blocks that share a scale (``transfer_dtype=BlockFP8()``, `MXFP8`, `NVFP4`).
 
     Attributes:
         block: Rows and columns that share a scale.
         box: The shard, as (offsets, shape) in the global tensor.
     """
 
-    def __init__(self, key: str, block: tuple[int, ...], offsets: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, key: str, block: tuple[int, ...], offsets: tuple[int, ...], shape: tuple[int, ...], advice: str
+    ) -> None:
         super().__init__(
             key,
             f"the shard [offsets {offsets}, shape {shape}] cuts blocks of {block}, whose scale depends on all of "
-            "their elements; give BlockFP8 a block that divides the shards, or let it pass over this tensor (select=)",
+            f"their elements; {advice}",
         )
         self.block = block
         self.box = (offsets, shape)
@@ -308,6 +317,27 @@ class ReplicaMismatchError(MismatchError):
         self.name = name
         self.box = box
         self.ranks = ranks
+
+
+class AdapterBaseMismatchError(MismatchError):
+    """An adapter belongs to another version of the base than the one that it is read for; nothing has been read.
+
+    Attributes:
+        key: Of the adapter.
+        version: Of the adapter.
+        base: What it belongs to, as (key, version).
+        wanted: What the reader holds, likewise.
+    """
+
+    def __init__(self, key: str, version: int, base: tuple[str, int], wanted: tuple[str, int]) -> None:
+        super().__init__(
+            key,
+            f"version {version} of the adapter belongs to version {base[1]} of {base[0]!r}, and this reader holds "
+            f"version {wanted[1]} of {wanted[0]!r}: get that base, or another version of the adapter",
+        )
+        self.version = version
+        self.base = base
+        self.wanted = wanted
 
 
 class LoadPlanMismatchError(MismatchError):
@@ -474,6 +504,52 @@ class JournalError(StoreError):
 
 class ControllerLostError(StoreError):
     """The controller of a store has died again and again, or its journal cannot be read: the store is lost."""
+
+
+class MirrorError(StoreError):
+    """What lies in a mirror, a folder or an object store with versions of a state dict, cannot be used.
+
+    Attributes:
+        path: Of the file.
+    """
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(f"{path}: {message}")
+        self.path = path
+
+
+class MirrorFormatError(MirrorError, ValueError):
+    """A signed file of a mirror is not what this release writes."""
+
+
+class MirrorSignatureError(MirrorError):
+    """A file of a mirror was not signed with the publisher's key: nothing of it has been used."""
+
+
+class MirrorRolledBackError(MirrorError):
+    """A mirror shows an older version than it has shown before, or one under the name of another.
+
+    Attributes:
+        version: What it shows.
+        seen: The newest version that this reader has seen.
+    """
+
+    def __init__(self, path: str, version: int, seen: int) -> None:
+        super().__init__(
+            path,
+            f"it says version {version}, and {seen} was there before: somebody has put old files back; nothing was "
+            "read",
+        )
+        self.version = version
+        self.seen = seen
+
+
+class MirrorDamagedError(MirrorError):
+    """A chunk of a version is missing, cut off or altered: nothing of the version has been used."""
+
+
+class MirrorUnreachableError(MirrorError):
+    """The folder or object store of a mirror could not be read or written; its own error is the cause."""
 
 
 class StoreRendezvousError(StoreError, RuntimeError):

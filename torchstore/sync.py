@@ -29,6 +29,7 @@ from skipper.torchstore.clients.explanation import Explanation, ReadLink
 from skipper.torchstore.clients.local_client import LocalClient
 from skipper.torchstore.clients.registry import DEFAULT_STORE_NAME, last_sync, reset_client, sync_history
 from skipper.torchstore.errors import (
+    AdapterBaseMismatchError,
     BlockAlignmentError,
     BlockingCallError,
     CertificateFormatError,
@@ -44,6 +45,12 @@ from skipper.torchstore.errors import (
     LayoutMismatchError,
     LoadPlanFormatError,
     LoadPlanMismatchError,
+    MirrorDamagedError,
+    MirrorError,
+    MirrorFormatError,
+    MirrorRolledBackError,
+    MirrorSignatureError,
+    MirrorUnreachableError,
     MismatchError,
     NotCertifiedError,
     OutOfStepError,
@@ -70,6 +77,9 @@ from skipper.torchstore.errors import (
     VolumeLostError,
 )
 from skipper.torchstore.logging import init_logging
+from skipper.torchstore.lora import sync as lora_sync
+from skipper.torchstore.lora.adapter import BaseVersion, LoRAAdapter, lora_adapter_of
+from skipper.torchstore.lora.merging import LoRAMerger
 from skipper.torchstore.peers.shared_parameters import share_memory_
 from skipper.torchstore.plans import replay
 from skipper.torchstore.plans.load_plan import LoadPlan
@@ -93,8 +103,9 @@ from skipper.torchstore.support.blocking import run as _run
 from skipper.torchstore.support.coroutines import P, R
 from skipper.torchstore.support.metrics import MetricsServer, metrics_text, serve_metrics
 from skipper.torchstore.support.records import SyncRecord
+from skipper.torchstore.tensors.block_fp8 import BlockFP8
+from skipper.torchstore.tensors.microscaling import MXFP8, NVFP4, peaks_of
 from skipper.torchstore.tensors.naming import Part, Stack
-from skipper.torchstore.tensors.quantize import BlockFP8
 from skipper.torchstore.tensors.stream_order import settle
 
 
@@ -126,6 +137,8 @@ exists_batch = _blocking(api.exists_batch)
 get_meta = _blocking(api.get_meta)
 put_state_dict = _blocking(weights.put_state_dict)
 get_state_dict = _blocking(weights.get_state_dict)
+put_lora = _blocking(lora_sync.put_lora)
+get_lora = _blocking(lora_sync.get_lora)
 load_by_plan = _blocking(replay.load_by_plan)
 certificate = _blocking(stored.certificate)
 explain = _blocking(weights.explain)
@@ -184,6 +197,15 @@ __all__ = [
     "fence",
     "share_memory_",
     "BlockFP8",
+    "MXFP8",
+    "NVFP4",
+    "peaks_of",
+    "lora_adapter_of",
+    "put_lora",
+    "get_lora",
+    "LoRAAdapter",
+    "LoRAMerger",
+    "BaseVersion",
     "last_sync",
     "sync_history",
     "metrics_text",
@@ -207,6 +229,7 @@ __all__ = [
     "LateShareError",
     "OutOfStepError",
     "MismatchError",
+    "AdapterBaseMismatchError",
     "LayoutMismatchError",
     "UnsupportedPlacementError",
     "BlockAlignmentError",
@@ -232,6 +255,12 @@ __all__ = [
     "VolumeLostError",
     "VolumeFullError",
     "JournalError",
+    "MirrorError",
+    "MirrorFormatError",
+    "MirrorSignatureError",
+    "MirrorRolledBackError",
+    "MirrorDamagedError",
+    "MirrorUnreachableError",
     "ControllerLostError",
     "RankEnvironmentError",
     "StoreRendezvousError",

@@ -63,11 +63,11 @@ async def put_state_dict(
             None: as many as before, at first as many as `initialize` said. In direct mode a publisher's memory
             holds one version, whatever is kept.
         transfer_dtype: Store floating-point tensors as this dtype, converted on their way: ``torch.bfloat16`` halves
-            what float32 weights cost. `BlockFP8()` quantizes matrices to 8 bits with a scale for each block, stored as
-            ``NAME_scale_inv``; readers take both tensors, or the values into tensors of a wider dtype. In direct
-            mode readers then read converted copies of all tensors, which this process keeps; the put waits until
-            nobody reads the last ones any more, and the tensors themselves are free again when it returns, without a
-            `fence`.
+            what float32 weights cost. `BlockFP8()`, `MXFP8()` and `NVFP4()` quantize matrices to 8 or 4 bits with a
+            scale for each block, stored as ``NAME_scale_inv`` or ``NAME_scale``; readers take these tensors, or the
+            values into tensors of a wider dtype. In direct mode readers then read converted copies of all tensors,
+            which this process keeps; the put waits until nobody reads the last ones any more, and the tensors
+            themselves are free again when it returns, without a `fence`.
         checksum: Take a sum of each cell (some 4,096 elements) of the tensors before they are copied or offered;
             every reader takes the sums of what has arrived and compares. None: as `initialize` said.
         delta: Snapshot mode: compare with the last version that this process put with ``delta=True``, which is read
@@ -102,7 +102,8 @@ async def put_state_dict(
             ``publisher`` is given for tensors of meshes.
         ValueError: None was given for a state dict, and this process has put none under ``key`` in direct mode, or the
             memory of a tensor of that has been freed since; or ``direct_rdma=True`` and ``mode="snapshot"``.
-        MismatchError: A tensor cannot be stored; `BlockAlignmentError`: its shards cut the blocks of a `BlockFP8`.
+        MismatchError: A tensor cannot be stored; `BlockAlignmentError`: its shards cut the blocks in which it is to be
+            quantized.
         UnsupportedPlacementError: (a MismatchError) Of a mesh there are only tensors of which nothing says what those
             of the ranks have to do with each other.
         MeshMismatchError, StreamMismatchError: (`ValueError`s) Two meshes of the tensor engine share processes, or

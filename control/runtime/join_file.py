@@ -202,7 +202,7 @@ def read(path: Path) -> Connection:
         JobNotFoundError: there is none, or it is no connection file.
         UnsafeFileError: it, or its folder, belongs to somebody else or is open to others.
     """
-    with open_folder(path.parent) as where:
+    with open_folder(path.parent, path) as where:
         try:
             fd = os.open(path.name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=where)
         except OSError as error:
@@ -250,14 +250,15 @@ def running() -> list[str]:
 
 
 @contextlib.contextmanager
-def open_folder(path: Path) -> Iterator[int]:
-    """A descriptor of a folder that only this user may enter."""
+def open_folder(path: Path, file: Path | None = None) -> Iterator[int]:
+    """A descriptor of a folder that only this user may enter; ``file`` is what is looked for there, for messages."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         if path.is_symlink():
             raise UnsafeFileError(f"{path} is a link, which may lead to a folder that holds something else") from None
-        raise JobNotFoundError(f"there is no job to join in {path}: {error.strerror}") from error
+        where = f"in {path}" if file is None else f"at {file}"
+        raise JobNotFoundError(f"there is no job to join {where}: {error.strerror}") from error
     try:
         if (owner := os.fstat(fd).st_uid) != os.geteuid():
             raise UnsafeFileError(

@@ -12,8 +12,10 @@ import torch
 from skipper import dataplane
 from skipper.dataplane import RDMABuffer
 from skipper.torchstore.algebra.layout import Box, Piece
-from skipper.torchstore.algebra.manifest import Manifest, MeshPosition, TensorItem
+from skipper.torchstore.algebra.manifest import BlockScaled, Manifest, MeshPosition, TensorItem
 from skipper.torchstore.errors import CertificateFormatError
+from skipper.torchstore.mirror.manifest import LatestVersion, MirroredTensor, MirrorManifest
+from skipper.torchstore.mirror.signatures import SharedSecret, seal, unseal
 from skipper.torchstore.peers import shm_value_board as board
 from skipper.torchstore.plans import plan_lines
 from skipper.torchstore.proofs import certificate_lines
@@ -195,3 +197,53 @@ def note_seeds() -> Iterator[bytes]:
     """Where rank 0 is: by a file, and by a gate."""
     yield b'{"run": "spmd-0123456789abcdef01234567", "path": "/run/user/1000/skipper/spmd-0.json"}'
     yield b'{"run": "spmd-0123456789abcdef01234567", "gate": "10.0.0.1:29400"}'
+
+
+_MIRROR_SECRET = SharedSecret(bytes(32))
+
+
+def read_seal(data: bytes) -> None:
+    """A file of a mirror that whoever can write there has put: nobody but who has the secret gets a body past it."""
+    body = unseal(_MIRROR_SECRET, "version", data, "file")
+    if not data.endswith(body) or seal(_MIRROR_SECRET, "version", body).lower() != data.lower():
+        raise Broken("a body that was not signed so")
+
+
+def seal_seeds() -> Iterator[bytes]:
+    """A signed file."""
+    yield seal(_MIRROR_SECRET, "version", b"{}")
+
+
+def read_mirror(data: bytes) -> None:
+    """A signed manifest: its chunks lie within their tensors, and it is written again alike."""
+    manifest = MirrorManifest.decode(data, "file")
+    for tensor in manifest.tensors.values():
+        digest, box = next(tensor.chunks(), ("", Box.whole(tensor.shape)))
+        if box.numel and (not digest or box.intersect(Box.whole(tensor.shape)) != box):
+            raise Broken(f"{box} reaches out of its tensor")
+    if MirrorManifest.decode(manifest.encode(), "file").digests() != manifest.digests():
+        raise Broken("another manifest was written")
+
+
+def mirror_seeds() -> Iterator[bytes]:
+    """A version with a quantized tensor, a scalar, an empty tensor and other entries."""
+    digests = tuple(f"{number:064x}" for number in range(4))
+    scaled = BlockScaled("MXFP8", (1, 32), 1, "w_scale", "")
+    tensors = {
+        "w": MirroredTensor("torch.float8_e4m3fn", (64, 64), (32, 32), digests, scaled),
+        "w_scale": MirroredTensor("torch.uint8", (64, 2), (64, 2), digests[:1]),
+        "s": MirroredTensor("torch.float32", (), (), digests[:1]),
+        "e": MirroredTensor("torch.bfloat16", (0, 3), (1, 3), ()),
+    }
+    paths = {**{name: (name,) for name in tensors}, "n": ("n",)}
+    yield MirrorManifest("policy", 7, tensors, {"n": [1, {"a": None}]}, paths).encode()
+
+
+def read_mirror_latest(data: bytes) -> None:
+    """What says which version is the newest."""
+    LatestVersion.decode(data, "policy", "file")
+
+
+def mirror_latest_seeds() -> Iterator[bytes]:
+    """One of them."""
+    yield LatestVersion(7, 5).encode("policy")

@@ -10,7 +10,14 @@ from skipper.control.rpc.wire.session import BadAnswerError, Refused
 from skipper.control.wire.frames import decode_process
 from skipper.control.wire.local_stream import unpack_metadata
 from skipper.dataplane.errors import BufferDroppedError, DataplaneError, DescriptorError, TransferError
-from skipper.torchstore.errors import CertificateFormatError, LoadPlanFormatError, StoreError, StoreRendezvousError
+from skipper.torchstore.errors import (
+    CertificateFormatError,
+    LoadPlanFormatError,
+    MirrorFormatError,
+    MirrorSignatureError,
+    StoreError,
+    StoreRendezvousError,
+)
 from skipper.torchstore.spmd.launch import parse_note
 from tests.fuzz import handshakes, messages, moves, services, stores, wire, workspaces
 from tests.fuzz.mutation import mutate_json
@@ -71,5 +78,8 @@ TARGETS = (
     Target("load-plan", stores.read_load_plan, stores.load_plan_seeds, (LoadPlanFormatError,)),
     Target("certificate", stores.read_certificate, stores.certificate_seeds, (CertificateFormatError,)),
     Target("weights-tag", stores.read_tag, stores.tag_seeds, (), mutate_json),
+    Target("mirror-seal", stores.read_seal, stores.seal_seeds, (MirrorSignatureError,)),
+    Target("mirror-manifest", stores.read_mirror, stores.mirror_seeds, (MirrorFormatError,), mutate_json),
+    Target("mirror-latest", stores.read_mirror_latest, stores.mirror_latest_seeds, (MirrorFormatError,), mutate_json),
     Target("note", parse_note, stores.note_seeds, (StoreRendezvousError,), mutate_json),
 )

@@ -48,7 +48,15 @@ def test_positional_arguments_are_those_of_metas_torchstore(
     assert names == positional
 
 
-WITHOUT_A_STORE = {"share_memory_", "init_logging", "record_plan", "prove", "join_proofs"}
+WITHOUT_A_STORE = {
+    "share_memory_",
+    "init_logging",
+    "record_plan",
+    "prove",
+    "join_proofs",
+    "peaks_of",
+    "lora_adapter_of",
+}
 
 
 def test_every_function_takes_a_store_name_and_every_wait_a_timeout() -> None:

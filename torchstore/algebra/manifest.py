@@ -15,7 +15,7 @@ import hashlib
 import pickle
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,6 +38,29 @@ _SMALL_BYTES = 512  # of an encoded manifest: that of a plain value
 
 
 @dataclass(frozen=True, slots=True)
+class BlockScaled:
+    """How the values of a quantized tensor are stored.
+
+    Attributes:
+        format: Which one; `tensors.quantization` says what that is.
+        block: How many values share a scale, by dim.
+        packed: Values in one stored element, along the last dim.
+        scales: The name of the tensor that holds the scales of the blocks.
+        tensor_scale: The name of the one that holds the scale of the whole tensor; "" where the format has none.
+    """
+
+    format: str
+    block: Ints
+    packed: int
+    scales: str
+    tensor_scale: str
+
+    def beside(self) -> tuple[str, ...]:
+        """The names of the tensors that belong to it."""
+        return (self.scales, self.tensor_scale) if self.tensor_scale else (self.scales,)
+
+
+@dataclass(frozen=True, slots=True)
 class TensorItem:
     """One tensor of a manifest: what it is as a whole, and the part that this publisher holds.
 
@@ -50,8 +73,7 @@ class TensorItem:
         strides: Of the local tensor, in bytes.
         itemsize: Bytes of one element.
         pickled: The bytes are not a tensor but an object too large to travel in a message.
-        scales: Block-FP8: the name of the tensor that holds the scales; "" for a tensor that is what it is.
-        block: How many elements share a scale, by dim.
+        scaled: How its values are stored where it is quantized; None for a tensor that is what it is.
     """
 
     dtype: str
@@ -62,8 +84,21 @@ class TensorItem:
     strides: Ints
     itemsize: int
     pickled: bool = False
-    scales: str = ""
-    block: Ints = ()
+    scaled: BlockScaled | None = None
+
+    @property
+    def value_shape(self) -> Ints:
+        """Of the whole tensor in values: several may lie in one element."""
+        if self.scaled is None or self.scaled.packed == 1:
+            return self.global_shape
+        return (*self.global_shape[:-1], self.global_shape[-1] * self.scaled.packed)
+
+    def value_box(self, box: Box) -> Box:
+        """A box of stored elements, in values."""
+        if self.scaled is None or self.scaled.packed == 1:
+            return box
+        packed = self.scaled.packed
+        return Box((*box.offsets[:-1], box.offsets[-1] * packed), (*box.shape[:-1], box.shape[-1] * packed))
 
     def block_at(self, local: Ints, shape: Ints) -> RemoteLayout:
         """Where the block of the local tensor that begins at these indices lies in its buffer."""
@@ -151,13 +186,23 @@ class Manifest:
 
     @staticmethod
     def _decode(encoded: bytes) -> Manifest:
-        kind, place, plain, objects, paths, sums = pickle.loads(encoded)
+        kind, position, plain, objects, paths, sums = pickle.loads(encoded)
         shared: dict[int, tuple[Piece, ...]] = {}
         tensors = {
-            name: TensorItem(dtype, shape, _pieces(pieces, shared), *rest)
-            for name, dtype, shape, pieces, *rest in plain
+            name: TensorItem(
+                dtype,
+                shape,
+                _pieces(pieces, shared),
+                buffer,
+                offset,
+                strides,
+                itemsize,
+                pickled,
+                BlockScaled(*scaled) if scaled else None,
+            )
+            for name, dtype, shape, pieces, (buffer, offset, strides, itemsize, pickled), scaled in plain
         }
-        return Manifest(_digest(encoded), kind, MeshPosition(*place), tensors, objects, paths, sums, encoded)
+        return Manifest(_digest(encoded), kind, MeshPosition(*position), tensors, objects, paths, sums, encoded)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Manifest.decode, (self.encoded,)
@@ -185,8 +230,8 @@ def _plain(name: str, item: TensorItem, shared: dict[int, _PlainPieces]) -> tupl
     if pieces is None:
         pieces = tuple((piece.box.offsets, piece.box.shape, piece.local) for piece in item.pieces)
         shared[id(item.pieces)] = pieces
-    rest = (item.buffer, item.offset, item.strides, item.itemsize, item.pickled, item.scales, item.block)
-    return name, sys.intern(item.dtype), item.global_shape, pieces, *rest
+    place = (item.buffer, item.offset, item.strides, item.itemsize, item.pickled)
+    return name, sys.intern(item.dtype), item.global_shape, pieces, place, astuple(item.scaled) if item.scaled else ()
 
 
 def _pieces(plain: _PlainPieces, shared: dict[int, tuple[Piece, ...]]) -> tuple[Piece, ...]:

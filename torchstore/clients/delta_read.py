@@ -15,8 +15,8 @@ from skipper.torchstore.algebra.manifest import TensorItem
 from skipper.torchstore.clients.catalog import Opened
 from skipper.torchstore.tensors.cells import cell_shape, grid_shape, grid_slice, whole_cells
 from skipper.torchstore.tensors.delta import Flags, unpack_flags
+from skipper.torchstore.tensors.landing import Landing
 from skipper.torchstore.tensors.plan import Plan, Source
-from skipper.torchstore.tensors.quantize import Landing
 
 _WORTH = 0.5  # of the bytes: when more have changed, reading everything by the plan that is there takes less time
 
@@ -125,7 +125,7 @@ def compile_delta(plan: Plan, sources: Sequence[Source], changes: Sequence[bytes
     landings = {
         label: landing
         for label, landing in plan.landings.items()
-        if plan.proof is not None or not written.isdisjoint((id(landing.values.tensor), id(landing.scales.tensor)))
+        if plan.proof is not None or not written.isdisjoint(landing.memory())
     }
     return DeltaRead(action, sum(moved), tuple(zip(moved, blocks, strict=True)), landings)
 

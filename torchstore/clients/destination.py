@@ -14,11 +14,11 @@ from skipper.torchstore.clients.catalog import Opened
 from skipper.torchstore.clients.requests import StateDictGet
 from skipper.torchstore.errors import KindMismatchError, LayoutMismatchError, StateDictMismatchError
 from skipper.torchstore.support.process import this_process
+from skipper.torchstore.tensors.landing import Landing, land, lands
 from skipper.torchstore.tensors.local_tensors import LocalTensor, describe, fingerprint, memory_of
 from skipper.torchstore.tensors.naming import NameMap, Part, Stack, ask, map_names
 from skipper.torchstore.tensors.overlap import check_distinct
 from skipper.torchstore.tensors.plan import Plan, compile_read
-from skipper.torchstore.tensors.quantize import Landing, land, lands
 from skipper.torchstore.tensors.state_dict import flatten, unflatten
 from skipper.torchstore.tensors.values import load, new_tensor
 
@@ -143,9 +143,10 @@ def _check_distinct(key: str, targets: Mapping[str, LocalTensor], names: Mapping
 def _to_fill(stored: Mapping[str, TensorItem], leaves: Mapping[str, Any]) -> dict[str, TensorItem]:
     """What is stored, without the scales of tensors that are to be filled with values."""
     scales = {
-        item.scales
+        beside
         for name, item in stored.items()
-        if item.scales and isinstance(leaf := leaves.get(name), torch.Tensor) and lands(item, leaf.dtype)
+        if item.scaled and isinstance(leaf := leaves.get(name), torch.Tensor) and lands(item, leaf.dtype)
+        for beside in item.scaled.beside()
     }
     if not scales:
         return dict(stored)

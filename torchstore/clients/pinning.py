@@ -16,7 +16,7 @@ import torch
 
 from skipper.control.model.bounds import check_seconds
 from skipper.torchstore.algebra.layout import Box, Ints, Piece
-from skipper.torchstore.algebra.manifest import Path
+from skipper.torchstore.algebra.manifest import BlockScaled, Path
 from skipper.torchstore.clients.catalog import Catalog, Choose, Opened, Recalled
 from skipper.torchstore.clients.destination import compile_targets, objects_of
 from skipper.torchstore.clients.remote import RemoteStore
@@ -24,6 +24,7 @@ from skipper.torchstore.clients.transfer import Failover, Mover
 from skipper.torchstore.errors import KeyNotFoundError, KindMismatchError
 from skipper.torchstore.protocol.messages import Grant, Selector, Wanted
 from skipper.torchstore.support.records import Cost
+from skipper.torchstore.tensors.landing import lands
 from skipper.torchstore.tensors.local_tensors import LocalTensor, fingerprint
 from skipper.torchstore.tensors.plan import PlanCache
 from skipper.torchstore.tensors.values import dtype_named
@@ -36,15 +37,27 @@ class StoredTensor:
 
     Attributes:
         dtype: Of its elements, as they are stored.
-        shape: Of the whole tensor.
+        shape: Of the whole tensor, in values.
         boxes: The parts in which it is stored, each once.
-        is_quantized: Whether a read into a tensor of a wider dtype gives its values.
+        scaled: How its values are stored, where it is quantized: a read into a tensor of a wider dtype gives these.
     """
 
     dtype: torch.dtype
     shape: Ints
     boxes: tuple[Box, ...]
-    is_quantized: bool
+    scaled: BlockScaled | None
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether a read into a tensor of a wider dtype gives its values."""
+        return self.scaled is not None
+
+    @property
+    def stored_shape(self) -> Ints:
+        """In elements of `dtype`, of which one may hold several values."""
+        if self.scaled is None:
+            return self.shape
+        return (*self.shape[:-1], self.shape[-1] // self.scaled.packed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +155,10 @@ class PinnedVersion:
         """What there is to read, by name."""
         boxes: dict[str, dict[Box, None]] = {}
         for source in self._opened.sources:
-            for name in source.manifest.tensors:
-                boxes.setdefault(name, {}).update(
-                    dict.fromkeys(piece.box for piece in source.manifest.tensors[name].pieces)
-                )
+            for name, item in source.manifest.tensors.items():
+                boxes.setdefault(name, {}).update(dict.fromkeys(item.value_box(piece.box) for piece in item.pieces))
         return {
-            name: StoredTensor(dtype_named(item.dtype), item.global_shape, tuple(boxes[name]), bool(item.scales))
+            name: StoredTensor(dtype_named(item.dtype), item.value_shape, tuple(boxes[name]), item.scaled)
             for name, item in self._opened.tensors().items()
         }
 
@@ -195,7 +206,9 @@ class PinnedVersion:
             shape = tuple(block.into.shape)
             label = f"block {number}"
             piece = Piece(Box(block.offsets, shape), (0,) * len(shape))
-            targets[label] = LocalTensor(block.into.detach(), items[block.name].global_shape, (piece,))
+            item = items[block.name]
+            whole = item.value_shape if lands(item, block.into.dtype) else item.global_shape
+            targets[label] = LocalTensor(block.into.detach(), whole, (piece,))
             stored[label] = block.name
         if not targets:
             return

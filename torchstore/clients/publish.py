@@ -39,7 +39,7 @@ from skipper.torchstore.tensors.certifying import certifiable_tiles, check_certi
 from skipper.torchstore.tensors.checksums import digests_of
 from skipper.torchstore.tensors.local_tensors import LocalTensor, dtensor_type, fingerprint
 from skipper.torchstore.tensors.packing import Packed, pack
-from skipper.torchstore.tensors.quantize import Scales
+from skipper.torchstore.tensors.quantization import Quantized
 from skipper.torchstore.tensors.state_dict import flatten
 from skipper.torchstore.tensors.tiles import TensorsTiles
 from skipper.torchstore.tensors.values import dump_entries, inline_tensor
@@ -75,13 +75,13 @@ class _Contents:
     Attributes:
         leaves: Its entries by name, in the dtypes in which they travel.
         paths: How the names lead back.
-        scales: Of the quantized ones.
+        quantized: Those that were.
         publisher: Which of how many publishers this is; None: the mesh of the tensors says it.
     """
 
     leaves: Mapping[str, Any]
     paths: Mapping[str, Path]
-    scales: Mapping[str, Scales]
+    quantized: Mapping[str, Quantized]
     publisher: tuple[int, int] | None
 
 
@@ -216,13 +216,13 @@ class Publisher:
         turn = self._put_counts.next(key, member, put.version, alone=alone)
         place = (turn.origin.rank, turn.origin.size) if publisher is not None or alone is False else None
         with self._put_counts.counted(member, {key: turn}):
-            scales: Mapping[str, Scales] = {}
+            quantized: Mapping[str, Quantized] = {}
             if put.transfer_dtype is not None:
                 staged = await self._stage(put, puts, put.transfer_dtype, leaves, cost)
                 with cost.spent_on("cast"):
-                    leaves, paths = await asyncio.to_thread(staged.fill, leaves), staged.paths(paths)
-                scales = staged.scales
-            packed = self._describe(put, puts, _Contents(leaves, paths, scales, place), cost)
+                    leaves = await asyncio.to_thread(staged.fill, leaves, put.transfer_dtype)
+                paths, quantized = staged.paths(paths), staged.quantized
+            packed = self._describe(put, puts, _Contents(leaves, paths, quantized, place), cost)
             names = packed.manifest.objects
             objects = dump_entries(key, {name: leaves[name] for name in names}) if names else b""
             digests: Digests = {}
@@ -282,8 +282,8 @@ class Publisher:
         """Describe a state dict, or find that it is the one of last time."""
         leaves, checksum = contents.leaves, bool(put.checksum)
         with cost.spent_on("describe"):
-            blocks = tuple((name, scale.block) for name, scale in contents.scales.items())
-            mark = (put.mode, checksum, blocks, contents.publisher, fingerprint(leaves))
+            scaled = {name: made.item for name, made in contents.quantized.items()}
+            mark = (put.mode, checksum, tuple(scaled.items()), contents.publisher, fingerprint(leaves))
             found = puts.find(put.key, mark)
         if found is not None:
             return found
@@ -299,7 +299,7 @@ class Publisher:
                 objects=tuple(name for name in leaves if name not in tensors),
                 mark=mark,
                 checksum=checksum,
-                scales=contents.scales,
+                scaled=scaled,
                 publisher=contents.publisher,
             )
             puts.remember(put.key, packed)

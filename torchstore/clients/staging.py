@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from skipper import dataplane
+from skipper.torchstore.algebra.layout import Ints
 from skipper.torchstore.algebra.manifest import Path
 from skipper.torchstore.errors import MismatchError
 from skipper.torchstore.tensors.local_tensors import (
-    LocalTensor,
     check_dense,
     describe,
     is_direct,
@@ -24,9 +25,9 @@ from skipper.torchstore.tensors.local_tensors import (
     why_not_dense,
     with_local,
 )
-from skipper.torchstore.tensors.quantize import SCALE_SUFFIX, BlockFP8, Scales, quantize, scales_of
+from skipper.torchstore.tensors.quantization import Quantization, Quantized, room_for
 
-TransferDtype = torch.dtype | BlockFP8
+TransferDtype = torch.dtype | Quantization
 """What floating-point tensors are converted to on their way."""
 
 
@@ -37,31 +38,41 @@ class Staged:
     Attributes:
         mark: Says which state dicts they fit.
         copies: What is put in place of a tensor, by name; tied tensors have one copy.
-        scales: Of the copies that are quantized, by the same names.
+        quantized: Elements and scales that are put in place of a tensor, by name; of tied tensors the same memory.
     """
 
     mark: tuple[Any, ...]
     copies: Mapping[str, torch.Tensor]
-    scales: Mapping[str, Scales]
+    quantized: Mapping[str, Quantized]
 
     @torch.no_grad()
-    def fill(self, leaves: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert the tensors as they are now, each once; the leaves with copies in their places, and the scales."""
+    def fill(self, leaves: Mapping[str, Any], dtype: TransferDtype) -> dict[str, Any]:
+        """Convert the tensors as they are now, each once; the leaves with copies in their places, and the scales.
+
+        ``dtype`` equals that for which the room was made.
+        """
         done: set[int] = set()
+        filled = {**leaves, **self.copies}
         for name, copy in self.copies.items():
             into, values = local_of(copy), local_of(leaves[name])
-            if into.data_ptr() in done:
-                continue
-            done.add(into.data_ptr())
-            if name in self.scales:
-                quantize(values, into, self.scales[name].local.tensor, self.scales[name].block)
-            else:
+            if into.data_ptr() not in done:
+                done.add(into.data_ptr())
                 into.copy_(values)
-        return {**leaves, **self.copies, **{scale.name: scale.local.tensor for scale in self.scales.values()}}
+        for name, made in self.quantized.items():
+            address = made.elements.tensor.data_ptr()
+            if address not in done and isinstance(dtype, Quantization):
+                done.add(address)
+                made.fill(name, local_of(leaves[name]), dtype)
+            filled.update(made.stored(name))
+        return filled
 
     def paths(self, paths: Mapping[str, Path]) -> dict[str, Path]:
         """Where the leaves that `fill` gives belong: each tensor's scales beside it."""
-        beside = {s.name: (*paths[n][:-1], f"{paths[n][-1]}{SCALE_SUFFIX}") for n, s in self.scales.items()}
+        beside = {
+            stored: (*paths[name][:-1], f"{paths[name][-1]}{stored.removeprefix(name)}")
+            for name, made in self.quantized.items()
+            for stored in made.item.beside()
+        }
         return {**paths, **beside}
 
 
@@ -98,58 +109,54 @@ class Staging:
 
 def check_transfer_dtype(dtype: object) -> None:
     """Raise TypeError or ValueError for what no floating-point tensor can be converted to on its way."""
-    if isinstance(dtype, BlockFP8):
+    if isinstance(dtype, Quantization):
         return
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"transfer_dtype is a torch.dtype or a BlockFP8, not {dtype!r}")
+        raise TypeError(f"transfer_dtype is a torch.dtype, or a BlockFP8, MXFP8 or NVFP4, not {dtype!r}")
     if not dtype.is_floating_point:
         raise ValueError(f"transfer_dtype is a floating-point dtype, not {dtype}: other tensors travel as they are")
 
 
 def _make(key: str, mark: tuple[Any, ...], leaves: Mapping[str, Any], dtype: TransferDtype, everything: bool) -> Staged:
     copies: dict[str, torch.Tensor] = {}
-    scales: dict[str, Scales] = {}
+    quantized: dict[str, Quantized] = {}
     tied: dict[tuple[Any, ...], torch.Tensor] = {}
-    tied_scales: dict[int, LocalTensor] = {}
+    rooms: dict[tuple[Any, ...], torch.Tensor] = {}
+
+    def room(place: tuple[Any, ...], device: torch.device, shape: Ints, dtype: torch.dtype) -> torch.Tensor:
+        at = (place, shape, dtype)  # elements and scales differ in dtype; those of tied tensors do not
+        if at not in rooms:
+            rooms[at] = _room(shape, dtype, device)
+        return rooms[at]
+
     for name, leaf in leaves.items():
         if not isinstance(leaf, torch.Tensor):
             continue
         check_dense(memory_of(resolved(leaf)), f"{key}/{name}")
         local = local_of(leaf)
-        blocks = dtype if isinstance(dtype, BlockFP8) and dtype.takes(name, leaf) else None
-        target = _target(leaf, blocks, dtype)
+        place = (local.data_ptr(), tuple(local.shape), local.stride(), local.dtype, is_direct(local))
+        if isinstance(dtype, Quantization) and dtype.takes(name, leaf):
+            where = f"{key}/{name}"
+            described = describe(leaf, key=where)
+            quantized[name] = room_for(dtype, name, described, partial(room, place, local.device), where)
+            for stored in quantized[name].item.beside():
+                if stored in leaves:
+                    raise MismatchError(where, f"a tensor is named {stored!r} already, as its scales would")
+            continue
+        target = dtype if isinstance(dtype, torch.dtype) and leaf.is_floating_point() else leaf.dtype
         if target == leaf.dtype and not everything:
             continue
-        place = (local.data_ptr(), tuple(local.shape), local.stride(), local.dtype, is_direct(local), target)
         copy = tied.get(place)
         if copy is None:
-            copy = tied[place] = _room(local, target)
+            copy = tied[place] = _room(tuple(local.shape), target, local.device)
         copies[name] = with_local(leaf, copy) if is_dtensor(leaf) else copy
-        if blocks is None:
-            continue
-        if f"{name}{SCALE_SUFFIX}" in leaves:
-            raise MismatchError(
-                f"{key}/{name}", f"a tensor is named {name + SCALE_SUFFIX!r} already, as its scales would"
-            )
-        found = tied_scales.get(copy.data_ptr())
-        if found is None or not copy.numel():
-            found = scales_of(describe(leaf, key=f"{key}/{name}"), blocks.block, key=f"{key}/{name}")
-            found = tied_scales[copy.data_ptr()] = replace(found, tensor=_room(found.tensor, torch.float32))
-        scales[name] = Scales(f"{name}{SCALE_SUFFIX}", blocks.block, found)
-    return Staged(mark, copies, scales)
+    return Staged(mark, copies, quantized)
 
 
-def _target(leaf: torch.Tensor, blocks: BlockFP8 | None, dtype: TransferDtype) -> torch.dtype:
-    """The dtype in which a tensor travels."""
-    if blocks is not None:
-        return blocks.dtype
-    return dtype if isinstance(dtype, torch.dtype) and leaf.is_floating_point() else leaf.dtype
-
-
-def _room(local: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    if math.prod(local.shape) == 0:  # an empty shard needs no memory, and there is no empty shared memory
-        return torch.empty(local.shape, dtype=dtype, device=local.device)
-    return dataplane.empty(tuple(local.shape), dtype, device=str(local.device))
+def _room(shape: Ints, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if math.prod(shape) == 0:  # an empty shard needs no memory, and there is no empty shared memory
+        return torch.empty(shape, dtype=dtype, device=device)
+    return dataplane.empty(shape, dtype, device=str(device))
 
 
 def _shape(leaf: Any) -> tuple[Any, ...]:

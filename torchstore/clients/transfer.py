@@ -17,8 +17,8 @@ from skipper.torchstore.clients.remote import RemoteStore, explain_transfer
 from skipper.torchstore.errors import ChecksumError, SourceChangedError, StoreTimeoutError, VolumeLostError
 from skipper.torchstore.support.process import ProcessId, this_process
 from skipper.torchstore.support.records import Cost
+from skipper.torchstore.tensors.landing import Landing
 from skipper.torchstore.tensors.plan import Plan, PlanCache, execute
-from skipper.torchstore.tensors.quantize import Landing
 
 T = TypeVar("T")
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from skipper.torchstore.algebra.layout import Box
+from skipper.torchstore.algebra.layout import Box, Ints
 from skipper.torchstore.errors import ProofError
 from skipper.torchstore.proofs.certificate import Certificate, describe_box
 from skipper.torchstore.tensors.tiles import TileBlock, TileFragment, TileKey, TileTable, count_elements
@@ -203,11 +205,20 @@ class TileComparison:
         total = self.certificate.nbytes
         if not total:
             return 1.0
-        shown = 0
+        shown = 0.0
         for name in {name for name, _ in self._tables}:
             stored = self.certificate.tensors[name, ""]
-            tiles = np.logical_or.reduce([table.shown for at, table in self._tables.items() if at[0] == name])
-            shown += count_elements(stored.shape, tiles) * dtype_named(stored.dtype).itemsize
+            by_shape: dict[
+                Ints, list[NDArray[np.bool_]]
+            ] = {}  # those of values may differ from that of packed elements
+            for at, table in self._tables.items():
+                if at[0] == name:
+                    by_shape.setdefault(table.shape, []).append(table.shown)
+            part = max(
+                count_elements(shape, np.logical_or.reduce(tiles)) / max(prod(shape), 1)
+                for shape, tiles in by_shape.items()
+            )
+            shown += part * prod(stored.shape) * dtype_named(stored.dtype).itemsize
         return shown / total
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from skipper.torchstore.algebra.layout import Box
+from skipper.torchstore.algebra.layout import Box, Ints
 from skipper.torchstore.errors import LoadPlanMismatchError
 from skipper.torchstore.plans.load_plan import LoadPlan, tensors_of
 from skipper.torchstore.plans.regions import RegionFill, dtype_of, region_of
@@ -100,13 +100,10 @@ class _HeldComparison(TileComparison):
             if stored is None:
                 self.unproved[name] = "the certificate has no tensor of this name"
                 continue
-            if stored.shape != local.global_shape:
-                self.unproved[name] = f"it is certified with the shape {stored.shape}, not {local.global_shape}"
-                continue
             own = str(local.tensor.dtype)
             chain = (own,) if stored.is_quantized else (f"torch.{stored.dtype}", own)
             parts = [(piece.box, region(local.tensor, piece.local, piece.box.shape)) for piece in local.pieces]
-            self._show(Held(name, name, chain), parts)
+            self._show(Held(name, name, chain), local.global_shape, parts)
 
     def model(self, tensors: Mapping[str, torch.Tensor], plan: LoadPlan) -> None:
         """Show the parameters of a model, each region as the one of the checkpoint that it was filled from."""
@@ -122,10 +119,10 @@ class _HeldComparison(TileComparison):
             for block in copy.blocks(recorded.shape):
                 parts.append((Box(block.offsets, block.into.shape), region_of(tensors[copy.parameter], block.into)))
         for held, parts in found.items():
-            self._show(held, _merged(parts))
+            self._show(held, plan.checkpoint[held.name].shape, _merged(parts))
 
-    def _show(self, held: Held, parts: Iterable[Part]) -> None:
-        """Compare what a parameter holds of a tensor, in the form that is certified."""
+    def _show(self, held: Held, whole: Ints, parts: Iterable[Part]) -> None:
+        """Compare what a parameter holds of a tensor of this shape, in the form that is certified."""
         certificate = self.certificate
         found = find_form(held, certificate.tensors)
         if isinstance(found, str):
@@ -133,6 +130,9 @@ class _HeldComparison(TileComparison):
             return
         at, dtype = found
         shape = certificate.tensors[at].shape
+        if shape != whole:
+            self.unproved[held.parameter] = f"it is certified with the shape {shape}, not {whole}"
+            return
         converted: list[Part] = []
         for box, values in parts:
             if values.dtype != dtype:
@@ -191,7 +191,7 @@ def _check_certified(plan: LoadPlan, certificate: Certificate) -> None:
         stored = certificate.tensors.get((name, ""))
         if stored is None:
             differences.append(f"{name!r} is not certified")
-        elif stored.shape != recorded.shape:
+        elif not stored.is_quantized and stored.shape != recorded.shape:
             differences.append(f"{name!r} is certified with the shape {stored.shape}, recorded as {recorded}")
         elif not stored.is_quantized and dtype_of(stored.dtype) != dtype_of(recorded.dtype):
             differences.append(f"{name!r} is certified as {stored.dtype}, recorded as {recorded}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,9 +10,9 @@ import torch
 from skipper.torchstore.algebra.layout import Box
 from skipper.torchstore.algebra.manifest import TensorItem
 from skipper.torchstore.tensors.cells import region
+from skipper.torchstore.tensors.landing import write_values
 from skipper.torchstore.tensors.local_tensors import LocalTensor, same_elements
 from skipper.torchstore.tensors.packing import Packed
-from skipper.torchstore.tensors.quantize import dequantize
 from skipper.torchstore.tensors.tiles import TensorsTiles, TensorTiles, TileKey, hashing_threads, take_tiles
 from skipper.torchstore.tensors.values import dtype_named
 
@@ -51,30 +51,30 @@ def certifiable_tiles(packed: Packed, forms: Sequence[torch.dtype]) -> TensorsTi
     with hashing_threads() as threads:
         for name, item in packed.manifest.tensors.items():
             local = packed.tensors[name]
-            scales = packed.tensors[item.scales] if item.scales else None
-            dtype = dtype_named(item.dtype)
-            others = [form for form in forms if dtype.is_floating_point and form != dtype]
+            is_number = item.scaled is not None or dtype_named(item.dtype).is_floating_point
+            others = [form for form in forms if is_number and form != dtype_named(item.dtype)]
             for form in (None, *others):
-                key = (*same_elements(local.tensor), dtype, form, item.global_shape, item.pieces, scales is None)
+                key = (*same_elements(local.tensor), item.dtype, form, item.global_shape, item.pieces, item.scaled)
                 if key not in same:  # tied tensors are hashed once
-                    blocks, fragments = take_tiles(_parts(item, local, scales, form), item.global_shape, threads)
+                    shape = item.global_shape if form is None else item.value_shape
+                    blocks, fragments = take_tiles(_parts(item, local, packed.tensors, form), shape, threads)
                     as_dtype = item.dtype if form is None else str(form)
-                    same[key] = TensorTiles(as_dtype, item.global_shape, blocks, fragments, scales is not None)
+                    same[key] = TensorTiles(as_dtype, shape, blocks, fragments, item.scaled is not None)
                 found[name, "" if form is None else str(form)] = same[key]
     return found
 
 
 def _parts(
-    item: TensorItem, local: LocalTensor, scales: LocalTensor | None, form: torch.dtype | None
+    item: TensorItem, local: LocalTensor, tensors: Mapping[str, LocalTensor], form: torch.dtype | None
 ) -> Iterator[tuple[Box, torch.Tensor]]:
     """The boxes that a process holds of a tensor, with their elements in a form."""
     for number, piece in enumerate(item.pieces):
-        values = region(local.tensor, piece.local, piece.box.shape)
-        if form is not None and scales is not None:
-            lines = scales.pieces[number]
-            converted = torch.empty(values.shape, dtype=form, device=values.device)
-            dequantize(values, region(scales.tensor, lines.local, lines.box.shape), item.block, (0, 0), converted)
-            values = converted
-        elif form is not None:
-            values = values.to(form)
-        yield piece.box, values
+        if form is None or item.scaled is None:
+            values = region(local.tensor, piece.local, piece.box.shape)
+            yield piece.box, values if form is None else values.to(form)
+        else:
+            box, scaled = item.value_box(piece.box), item.scaled
+            converted = torch.empty(box.shape, dtype=form, device=local.tensor.device)
+            whole = tensors[scaled.tensor_scale] if scaled.tensor_scale else None
+            write_values(scaled, (local, tensors[scaled.scales], whole), number, (0, 0), converted)
+            yield box, converted

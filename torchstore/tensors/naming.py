@@ -16,6 +16,7 @@ import torch
 from skipper.torchstore.algebra.layout import Box, Ints, Layout, Piece, plus
 from skipper.torchstore.algebra.manifest import TensorItem
 from skipper.torchstore.errors import KindMismatchError, LayoutMismatchError, StateDictMismatchError
+from skipper.torchstore.tensors.landing import lands
 from skipper.torchstore.tensors.local_tensors import LocalTensor, describe
 from skipper.torchstore.tensors.values import new_tensor
 
@@ -138,7 +139,9 @@ def map_names(
         used.update(part.name for part in answer.parts)
         if not absent:
             _map_one(key, name, leaf, answer, items, mapped)
-    used.update(items[name].scales for name in tuple(used) if name in items)  # they come with what they belong to
+    for name in tuple(used):  # scales come with what they belong to
+        scaled = items[name].scaled if name in items else None
+        used.update(scaled.beside() if scaled else ())
     unexpected = tuple(sorted({*items, *objects} - used)) if strict else ()
     if missing or unexpected:
         raise StateDictMismatchError(key, tuple(missing), unexpected)
@@ -176,22 +179,28 @@ def _map_one(key: str, name: str, leaf: Any, answer: Stack, items: Mapping[str, 
         mapped.targets[name], mapped.stored[name] = target, first
         return
     try:
-        windows = [part.window(items[part.name].global_shape) for part in answer.parts]
+        wholes = [_shape_for(items[part.name], leaf) for part in answer.parts]
+        windows = [part.window(whole) for part, whole in zip(answer.parts, wholes, strict=True)]
         fed = list((_by_shards if answer.per_shard else _by_wholes)(target, windows, answer.dim))
     except ValueError as error:
         raise LayoutMismatchError(where, str(error)) from error
-    for number, (part, window, view) in enumerate(zip(answer.parts, windows, fed, strict=True)):
+    for number, (part, shape, window, view) in enumerate(zip(answer.parts, wholes, windows, fed, strict=True)):
         if view.pieces:
             label = f"{name}[{number}]" if len(fed) > 1 else name
             mapped.stored[label] = part.name
             mapped.targets[label] = replace(
                 view,
-                global_shape=items[part.name].global_shape,
+                global_shape=shape,
                 pieces=tuple(
                     Piece(Box(plus(piece.box.offsets, window.offsets), piece.box.shape), piece.local)
                     for piece in view.pieces
                 ),
             )
+
+
+def _shape_for(item: TensorItem, leaf: torch.Tensor) -> Ints:
+    """The shape of a stored tensor as a destination of this dtype sees it."""
+    return item.value_shape if lands(item, leaf.dtype) else item.global_shape
 
 
 def _by_shards(target: LocalTensor, windows: list[Box], dim: int) -> Iterator[LocalTensor]:

@@ -12,11 +12,10 @@ import torch
 
 from skipper import dataplane
 from skipper.torchstore.algebra.layout import Replicate, contiguous_strides
-from skipper.torchstore.algebra.manifest import WHOLE, Kind, Manifest, MeshPosition, Mode, Path, TensorItem
+from skipper.torchstore.algebra.manifest import WHOLE, BlockScaled, Kind, Manifest, MeshPosition, Mode, Path, TensorItem
 from skipper.torchstore.support.records import Cost
 from skipper.torchstore.tensors.checksums import count_sums, fill_sums
 from skipper.torchstore.tensors.local_tensors import LocalTensor, describe, resolved, same_elements, storage_of
-from skipper.torchstore.tensors.quantize import Scales
 
 _ALIGNMENT = 64  # a cache line: every tensor of an arena starts on one
 
@@ -52,22 +51,22 @@ def pack(
     mark: tuple[Any, ...] = (),
     pickled: bool = False,
     checksum: bool = False,
-    scales: Mapping[str, Scales] | None = None,
+    scaled: Mapping[str, BlockScaled] | None = None,
     publisher: tuple[int, int] | None = None,
 ) -> Packed:
     """Describe the tensors of a value and lay them out.
 
     A plain value has the only name "". Mode "snapshot" lays the tensors out one after the other, "direct" finds them
     where they are. ``mark`` is the fingerprint by which the result is found again, () if it is not looked for.
-    ``publisher`` says which of how many publishers this is; None: the mesh of the tensors does.
+    ``scaled`` has those that are quantized. ``publisher`` says which of how many publishers this is; None: the mesh of
+    the tensors does.
 
     Raises:
         MismatchError: A tensor cannot be stored (`tensors.describe` says when).
     """
-    scales = scales or {}
-    known = {scale.name: scale.local for scale in scales.values()}
+    scaled = scaled or {}
     locals_ = {
-        name: known.get(name) or describe(_resolved(tensor, mode), key=f"{key}/{name}" if name else key)
+        name: describe(_resolved(tensor, mode), key=f"{key}/{name}" if name else key)
         for name, tensor in tensors.items()
     }
     part = _part(locals_.values()) if publisher is None else _part_of(*publisher)
@@ -103,8 +102,7 @@ def pack(
             strides=tuple(stride * itemsize for stride in strides),
             itemsize=itemsize,
             pickled=pickled,
-            scales=scales[name].name if name in scales else "",
-            block=scales[name].block if name in scales else (),
+            scaled=scaled.get(name),
         )
     memory = tuple(storage for _, storage in storages.values())
     sums: torch.Tensor | None = None

@@ -30,8 +30,8 @@ from skipper.torchstore.algebra.manifest import Binding, Manifest, TensorItem
 from skipper.torchstore.errors import CoverageError, DTypeMismatchError, LayoutMismatchError
 from skipper.torchstore.support.lru_cache import LRUCache
 from skipper.torchstore.tensors.checksums import ArrivalProof, ProofBuilder
+from skipper.torchstore.tensors.landing import Landing
 from skipper.torchstore.tensors.local_tensors import LocalTensor, check_destination, same_elements
-from skipper.torchstore.tensors.quantize import Landing
 
 _AT_ONCE_BYTES = 1 << 20  # some 100 us of copying: about what switching to another task and back costs
 _AT_ONCE_S = 0.002

@@ -33,7 +33,7 @@ def address() -> Iterator[str]:
 
 
 def connection(address: str, *, name: str = "job", host: str | None = None) -> Connection:
-    root = ProcessRef("job-1", address, "script")
+    root = ProcessRef(address.removeprefix("unix-abstract:skipper-"), address, "script")
     return Connection(name, root, SECRET, Settings(heartbeat_s=3.5), host or join_file.this_network(), "here")
 
 
@@ -135,9 +135,9 @@ def test_files_of_dead_jobs_are_swept_away_and_others_left_alone(address: str) -
 
 
 def test_a_job_of_another_host_is_told_from_one_that_has_ended(address: str) -> None:
-    with pytest.raises(RemoteHostError, match="cannot join yet") as caught:
+    with pytest.raises(RemoteHostError, match="join it by an address") as caught:
         connection(address, host="another boot/1").check_reachable()
-    assert isinstance(caught.value, NotImplementedError)
+    assert isinstance(caught.value, ConnectionError)
     with pytest.raises(JobNotFoundError, match="has ended"):
         connection("unix-abstract:skipper-nobody-listens-here").check_reachable()
     connection(address).check_reachable()

@@ -214,14 +214,17 @@ async def test_wider_dtypes_are_proved_as_stored_and_rounded_ones_as_stated() ->
 
 
 @pytest.mark.parametrize("mode", ["snapshot", "direct"])
-async def test_quantized_weights_are_proved_in_their_bits_and_in_the_values_that_readers_make(mode: Mode) -> None:
+@pytest.mark.parametrize("quantization", [ts.BlockFP8(), ts.MXFP8(), ts.NVFP4(dtype=torch.uint8)], ids=str)
+async def test_quantized_weights_are_proved_in_their_bits_and_in_the_values_that_readers_make(
+    quantization: ts.BlockFP8 | ts.MXFP8 | ts.NVFP4, mode: Mode
+) -> None:
     weights = {"w": torch.randn(256, 384), "norm": torch.randn(384)}
     await ts.put_state_dict(
-        weights, "policy", transfer_dtype=ts.BlockFP8(), mode=mode, certify=(torch.bfloat16, torch.float32)
+        weights, "policy", transfer_dtype=quantization, mode=mode, certify=(torch.bfloat16, torch.float32)
     )
     certificate = await ts.certificate("policy")
     bits = await ts.get_state_dict("policy")
-    assert bits["w"].dtype == torch.float8_e4m3fn
+    assert bits["w"].dtype == quantization.dtype
     assert ts.prove(bits, certificate).covered == 1
     for dtype in (torch.bfloat16, torch.float32):
         mine = {"w": torch.zeros(256, 384, dtype=dtype)}
@@ -232,7 +235,7 @@ async def test_quantized_weights_are_proved_in_their_bits_and_in_the_values_that
             ts.prove(mine, certificate)
     half = {"w": torch.zeros(256, 384, dtype=torch.float16)}
     await ts.get_state_dict("policy", half, strict=False, names=lambda name: name)
-    with pytest.raises(ts.ProofError, match="certified as float8_e4m3fn only"):
+    with pytest.raises(ts.ProofError, match=r"certified as (float8_e4m3fn|uint8) only"):
         ts.prove(half, certificate)
 
 

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from skipper import torchstore as ts
 from skipper.torchstore.algebra.manifest import Mode
-from skipper.torchstore.tensors.quantize import quantize
+from skipper.torchstore.tensors.quantization import quantize
 from tests.torchstore.tensors.test_local_tensors import rank_of
 
 pytestmark = pytest.mark.usefixtures("store")
@@ -57,7 +57,7 @@ def test_a_matrix_is_quantized_as_block_by_block(shape: tuple[int, int], dtype: 
     weight = weight_of(*shape).to(dtype)
     quantized, scales = reference(weight)
     out, found = torch.empty(shape, dtype=FP8), torch.empty_like(scales)
-    quantize(weight, out, found, (128, 128))
+    quantize(ts.BlockFP8(), weight, out, found)
     assert bits_equal(out, quantized)
     assert torch.equal(found, scales)
 

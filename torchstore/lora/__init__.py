@@ -1,0 +1,1 @@
+"""LoRA adapters as versions of their own: they travel, the base stays."""

@@ -1,0 +1,138 @@
+"""Add an adapter to the matrices of its base, in place, and take it off again to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from skipper.torchstore.errors import AdapterBaseMismatchError, LayoutMismatchError, StateDictMismatchError
+from skipper.torchstore.lora.adapter import BaseVersion, LoRAAdapter, LowRank
+from skipper.torchstore.tensors.cells import region
+from skipper.torchstore.tensors.local_tensors import describe, is_dtensor, local_of
+from skipper.torchstore.tensors.written import writing_mode, written
+
+_STRIP = 1 << 20  # elements of a matrix that are computed in float32 at a time
+
+
+class LoRAMerger:
+    """Merges adapters into a model that serves without them.
+
+    Each merge starts from the base itself: W = base + scale * (B @ A), computed in float32 and rounded once. So that it
+    can, a merger keeps a copy of the matrices that an adapter has touched, and of nothing else, from the first merge
+    until `unmerge`. While something is merged leave these matrices to it; read a new base after `unmerge`.
+
+    Args:
+        base: The parameters of the model, by name (its ``state_dict()``); plain tensors or DTensors of any layout.
+        version: Which version of the base that is; adapters of another one are refused. None: any.
+        device: Where the copies are kept.
+    """
+
+    def __init__(
+        self,
+        base: Mapping[str, torch.Tensor],
+        *,
+        version: BaseVersion | None = None,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self._base = base
+        self._version = version
+        self._device = torch.device(device)
+        self._copies: dict[str, torch.Tensor] = {}
+        self._merged: set[str] = set()
+
+    @property
+    def nbytes(self) -> int:
+        """Of the copies that it keeps."""
+        return sum(copy.nbytes for copy in self._copies.values())
+
+    @torch.no_grad()
+    def merge(self, adapter: LoRAAdapter) -> None:
+        """Let the model be its base with this adapter, whatever was merged before.
+
+        All is checked before anything is written.
+
+        Args:
+            adapter: Its tensors are whole ones, as `get_lora` gives them, on any device.
+
+        Raises:
+            AdapterBaseMismatchError: It belongs to another base.
+            StateDictMismatchError: It adapts matrices that the model does not have.
+            LayoutMismatchError: A matrix has another shape.
+            TypeError: A tensor of it is a DTensor.
+            ValueError: Its kind adds more than a product of two matrices.
+        """
+        if self._version is not None and adapter.base is not None and adapter.base != self._version:
+            theirs, ours = adapter.base, self._version
+            raise AdapterBaseMismatchError(
+                "adapter", adapter.version or 0, (theirs.key, theirs.version), (ours.key, ours.version)
+            )
+        products = self._products(adapter)
+        for name in self._merged - products.keys():
+            self._restore(name)
+        for name, product in products.items():
+            if name not in self._copies:
+                self._copies[name] = local_of(self._base[name]).to(self._device, copy=True)
+            self._merged.add(name)
+            self._add(name, product)
+
+    @torch.no_grad()
+    def unmerge(self) -> None:
+        """Let the model be its base again, bit for bit, and let go of the copies. Without a merge it does nothing."""
+        for name in tuple(self._merged):
+            self._restore(name)
+        self._copies.clear()
+
+    def _products(self, adapter: LoRAAdapter) -> dict[str, LowRank]:
+        """What is added, by the name of the parameter that it is added to."""
+        found: dict[str, LowRank] = {}
+        missing: list[str] = []
+        for product in adapter.products():
+            if is_dtensor(product.a) or is_dtensor(product.b):
+                raise TypeError(
+                    f"the factors of {product.module!r} are DTensors: get_lora without into= gives whole ones"
+                )
+            names = (f"{product.module}.weight", f"{product.module}.base_layer.weight")
+            name = next(
+                (
+                    n
+                    for prefix in ("", "base_model.model.")
+                    for n in (prefix + each for each in names)
+                    if n in self._base
+                ),
+                None,
+            )
+            if name is None:
+                missing.append(names[0])
+                continue
+            shape = (product.b.shape[0], product.a.shape[1])
+            shape = shape[::-1] if product.is_transposed else shape
+            if tuple(self._base[name].shape) != shape:
+                raise LayoutMismatchError(
+                    name, f"it has shape {tuple(self._base[name].shape)}, its adapter is for {shape}"
+                )
+            found[name] = product
+        if missing:
+            raise StateDictMismatchError("adapter", tuple(missing), ())
+        return found
+
+    def _add(self, name: str, product: LowRank) -> None:
+        local, copy = describe(self._base[name], key=name), self._copies[name]
+        tensor = local.tensor
+        left, right = (product.a.T, product.b.T) if product.is_transposed else (product.b, product.a)
+        with written([self._base[name]]), writing_mode(tensor):
+            for piece in local.pieces:
+                (row, column), (height, width) = piece.box.offsets, piece.box.shape
+                into, before = region(tensor, piece.local, piece.box.shape), region(copy, piece.local, piece.box.shape)
+                columns = right[:, column : column + width].to(tensor.device, torch.float32)
+                step = max(_STRIP // max(width, 1), 1)
+                for start in range(0, height, step):
+                    rows = left[row + start : row + min(start + step, height)].to(tensor.device, torch.float32)
+                    base = before[start : start + step].to(tensor.device, torch.float32)
+                    into[start : start + step] = torch.addmm(base, rows, columns, alpha=product.scale)
+
+    def _restore(self, name: str) -> None:
+        tensor = local_of(self._base[name])
+        with written([self._base[name]]), writing_mode(tensor):
+            tensor.copy_(self._copies[name])
+        self._merged.discard(name)

@@ -1,0 +1,32 @@
+"""Many files at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def together(work: Iterable[Coroutine[Any, Any, T]], *, most: int) -> list[T]:
+    """Do all of it, at most so many at once; the first error ends the rest.
+
+    Returns:
+        The results, in the order of the work.
+    """
+    results: dict[int, T] = {}
+    numbered = enumerate(work)
+
+    async def some() -> None:
+        for number, each in numbered:  # shared: each of them takes the next one
+            results[number] = await each
+
+    tasks = [asyncio.ensure_future(some()) for _ in range(most)]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return [results[number] for number in range(len(results))]

@@ -1,0 +1,173 @@
+"""Where quantized tensors arrive before they become the values of a reader's tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from skipper.torchstore.algebra.layout import Box, Ints, Piece
+from skipper.torchstore.algebra.manifest import BlockScaled, TensorItem
+from skipper.torchstore.errors import LayoutMismatchError
+from skipper.torchstore.tensors.block_fp8 import BlockFP8
+from skipper.torchstore.tensors.cells import region
+from skipper.torchstore.tensors.local_tensors import LocalTensor, check_destination
+from skipper.torchstore.tensors.microscaling import MXFP8, NVFP4
+from skipper.torchstore.tensors.quantization import Quantization, dequantize, down, up
+from skipper.torchstore.tensors.values import dtype_named
+from skipper.torchstore.tensors.written import writing_mode
+
+_FORMATS: Mapping[str, type[Quantization]] = {kind.format: kind for kind in (BlockFP8, MXFP8, NVFP4)}
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """Where quantized bytes arrive before they become values of a reader's tensor.
+
+    Its boundaries may cut blocks, and bytes that hold several values: all that it touches is read.
+
+    Attributes:
+        into: The reader's own tensor.
+        scaled: How its values are stored.
+        elements: In the place of the reader's tensor; one piece for each of its pieces.
+        scales: In the place of the tensor of the scales, likewise.
+        tensor_scale: Of the whole tensor; None where the format has none.
+    """
+
+    into: LocalTensor
+    scaled: BlockScaled
+    elements: LocalTensor
+    scales: LocalTensor
+    tensor_scale: LocalTensor | None
+
+    @staticmethod
+    def of(into: LocalTensor, scaled: BlockScaled, items: Mapping[str, TensorItem], dtype: str) -> Landing:
+        """Room for what a tensor needs of a quantized item whose elements have this dtype."""
+        whole = None
+        if scaled.tensor_scale:
+            one = torch.empty((), dtype=torch.float32, device=into.tensor.device)
+            whole = LocalTensor(one, (), (Piece(Box((), ()), ()),))
+        cell = (1,) * (len(scaled.block) - 1) + (scaled.packed,)
+        return Landing(
+            into,
+            scaled,
+            _room(into, cell, dtype_named(dtype)),
+            _room(into, scaled.block, dtype_named(items[scaled.scales].dtype)),
+            whole,
+        )
+
+    def fits(self, into: LocalTensor, item: TensorItem) -> bool:
+        """Whether it is what this same tensor needs of a quantized item."""
+        boxes = (self.into.global_shape, self.into.pieces) == (into.global_shape, into.pieces)
+        return boxes and self.scaled == item.scaled and str(self.elements.tensor.dtype) == item.dtype
+
+    def beside(self) -> dict[str, LocalTensor]:
+        """What has to be read besides the elements, by the names in the store."""
+        found = {self.scaled.scales: self.scales}
+        if self.tensor_scale is not None:
+            found[self.scaled.tensor_scale] = self.tensor_scale
+        return found
+
+    def memory(self) -> frozenset[int]:
+        """The identities of the tensors that bytes arrive in."""
+        return frozenset(id(part.tensor) for part in (self.elements, *self.beside().values()))
+
+    def finish(self) -> None:
+        """Everything has arrived: write the values."""
+        with writing_mode(self.into.tensor):
+            for number, piece in enumerate(self.into.pieces):
+                start = tuple(at % step for at, step in zip(piece.box.offsets, self.scaled.block, strict=True))
+                out = region(self.into.tensor, piece.local, piece.box.shape)
+                write_values(self.scaled, (self.elements, self.scales, self.tensor_scale), number, start, out)
+
+
+def write_values(
+    scaled: BlockScaled,
+    stored: tuple[LocalTensor, LocalTensor, LocalTensor | None],
+    number: int,
+    start: Ints,
+    out: torch.Tensor,
+) -> None:
+    """Write the values of one piece of a quantized matrix.
+
+    Args:
+        scaled: How they are stored.
+        stored: The elements, their scales, and the scale of the whole tensor where the format has one.
+        number: Of the piece, of the elements and of the scales alike.
+        start: Where the values begin in the first block, in rows and columns.
+        out: Is filled; of any floating-point dtype and strides.
+    """
+    elements, scales, whole = stored
+    piece, lines = elements.pieces[number], scales.pieces[number]
+    dequantize(
+        _FORMATS[scaled.format],
+        scaled.block,
+        region(elements.tensor, piece.local, piece.box.shape),
+        region(scales.tensor, lines.local, lines.box.shape),
+        None if whole is None else whole.tensor,
+        start,
+        out,
+    )
+
+
+def _room(into: LocalTensor, cell: Ints, dtype: torch.dtype) -> LocalTensor:
+    """Room for the cells of a grid that a tensor touches."""
+    pieces: list[Piece] = []
+    rows = columns = 0
+    for piece in into.pieces:
+        stop = tuple(start + size for start, size in zip(piece.box.offsets, piece.box.shape, strict=True))
+        first = down(piece.box.offsets, cell)
+        box = Box(first, tuple(b - a for a, b in zip(first, up(stop, cell), strict=True)))
+        pieces.append(Piece(box, (rows, 0)))  # one below the other: neighbours may need the same cell
+        rows, columns = rows + box.shape[0], max(columns, box.shape[1])
+    room = torch.empty((rows, columns), dtype=dtype, device=into.tensor.device)
+    return LocalTensor(room, up(into.global_shape, cell), tuple(pieces))
+
+
+def land(
+    key: str,
+    targets: Mapping[str, LocalTensor],
+    names: Mapping[str, str],
+    items: Mapping[str, TensorItem],
+    earlier: Mapping[str, Landing],
+) -> tuple[dict[str, LocalTensor], dict[str, str], dict[str, Landing]]:
+    """Put landings in the place of those targets that want the values of quantized tensors.
+
+    ``names`` has the stored names of labels that are none themselves, ``earlier`` the landings of the same targets from
+    an earlier read, to be used again.
+
+    Returns:
+        What is to be read, the stored names of its labels, and by label what makes values of it.
+
+    Raises:
+        LayoutMismatchError: A target cannot be written to, or is a part of a tensor of another shape.
+    """
+    into, stored, landings = dict(targets), dict(names), {}
+    for label, target in targets.items():
+        item = items.get(names.get(label, label))
+        if item is None or item.scaled is None or not lands(item, target.tensor.dtype):
+            continue
+        check_destination(target.tensor, f"{key}/{label}")
+        if target.global_shape != item.value_shape:
+            raise LayoutMismatchError(
+                f"{key}/{label}", f"stored with shape {item.value_shape}, asked for with {target.global_shape}"
+            )
+        known = earlier.get(label)
+        fits = known is not None and known.fits(target, item)
+        landing = known if fits and known else Landing.of(target, item.scaled, items, item.dtype)
+        landings[label], into[label] = landing, landing.elements
+        for name, room in landing.beside().items():
+            beside = f"{label} ({name})"
+            into[beside], stored[beside] = room, name
+    return into, stored, landings
+
+
+def is_known_format(name: str) -> bool:
+    """Whether values of this format can be read."""
+    return name in _FORMATS
+
+
+def lands(item: TensorItem, dtype: torch.dtype) -> bool:
+    """Whether a tensor of this dtype takes the values of a quantized item instead of its bytes."""
+    return item.scaled is not None and dtype.is_floating_point and dtype.itemsize > 1
