@@ -203,10 +203,10 @@ class Messenger:
     ) -> Future[Any]:
         """Ask a process for something that it answers with a value (see `control.runtime.requests`)."""
         payload = request.pack(argument)
-        future: Promise[Any] = Promise()
-        port = self.ports.open(OneReply(future, Awaited(to, f"process {to.name}", request.name, request=request)))
+        reply: OneReply[Any] = OneReply(Awaited(to, f"process {to.name}", request.name, request=request))
+        port = self.ports.open(reply)
         self.send(to, ProcessRequest(target, port, 0, request.name, payload=payload))
-        return future
+        return reply
 
     @overload
     def request_all(
