@@ -75,6 +75,8 @@ def extensions() -> list[Extension]:
             extra_compile_args=FLAGS,
         ),
         Extension("skipper.control.model._future", [f"{CONTROL}/model/_future.pyx"], extra_compile_args=FLAGS),
+        Extension("skipper.control.wire._frames", [f"{CONTROL}/wire/_frames.pyx"], extra_compile_args=FLAGS),
+        Extension("skipper.control.wire._plain", [f"{CONTROL}/wire/_plain.pyx"], extra_compile_args=FLAGS),
         Extension("skipper.control.wire._poller", [f"{CONTROL}/wire/_poller.pyx"], extra_compile_args=FLAGS),
         Extension(
             "skipper.dataplane.backends.verbs.lock",
