@@ -192,5 +192,5 @@ docs-serve: $(STAMP)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	find control dataplane \( -name '*.so' -o -name '_poller.c' -o -name '_ucp.c' -o -name '_copy.c' -o -name 'lock.c' \) -delete
+	find control dataplane \( -name '*.so' -o -name '_future.c' -o -name '_frames.c' -o -name '_plain.c' -o -name '_poller.c' -o -name '_ucp.c' -o -name '_copy.c' -o -name 'lock.c' \) -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

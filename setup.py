@@ -1,6 +1,6 @@
 """Builds the C extensions of `dataplane` and `control`; everything else about the package is in pyproject.toml.
 
-`dataplane._copy`, the lock of the verbs backend and `control.wire._poller` need a C compiler and Python's headers.
+`dataplane._copy`, the lock of the verbs backend and those of `control` need a C compiler and Python's headers.
 `dataplane.backends.ucx._ucp` also needs the headers of UCX, and its libraries to link with. They come from a wheel of
 the build environment (`libucx-cu12` or `libucx-cu13`, whose headers are the same), or from the UCX installed under the
 folder that the environment variable `UCX_HOME` names (with `include/ucp/api/ucp.h` and `lib/libucp.so.0`). What is
@@ -74,6 +74,9 @@ def extensions() -> list[Extension]:
             depends=[f"{DATAPLANE}/rows.h", f"{DATAPLANE}/atomics.h", f"{DATAPLANE}/sealed.h"],
             extra_compile_args=FLAGS,
         ),
+        Extension("skipper.control.model._future", [f"{CONTROL}/model/_future.pyx"], extra_compile_args=FLAGS),
+        Extension("skipper.control.wire._frames", [f"{CONTROL}/wire/_frames.pyx"], extra_compile_args=FLAGS),
+        Extension("skipper.control.wire._plain", [f"{CONTROL}/wire/_plain.pyx"], extra_compile_args=FLAGS),
         Extension("skipper.control.wire._poller", [f"{CONTROL}/wire/_poller.pyx"], extra_compile_args=FLAGS),
         Extension(
             "skipper.dataplane.backends.verbs.lock",

@@ -237,9 +237,9 @@ class Endpoint(MethodView, Generic[P, R_co]):
             if not self._is_for_engine(error):
                 raise
             return self._through_engine("call_one", args, kwargs, index)  # type: ignore[no-any-return]
-        future: Promise[Any] = Promise()
-        self.post(runtime.current(), payload, OneReply(future, awaited), index)
-        return future
+        reply: OneReply[Any] = OneReply(awaited)
+        self.post(runtime.current(), payload, reply, index)
+        return reply
 
     def _is_for_engine(self, error: PayloadError) -> bool:
         """Whether arguments that could not be pickled go through the tensor engine."""

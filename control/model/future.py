@@ -7,13 +7,48 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from time import monotonic as _now
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from skipper.control.model import forked
+from skipper.control.model._future import (
+    FutureState,
+    Gate,
+    call_by,
+    error_of,
+    is_opened,
+    reader,
+    set_reader,
+    settle,
+    value_of,
+    when_settled,
+)
 from skipper.control.model.bounds import check_optional_seconds
 from skipper.control.model.errors import DeadlineError
-from skipper.control.model.exception_text import in_seconds, is_interrupt
+from skipper.control.model.exception_text import in_seconds
+
+__all__ = [
+    "Future",
+    "Gate",
+    "Listener",
+    "Members",
+    "Pending",
+    "Promise",
+    "Reader",
+    "SafePoint",
+    "both",
+    "never_read_here",
+    "nobody",
+    "peek",
+    "raising",
+    "reader",
+    "set_listener",
+    "set_reader",
+    "set_safe_point",
+    "unheard",
+    "unread_error",
+]
 
 T = TypeVar("T")
 
@@ -42,59 +77,6 @@ class Reader(Protocol):
             loop: whose coroutines wait.
             takes_all: as for `wait`.
         """
-
-
-class Gate:
-    """Where one thread waits until others let it on; each opening lets it on once.
-
-    Attributes:
-        is_open: whether the next wait returns at once.
-        lock: what the thread waits for while it does not read.
-        reader: that it reads for at this moment; None for none.
-    """
-
-    __slots__ = ("is_open", "lock", "reader")
-
-    def __init__(self) -> None:
-        self.is_open = False
-        self.lock = threading.Lock()
-        self.lock.acquire()
-        self.reader: Reader | None = None
-
-    def open(self) -> None:
-        """Let the thread on; from any thread."""
-        self.is_open = True  # before the look at who reads, which looks the other way round
-        if (reader := self.reader) is not None:
-            reader.nudge()
-        with contextlib.suppress(RuntimeError):  # it is open
-            self.lock.release()
-
-    def wait(self, timeout_s: float = -1, *, takes_all: bool = False) -> None:
-        """Wait until it is opened, and close it; or until the time (seconds; -1: no limit) is over. One thread only.
-
-        Args:
-            timeout_s: how long.
-            takes_all: see `Reader.wait`.
-        """
-        if _reader is not None:
-            _reader.wait(self, timeout_s, takes_all)
-        else:
-            self.lock.acquire(timeout=timeout_s)
-        self.is_open = False
-
-
-_reader: Reader | None = None
-
-
-def set_reader(reader: Reader | None) -> None:
-    """Have the threads of this process that wait for futures read for this one; None: none of them reads."""
-    global _reader
-    _reader = reader
-
-
-def reader() -> Reader | None:
-    """For whom they read."""
-    return _reader
 
 
 class SafePoint(Protocol):
@@ -189,7 +171,7 @@ def unheard() -> Iterator[None]:
         _here.keeps_to_itself = before
 
 
-class Future(Generic[T]):
+class Future(FutureState, Generic[T]):
     """The result of a call; it always ends, in a value or in an error.
 
     A future may be waited for several times, from several threads and event loops. What arrived is unpickled in the
@@ -199,27 +181,7 @@ class Future(Generic[T]):
         pending: what the result depends on, for the message of an error; whoever settles the future says so.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_callbacks",
-        "_error",
-        "_lock",
-        "_open",
-        "_settled",
-        "_tells",
-        "_value",
-        "pending",
-    )
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._settled = False
-        self._open: Callable[[], T] | None = None
-        self._value: T | None = None
-        self._error: BaseException | None = None
-        self._callbacks: list[Callable[[], object]] = []
-        self._tells = False
-        self.pending: Pending | None = None
+    __slots__ = ()
 
     @staticmethod
     def of(value: T) -> Future[T]:
@@ -227,10 +189,6 @@ class Future(Generic[T]):
         promise: Promise[T] = Promise()
         promise.settle_by(lambda: value)
         return promise
-
-    def done(self) -> bool:
-        """Whether the result, or the error, is there."""
-        return self._settled
 
     def get(self, timeout: float | None = None) -> T:
         """Wait in this thread for the result.
@@ -247,7 +205,7 @@ class Future(Generic[T]):
             ActorError: the endpoint raised.
             SupervisionError: the actor cannot answer any more.
         """
-        if not self._settled:
+        if not self.done():
             self._wait(timeout)
         elif _here.safe_point is not None:
             _here.safe_point.attend()  # or who tries again and again on what has ended would never supervise
@@ -263,7 +221,7 @@ class Future(Generic[T]):
         Raises:
             DeadlineError: (a `TimeoutError`) nothing came in time.
         """
-        if not self._settled:
+        if not self.done():
             self._wait(timeout)
         try:
             self._result()
@@ -284,19 +242,19 @@ class Future(Generic[T]):
 
     def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
         """Have ``callback(self)`` called once this ends, or now if it has; in the thread that ends it, so be quick."""
-        self._when_settled(lambda: callback(self))
+        when_settled(self, partial(callback, self))
 
     def __await__(self) -> Generator[Any, None, T]:
-        if self._settled:
-            if self._has_failed():
+        if self.done():
+            if error_of(self) is not None:
                 yield  # or who tries again and again on what has ended would keep the event loop from all else
         else:
             forked.check()
             loop = asyncio.get_running_loop()
             waiter = loop.create_future()
             thread_id = threading.get_ident()
-            if _reader is not None and _here.loop_reads:
-                _reader.read_in(loop)
+            if _here.loop_reads and (its_reader := reader()) is not None:
+                its_reader.read_in(loop)
 
             def wake() -> None:
                 if not waiter.done():
@@ -308,40 +266,33 @@ class Future(Generic[T]):
                 elif not loop.is_closed():
                     loop.call_soon_threadsafe(wake)
 
-            self._when_settled(settled)
+            when_settled(self, settled)
             yield from waiter
         return self._result()
-
-    def _when_settled(self, callback: Callable[[], object]) -> None:
-        with self._lock:
-            if not self._settled:
-                self._callbacks.append(callback)
-                return
-        _call(callback)
 
     def _wait(self, timeout: float | None) -> None:
         forked.check()
         timeout = check_optional_seconds("timeout", timeout)
         gate = Gate()
-        self._when_settled(gate.open)
+        when_settled(self, gate)
         deadline = _Deadline(timeout)
         pending, known = self.pending, None
         if timeout is not None and pending is not None and timeout >= _SHORTEST_INQUIRED_S:
             self._wait_until(gate, deadline.before(min(INQUIRY_S, timeout * _INQUIRY_SHARE)))
-            known = None if self._settled else pending.inquire()
+            known = None if self.done() else pending.inquire()
         self._wait_until(gate, deadline)
-        if not self._settled:
+        if not self.done():
             raise DeadlineError(_words(timeout or 0, pending, known))
 
     def _wait_until(self, gate: Gate, deadline: _Deadline) -> None:
         if _here.safe_point is not None:
             self._wait_at(_here.safe_point, gate, deadline)
-        elif not self._settled:
+        elif not self.done():
             gate.wait(deadline.remaining())
 
     def _wait_at(self, point: SafePoint, gate: Gate, deadline: _Deadline) -> None:
         """Wait as a sync actor does: failures of what it owns are attended to meanwhile."""
-        while not self._settled and not deadline.passed():
+        while not self.done() and not deadline.passed():
             try:
                 if point.enter(gate):
                     gate.wait(deadline.remaining())
@@ -351,31 +302,11 @@ class Future(Generic[T]):
 
     def _result(self) -> T:
         """The result, for somebody who has asked for it."""
-        if self._open is not None:
-            self._evaluate()
-        if self._error is not None:
-            if _listener is not None and not _here.keeps_to_itself:
-                _listener.heard(self, self._error)
-            raise self._error
-        return cast(T, self._value)
-
-    def _has_failed(self) -> bool:
-        """Whether the result, which is there, is an error."""
-        if self._open is not None:
-            self._evaluate()
-        return self._error is not None
-
-    def _evaluate(self) -> None:
-        with self._lock:
-            if self._open is None:
-                return  # another thread has just done it
-            try:
-                self._value = self._open()
-            except BaseException as error:  # kept, and raised as often as asked for
-                if is_interrupt(error):
-                    raise
-                self._error = error
-            self._open = None  # last: who does not find it relies on the rest
+        if (error := error_of(self)) is None:
+            return cast(T, value_of(self))
+        if _listener is not None and not _here.keeps_to_itself:
+            _listener.heard(self, error)
+        raise error
 
 
 class Promise(Future[T]):
@@ -394,22 +325,18 @@ class Promise(Future[T]):
         """End in an error."""
         self.settle_by(raising(error))
 
-    def settle_by(self, open_result: Callable[[], T]) -> None:
-        """End in what ``open_result`` returns or raises; the first who asks for the result has it called."""
-        with self._lock:
-            if not self._settled:
-                self._open = open_result
-                self._settled = True
-                self.pending = None
-            elif self._tells:
-                return
-            self._tells = True
-        try:  # one by one: whoever is interrupted here settles it again, and nobody who waits is forgotten
-            while self._callbacks:
-                _call(self._callbacks[0])
-                del self._callbacks[0]
-        finally:
-            self._tells = False
+    if TYPE_CHECKING:
+
+        def settle_by(self, open_result: Callable[..., T], given: object = ...) -> None:
+            """End in what ``open_result`` returns or raises; the first who asks for the result has it called.
+
+            Args:
+                open_result: called without arguments, or with ``given``; then a function that knows nothing of this.
+                given: its argument.
+            """
+
+    else:
+        settle_by = settle
 
     def fail_by(self, open_error: Callable[[], T], members: Members = nobody) -> None:
         """`settle_by` with what raises an error, which is noted as one that nobody has heard of yet.
@@ -424,9 +351,7 @@ class Promise(Future[T]):
 
     def hold(self, thing: object) -> None:
         """Keep an object alive until this ends."""
-        with self._lock:
-            if not self._settled:
-                self._callbacks.append(lambda: thing)
+        when_settled(self, lambda: thing)
 
 
 def raising(error: BaseException) -> Callable[[], Any]:
@@ -444,16 +369,14 @@ def peek(future: Future[T]) -> T:
     Raises:
         BaseException: the error that the future has ended in.
     """
-    if future._has_failed():
-        raise cast(BaseException, future._error)
-    return cast(T, future._value)
+    if (error := error_of(future)) is not None:
+        raise error
+    return cast(T, value_of(future))
 
 
 def unread_error(future: Future[Any]) -> BaseException | None:
     """The error that a future has ended in and at which nobody has looked; None where there is none."""
-    if future._open is None or not future._has_failed():
-        return None
-    return future._error
+    return None if is_opened(future) else error_of(future)
 
 
 class _Deadline:
@@ -488,6 +411,9 @@ def _call(callback: Callable[[], object]) -> None:
         _log.exception("a callback of a future raised")
     finally:
         _here.safe_point = point
+
+
+call_by(_call)
 
 
 def both(one: Future[None], two: Future[None]) -> Future[None]:

@@ -44,9 +44,9 @@ class CastPath:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # not frozen: there is one for each call, and a frozen one takes three times as long
 class Mail:
-    """A message for an actor or for this process, and who sent it.
+    """A message for an actor or for this process, and who sent it. It does not change.
 
     Attributes:
         sender: the process whose code sent it.

@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from skipper.control.wire.bulk import Loans
     from skipper.control.wire.transport import Transport
 
-_ORDERED = (Call, ProcessRequest)
-"""What arrives in the order in which it was sent (as a tuple, which is looked through faster than a union)."""
-
 A = TypeVar("A")
 R = TypeVar("R")
 
@@ -128,14 +125,17 @@ class Messenger:
             BackpressureError: a call found no room in the actor's mailbox in time; it has not been sent.
             PayloadError: a large segment cannot be lent; the message has not been sent.
         """
-        if isinstance(message, Call):
+        if is_call := isinstance(message, Call):
             try:
                 self._flow.admit(to, message)
             except BackpressureError:
                 self._abandon(message)
                 raise
+        payload = message.payload
+        may_lend = len(payload) > 1 or bool(payload and type(payload[0]) is not bytes)
         if to.id == self._id:
-            self._loans.complete(message.payload)
+            if may_lend:
+                self._loans.complete(payload)
             self.deliver(self._me, message)
             return
         link = self._transport.find(to.id)
@@ -145,18 +145,19 @@ class Messenger:
                 self._peer_failures.tell(to, message, Loss(reason))
                 return
             link = self._transport.link(to)
-        if message.payload:
+        if may_lend:
             self._lend(to, message)
-        if isinstance(message, Call):
+        if is_call:
             self._relays.speaks_to(to.id)
-        is_ordered = is_value or isinstance(message, _ORDERED)
+        is_ordered = is_call or is_value or isinstance(message, ProcessRequest)
         if is_ordered and self._casts.are_used:
             self._casts.post(link, message)
         elif link.lost is None:
             link.post(message)
             if is_ordered and self._casts.are_used:  # since this very moment
                 self._casts.stay_behind(link)
-        self._loans.complete(message.payload)
+        if may_lend:
+            self._loans.complete(message.payload)
         if link.lost is not None:
             self._loans.forget(to.id)
             self._peer_failures.sent_in_vain(to, link.lost, message)
@@ -203,10 +204,10 @@ class Messenger:
     ) -> Future[Any]:
         """Ask a process for something that it answers with a value (see `control.runtime.requests`)."""
         payload = request.pack(argument)
-        future: Promise[Any] = Promise()
-        port = self.ports.open(OneReply(future, Awaited(to, f"process {to.name}", request.name, request=request)))
+        reply: OneReply[Any] = OneReply(Awaited(to, f"process {to.name}", request.name, request=request))
+        port = self.ports.open(reply)
         self.send(to, ProcessRequest(target, port, 0, request.name, payload=payload))
-        return future
+        return reply
 
     @overload
     def request_all(

@@ -17,6 +17,7 @@ from skipper.control.runtime.interfaces import Ports
 from skipper.control.runtime.messages import ActorRef, Loss, ReplyAddress
 from skipper.control.runtime.replies import open_reply, pack_exception, pack_supervision
 from skipper.control.runtime.requests import LINK
+from skipper.control.wire._plain import pickle_arguments
 from skipper.control.wire.messages import Kind, Payload
 from skipper.control.wire.payload import pack, pack_arguments
 
@@ -126,6 +127,8 @@ def pack_with_ports(args: tuple[object, ...], kwargs: dict[str, object]) -> tupl
     Raises:
         PayloadError: an argument cannot be pickled.
     """
+    if (pickled := pickle_arguments(args, kwargs)) is not None:
+        return (pickled,), []  # there is no port among plain values
     passed: dict[Port[Any], bool] = {}
     _here.passed = passed
     try:

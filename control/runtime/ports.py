@@ -20,6 +20,7 @@ from skipper.control.runtime.replies import open_reply
 from skipper.control.runtime.requests import ACTIVITY, WATCH, AnyRequest
 from skipper.control.runtime.running import RunningProcess
 from skipper.control.wire.messages import NOTICE, Kind, Payload
+from skipper.control.wire.payload import unpack
 from skipper.control.wire.process_ref import ProcessRef
 
 T = TypeVar("T")
@@ -172,36 +173,41 @@ class PortTable:
                 self.close(number)
 
 
-class OneReply:
-    """One reply, for a future."""
+class OneReply(Promise[T]):
+    """One reply, and the future of it: for each call that is on its way there is this one object."""
 
-    __slots__ = ("_awaited", "_entrusted", "_promise")
+    __slots__ = ("_entrusted", "_whose")
 
-    def __init__(self, promise: Promise[Any], awaited: Awaited) -> None:
-        self._promise = promise
-        self._awaited = awaited
+    def __init__(self, awaited: Awaited) -> None:
+        self._whose = awaited
         self._entrusted = False
-        promise.pending = self
+
+    @property
+    def pending(self) -> Pending | None:  # type: ignore[override]  # nobody else says what it depends on
+        """It says so itself."""
+        return None if self.done() else self
 
     def describe(self) -> str:
         """Who has not answered."""
-        return self._awaited.not_done()
+        return self._whose.not_done()
 
     def inquire(self) -> Callable[[], str]:
         """Ask what it does instead."""
-        return ask((self._awaited,), 1)
+        return ask((self._whose,), 1)
 
     def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
         """Take a reply."""
-        end = self._promise.fail_by if kind is Kind.FAILURE else self._promise.settle_by
-        end(lambda: open_reply(kind, payload))
+        if kind is Kind.FAILURE:
+            self.fail_by(lambda: open_reply(kind, payload))
+        else:
+            self.settle_by(unpack, payload)
         return True
 
     def process_lost(self, process_id: str, loss: Loss) -> bool:
         """Give up on the replies of a process."""
-        if self._entrusted or process_id != self._awaited.process_id:
+        if self._entrusted or process_id != self._whose.process_id:
             return False
-        self._promise.fail_by(raising(self._awaited.error(loss)))
+        self.fail_by(raising(self._whose.error(loss)))
         return True
 
     def entrust(self, rank: int) -> None:
@@ -210,12 +216,12 @@ class OneReply:
 
     def lapse(self, rank: int, error: LinkError) -> bool:
         """Whoever might have replied is dead."""
-        self._promise.fail_by(raising(error))
+        self.fail_by(raising(error))
         return True
 
     def is_owed_by(self, ids: Collection[str]) -> bool:
         """Whether it is to come from one of these actors or processes."""
-        return self._awaited.is_one_of(ids)
+        return self._whose.is_one_of(ids)
 
 
 class _MeshReplies:
@@ -531,9 +537,10 @@ def watch(caller: Caller, actor: ActorRef) -> Future[MeshFailure | None]:
 
     It is told by the actor's process, or by the end of that: nothing is polled.
     """
-    answer: Promise[MeshFailure | None] = Promise()
-    awaited = Awaited(actor.process, str(actor), WATCH.name, actor, request=WATCH)
-    port = caller.ports.open(OneReply(answer, awaited))
+    answer: OneReply[MeshFailure | None] = OneReply(
+        Awaited(actor.process, str(actor), WATCH.name, actor, request=WATCH)
+    )
+    port = caller.ports.open(answer)
     caller.send(actor.process, WATCH.message(None, target=actor.uid, port=port))
     ended: Promise[MeshFailure | None] = Promise()
 

@@ -19,6 +19,7 @@ from skipper.control.runtime.process import Process
 from skipper.control.runtime.replies import open_reply, open_supervision
 from skipper.control.services.router import KnownReplica, Router
 from skipper.control.wire.messages import Kind, Payload
+from skipper.control.wire.payload import unpack
 
 if TYPE_CHECKING:
     from skipper.control.services.service_client import ServiceClient
@@ -214,8 +215,10 @@ class RequestAttempt:
         error = open_supervision(payload) if kind is Kind.FAILURE else None
         if error is None:
             if self._client.answered(self, is_error=kind is Kind.FAILURE):
-                end = self.request.future.fail_by if kind is Kind.FAILURE else self.request.future.settle_by
-                end(lambda: open_reply(kind, payload))
+                if kind is Kind.FAILURE:
+                    self.request.future.fail_by(lambda: open_reply(kind, payload))
+                else:
+                    self.request.future.settle_by(unpack, payload)
         else:
             # An actor that only drops its response port lives on; of one that is stopped the controller tells.
             self._client.failed(self, error, is_dead=error.is_unhandled or error.failure is not None)

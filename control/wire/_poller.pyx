@@ -10,6 +10,9 @@ An event loop with coroutines that wait has a turn whenever something has come (
 about to run something long; so the poller's thread looks after it, without the interpreter lock: what the loop has not
 read after `LOOP_NS`, that thread reads, and the loop has to ask again.
 
+Of several idle actors one reads for all, and each message for another one costs waking that thread. So the reading goes
+to an idle actor that is called again and again, and comes back to it by itself (`HANDED_`).
+
 A thread of a user's may be interrupted wherever it is, by Ctrl-C for instance. Such a thread delivers only messages that
 may be delivered twice (`REPLIES`), and leaves all others to the thread of the poller.
 """
@@ -99,6 +102,8 @@ cdef enum:
     # An event loop that should not have read, or could not, does not for so long.
     LOOP_REST_NS_ = 20_000_000
     LONGEST_S_ = 1 << 30
+    # So many messages in a row that another thread has read for an idle actor make that read itself.
+    HANDED_ = 4
     # One turn of an event loop that leaves something to the poller's thread is as bad as so many others are good.
     DETOUR_ = 4
     # Sent without letting go of the interpreter lock, for which others may keep this thread waiting.
@@ -211,6 +216,8 @@ cdef class Poller:
     cdef int _detours  # what it has read and had to leave to the poller's thread, against what it has delivered
     cdef uint64_t _turns  # that it has had
     cdef uint64_t _turns_before  # when the poller's thread saw that something had come
+    cdef unsigned long _handed_to  # the thread of the idle actor that was let on last by one that read for it
+    cdef int _handed  # how often in a row
     cdef bint _leader_yields  # whether it is the poller's, or an idle actor's
     cdef unsigned long _leader  # the thread that reads; 0: nobody
     cdef unsigned long _own
@@ -339,7 +346,7 @@ cdef class Poller:
                 if self._is_closed:
                     gate.lock.acquire(timeout=_left_s(end_ns))
                     continue
-                if self._leader == 0 and not (takes_all and self._has_loop):
+                if self._leader == 0 and not (takes_all and self._has_loop and not self._is_called_most(me)):
                     self._leader = me
                 if self._leader == me:
                     self._lead(gate, end_ns, takes_all or me == self._own)
@@ -461,16 +468,24 @@ cdef class Poller:
     cdef _follow(self, gate, int64_t end_ns, bint takes_all, unsigned long me):
         """Wait while another thread reads: for the gate, the time, or this thread's turn to read."""
         turn = None
-        if not takes_all or self._leader == self._own:  # a thread of others reads for an idle actor as well
+        # A thread of others reads for an idle actor as well, unless it is for this one alone.
+        if not takes_all or self._leader == self._own or self._is_called_most(me):
             turn = self._ask_for(me, gate.lock)
         try:
             gate.lock.acquire(timeout=_left_s(end_ns))
+            if takes_all and gate.is_open and self._leader != me:
+                self._handed = self._handed + 1 if self._handed_to == me else 1
+                self._handed_to = me
         finally:
             if turn is not None and self._leader != me:
                 try:
                     self._followers.remove(turn)
                 except ValueError:
                     pass
+
+    cdef bint _is_called_most(self, unsigned long me) noexcept:
+        """Whether an idle actor is to read itself, since all that has come of late was for it."""
+        return self._handed_to == me and self._handed >= HANDED_ and (self._loop_takes_all or not self._has_loop)
 
     cdef _lead(self, gate, int64_t end_ns, bint takes_all):
         """Read until the gate is open, or the time is over."""
@@ -498,6 +513,7 @@ cdef class Poller:
                     if self._leader != me:
                         return  # given up while something was delivered that waits
                     if gate.is_open:
+                        self._handed_to = 0
                         break  # the kernel tells of the others again
         finally:
             gate.reader = None

@@ -98,6 +98,7 @@ class MessageLayout:
     Attributes:
         kind: its number.
         fields: in the order of the class.
+        codes: the layout of what has a fixed size of those that all versions know.
     """
 
     def __init__(self, cls: type[Message]) -> None:
@@ -113,6 +114,7 @@ class MessageLayout:
         self._first, *self._later = (
             _Part([field for field in self.fields if field.since == minor]) for minor in minors
         )
+        self.codes = self._first.codes
         self._make = cls
         self._pack_head = struct.Struct(HEADER.format + "Q" + self._first.codes).pack
 

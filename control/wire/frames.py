@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from google.protobuf.message import DecodeError
 
 from skipper.control.model.errors import ProtocolError
+from skipper.control.wire._frames import MOST_NBYTES, decode_short, encode_short
 from skipper.control.wire._generated import link_pb2 as pb
 from skipper.control.wire._poller import REPLIES
 from skipper.control.wire.bulk import Incoming, Outgoing
@@ -32,8 +33,11 @@ _WHOLE_BYTES = 1 << 62
 """Set in the size of a segment that is to arrive as `Whole`."""
 
 
-def encode(messages: Iterable[Message], max_nbytes: int = MAX_MESSAGE_NBYTES) -> Iterator[bytes]:
+def encode(messages: Collection[Message], max_nbytes: int = MAX_MESSAGE_NBYTES) -> Iterator[bytes]:
     """The pieces that carry these messages, in order, as one frame, each of at most ``max_nbytes``."""
+    if max_nbytes >= MOST_NBYTES and (short := encode_short(messages)) is not None:
+        yield short
+        return
     parts: list[bytes | bytearray | memoryview] = [_REPLIES]
     for message in messages:
         layout, payload = LAYOUTS[type(message)], message.payload
@@ -100,6 +104,8 @@ class Decoder:
         if tag in (_WHOLE, _REPLIES):
             if self._pieces:
                 raise ProtocolError("a whole frame came between the pieces of another")
+            if (short := decode_short(piece)) is not None:
+                return short
             messages = self._decode_frame(piece, 1)
             if tag == _REPLIES and any(message.kind is not Kind.REPLY for message in messages):
                 raise ProtocolError("a frame of answers has something else in it")

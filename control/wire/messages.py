@@ -117,7 +117,8 @@ def _decode_text(encoded: bytes) -> str:
     return encoded.decode()
 
 
-def _encode_shape(extent: Extent) -> bytes:
+def encode_shape(extent: Extent) -> bytes:
+    """An extent as a message has it."""
     return b"" if extent is NO_EXTENT else _encode_axes(extent.axes, extent.sizes)
 
 
@@ -143,7 +144,12 @@ def _decode_extent(encoded: bytes) -> Extent:
     return Extent(tuple(axes), tuple(sizes))
 
 
-def _decode_shape(encoded: bytes) -> Extent:
+def decode_shape(encoded: bytes) -> Extent:
+    """The inverse of `encode_shape`.
+
+    Raises:
+        ValueError, struct.error: these bytes are no extent.
+    """
     return _decode_extent(encoded) if encoded else NO_EXTENT
 
 
@@ -166,7 +172,7 @@ Text = Annotated[str, Sized("H", "UTF-8", _encode_text, _decode_text)]
 Shape = Annotated[
     Extent,
     Sized(
-        "H", "each axis: its size, 32 bits; that of its name in bytes, 16 bits; its name", _encode_shape, _decode_shape
+        "H", "each axis: its size, 32 bits; that of its name in bytes, 16 bits; its name", encode_shape, decode_shape
     ),
 ]
 

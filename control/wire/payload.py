@@ -21,6 +21,7 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from skipper.control.model.errors import PayloadError
 from skipper.control.model.exception_text import is_interrupt, summarize
+from skipper.control.wire._plain import pickle_arguments, pickle_value
 from skipper.control.wire.bulk import BULK_NBYTES, Incoming, Outgoing
 from skipper.control.wire.messages import Payload, Whole
 
@@ -51,6 +52,8 @@ def pack(value: object, *, lend: bool = False, name: str | tuple[str, ...] = "th
     Raises:
         PayloadError: the value cannot be pickled; the message says which part of it.
     """
+    if (pickled := pickle_value(value)) is not None:
+        return (pickled,)
     if lend:
         value = _lift(value)
     if type(value) in _PLAIN:
@@ -103,6 +106,8 @@ def pack_arguments(args: tuple[object, ...], kwargs: dict[str, object]) -> Paylo
     Raises:
         PayloadError: an argument cannot be pickled.
     """
+    if (pickled := pickle_arguments(args, kwargs)) is not None:
+        return (pickled,)
     if all(map(_is_plain, args)) and (not kwargs or all(map(_is_plain, kwargs.values()))):
         return (_head(pickle.dumps((args, kwargs), protocol=5), lend=True),)
     args, kwargs = tuple(map(_lift, args)), {name: _lift(value) for name, value in kwargs.items()}

@@ -21,7 +21,6 @@ from skipper.control import (
     endpoint,
     this_host,
 )
-from skipper.control.model.future import Promise
 from skipper.control.model.settings import adopt, settings
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.cast.messages import GivenAnswer, pack_answers
@@ -262,8 +261,8 @@ def test_a_cast_at_the_very_moment_of_a_death_ends_too(
 
 def test_replies_for_a_route_that_a_relay_has_forgotten_end_nothing_of_its_own(witnesses: ActorMesh[Any]) -> None:
     process = runtime.current()
-    future: Promise[Any] = Promise()
-    port = process.ports.open(OneReply(future, Awaited(process.me, "nobody", "nothing")))
+    future: OneReply[Any] = OneReply(Awaited(process.me, "nobody", "nothing"))
+    port = process.ports.open(future)
     given = [GivenAnswer(0, Kind.REPLY, pack("of somebody else's call"))]
     process.casts.take(process.me, pack_answers(1, 1, port, given, is_home=False))
     assert not future.done()

@@ -23,6 +23,9 @@ from tests.packaging.build import FROM_ELSEWHERE
 from tests.packaging.conftest import PACKAGES, ROOT
 
 EXTENSIONS = {
+    "skipper/control/model/_future",
+    "skipper/control/wire/_frames",
+    "skipper/control/wire/_plain",
     "skipper/control/wire/_poller",
     "skipper/dataplane/_copy",
     "skipper/dataplane/backends/ucx/_ucp",

@@ -70,6 +70,12 @@ async def wait(future: Future[Any]) -> Any:
     return await future
 
 
+async def test_the_future_of_a_call_answers_to_the_names_of_pythons_own(echo: ActorMesh[Echo]) -> None:
+    future = echo.echo.call_one("x")
+    assert await asyncio.wait_for(future.as_asyncio(), PATIENCE_S) == "x"
+    assert (future.result(), future.exception(), future.done()) == ("x", None, True)
+
+
 def test_call_one_needs_one_actor(echoes: ActorMesh[Echo]) -> None:
     with pytest.raises(ValueError, match="slice it"):
         echoes.echo.call_one(1)

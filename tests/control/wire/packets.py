@@ -95,6 +95,29 @@ def ask(poller: Poller, user: NotingUser, read: PacketSocket, *, takes_all: bool
             time.sleep(0.002)
 
 
+def call_until_it_reads(poller: Poller, user: NotingUser, there: socket.socket) -> None:
+    """Call an idle actor, which another one reads for at first, until its own thread delivers the calls."""
+    gate = user.gates[b"\0call"] = Gate()
+    is_over = False
+
+    def handle_calls() -> None:
+        while not is_over:
+            poller.wait(gate, -1, True)
+            gate.is_open = False
+
+    called = in_thread("called", handle_calls)
+    for number in range(ROUNDS):
+        wait_until(lambda: not gate.is_open, "the call before to be taken")
+        there.send(b"\0call")
+        wait_until(lambda number=number: len(user.came) == number + 1, "the call to be delivered")
+        if user.threads[-1] == "called":
+            break
+    assert user.threads[-1] == "called"
+    is_over = True
+    gate.open()
+    join(called)
+
+
 def check_all_came(users: Iterable[NotingUser]) -> None:
     """See that each got all that `echo` sends, once and in order."""
     expected: list[bytes] = []

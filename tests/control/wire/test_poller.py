@@ -13,7 +13,16 @@ from skipper.control.model.future import Gate
 from skipper.control.wire._poller import MAX_NBYTES, Poller
 from skipper.control.wire.message_stream import on_stream_thread, serve_here
 from tests.control.conftest import PATIENCE_S, wait_until
-from tests.control.wire.packets import REPLY, ask, check_all_came, connected, echo, in_thread, join
+from tests.control.wire.packets import (
+    REPLY,
+    ask,
+    call_until_it_reads,
+    check_all_came,
+    connected,
+    echo,
+    in_thread,
+    join,
+)
 
 
 @pytest.fixture
@@ -73,6 +82,43 @@ def test_an_idle_actor_reads_everything_itself(poller: Poller) -> None:
         there.send(b"\0call")
         join(idle)
         assert user.threads == ["idle"]
+
+
+def test_the_reading_goes_to_the_idle_actor_that_is_called_again_and_again(poller: Poller) -> None:
+    with connected(poller) as (user, _, there):
+        at_rest = Gate()
+        resting = in_thread("resting", lambda: poller.wait(at_rest, -1, True))
+        wait_until(lambda: at_rest.reader is not None, "the first one to read")
+        call_until_it_reads(poller, user, there)
+        assert user.threads[0] == "resting"
+        at_rest.open()
+        join(resting)
+
+
+def test_idle_actors_that_are_called_in_turns_do_not_take_the_reading_from_each_other(poller: Poller) -> None:
+    with connected(poller) as (user, _, there):
+        at_rest = Gate()
+        resting = in_thread("resting", lambda: poller.wait(at_rest, -1, True))
+        wait_until(lambda: at_rest.reader is not None, "the first one to read")
+        gates = {b"\0one": Gate(), b"\0two": Gate()}
+        user.gates.update(gates)
+
+        def handle_calls(gate: Gate) -> None:
+            for _ in range(10):
+                poller.wait(gate, -1, True)
+                gate.is_open = False
+
+        threads = [in_thread("called", lambda gate=gate: handle_calls(gate)) for gate in gates.values()]
+        for number in range(20):
+            call = (b"\0one", b"\0two")[number % 2]
+            wait_until(lambda call=call: not gates[call].is_open, "the call before to be taken")
+            there.send(call)
+            wait_until(lambda number=number: len(user.came) == number + 1, "the call to be delivered")
+        for thread in threads:
+            join(thread)
+        assert set(user.threads) == {"resting"}
+        at_rest.open()
+        join(resting)
 
 
 def test_strangers_messages_are_never_taken_for_answers(poller: Poller) -> None:

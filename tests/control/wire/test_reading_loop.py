@@ -16,7 +16,18 @@ from skipper.control.model.future import Gate
 from skipper.control.wire._poller import PacketSocket, Poller
 from skipper.control.wire.message_stream import serve_here
 from tests.control.conftest import PATIENCE_S, wait_until
-from tests.control.wire.packets import REPLY, ROUNDS, NotingUser, ask, check_all_came, connected, echo, in_thread, join
+from tests.control.wire.packets import (
+    REPLY,
+    ROUNDS,
+    NotingUser,
+    ask,
+    call_until_it_reads,
+    check_all_came,
+    connected,
+    echo,
+    in_thread,
+    join,
+)
 
 Loops = Callable[[], asyncio.AbstractEventLoop]
 
@@ -201,6 +212,15 @@ def test_a_loop_that_waits_goes_before_that_of_an_idle_actor(poller: Poller, loo
         threads: list[int] = []
         waits.do(lambda: threads.append(threading.get_ident()))
         assert max(set(readers), key=readers.count) == threads[0]
+
+
+def test_the_loop_of_an_idle_actor_leaves_the_reading_to_the_one_that_is_called(
+    poller: Poller, loops: Callable[[], LoopInThread]
+) -> None:
+    with connected(poller) as (user, _, there):
+        idle = loops()
+        idle.do(lambda: poller.read_in(idle.loop, takes_all=True))
+        call_until_it_reads(poller, user, there)
 
 
 def test_threads_that_wait_for_answers_go_before_an_idle_actor(poller: Poller) -> None:

@@ -1,0 +1,6 @@
+"""Types of `skipper.control.wire._plain`; the words are there."""
+
+MOST_NBYTES: int
+
+def pickle_value(value: object) -> bytes | None: ...
+def pickle_arguments(args: tuple[object, ...], kwargs: dict[str, object]) -> bytes | None: ...
