@@ -4,6 +4,7 @@ Name, function, seeds, the exceptions that it may raise, and a mutator where byt
 between processes of one job may raise what Python raises; it must still not crash, hang, or take memory.
 """
 
+from skipper.benchmarks.errors import UsageError
 from skipper.control.model.errors import HostError, JobNotFoundError, ProtocolError, ServiceUrlError, WorkspaceError
 from skipper.control.rpc.encoding import ArgumentsError
 from skipper.control.rpc.wire.session import BadAnswerError, Refused
@@ -68,5 +69,6 @@ TARGETS = (
     Target("inline", stores.read_inline, stores.inline_seeds, (*_OF_THE_JOB, AttributeError), mutate_json),
     Target("flags", stores.read_flags, stores.flags_seeds, _OF_THE_JOB),
     Target("load-plan", stores.read_load_plan, stores.load_plan_seeds, (LoadPlanFormatError,)),
+    Target("listed-model", stores.list_model, stores.list_model_seeds, (UsageError,), mutate_json),
     Target("note", parse_note, stores.note_seeds, (StoreRendezvousError,), mutate_json),
 )
