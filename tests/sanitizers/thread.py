@@ -57,7 +57,7 @@ def environment() -> dict[str, str]:
         "log_path": _REPORTS / "process",
         "halt_on_error": 0,
         "exitcode": 0,  # the reports count, not how a process ends that a test kills anyway
-        "history_size": 4,  # of accesses, so that a report has both stacks
+        "history_size": 7,  # of accesses: a report needs both stacks, or it cannot be told whose it is
         "report_signal_unsafe": 0,  # Python's handlers set a flag
         "report_thread_leaks": 0,  # daemon threads end with the process
         "detect_deadlocks": 0,  # by the order of locks, of which UCX has many of its own
