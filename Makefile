@@ -22,10 +22,15 @@ FUZZ_SECONDS ?= 300
 # What runs under the sanitizers; the tests of leaks measure memory, of which a sanitizer takes its own.
 ASAN_TESTS ?= tests/conformance tests/fuzz/test_corpus.py tests/dataplane/test_layout.py tests/dataplane/test_atomic.py \
               tests/control/wire/test_poller.py tests/control/wire/test_reading_loop.py tests/control/wire/test_local_stream.py
+TSAN_TESTS ?= tests/conformance tests/dataplane/test_memory_order.py tests/dataplane/test_epochs.py \
+              tests/dataplane/test_atomic.py tests/dataplane/test_action.py tests/dataplane/test_operation.py \
+              tests/dataplane/test_registration.py tests/dataplane/backends/verbs/test_lock.py \
+              tests/torchstore/peers/test_shm_value_board.py tests/control/wire/test_poller.py \
+              tests/control/wire/test_reading_loop.py tests/control/wire/test_local_stream.py
 # Whose roots tests/roots makes.
 PYTHONS ?= 3.13 3.14
 
-.PHONY: help newer-python setup demo test test-opinfo test-packages test-verbs test-hosts test-gpu bench-gpu gpu-wheels fuzz test-asan test-pythons test-arm test-oldest check format bench bench-smoke bench-peers dist test-dist release docs docs-serve proto clean
+.PHONY: help newer-python setup demo test test-opinfo test-packages test-verbs test-hosts test-gpu bench-gpu gpu-wheels fuzz test-asan test-tsan test-pythons test-arm test-oldest check format bench bench-smoke bench-peers dist test-dist release docs docs-serve proto clean
 
 help:
 	@echo "make demo     run the main job: an RL loop whose trainer syncs weights to its generators"
@@ -37,6 +42,7 @@ help:
 	@echo "make bench-gpu  GPU memory beside its ceilings, on the same machine"
 	@echo "make fuzz     everything that takes bytes of others, for FUZZ_SECONDS (ARGS='frames handle' to choose)"
 	@echo "make test-asan  the compiled modules under AddressSanitizer and UBSan (ASAN_TESTS, ARGS to choose)"
+	@echo "make test-tsan  the same under ThreadSanitizer, which looks for races (TSAN_TESTS, ARGS to choose)"
 	@echo "make test-pythons  the core of the tests with other Pythons, in chroots (root; PYTHONS, ARGS to choose)"
 	@echo "make test-arm  those of the data plane on aarch64, emulated (root; ARGS to choose)"
 	@echo "make test-oldest  the core of the tests with the oldest packages that pyproject.toml claims"
@@ -127,7 +133,11 @@ bench-gpu:
 
 # The tree is copied to build/asan and compiled there: the usual modules stay as they are.
 test-asan: $(STAMP)
-	$(BIN)/python -m tests.asan $(ASAN_TESTS) $(ARGS)
+	$(BIN)/python -m tests.sanitizers address $(ASAN_TESTS) $(ARGS)
+
+# In build/tsan, likewise.
+test-tsan: $(STAMP)
+	$(BIN)/python -m tests.sanitizers thread $(TSAN_TESTS) $(ARGS)
 
 # Chroots of Debian's, made the first time: see tests/roots.
 test-pythons:

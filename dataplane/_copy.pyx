@@ -64,7 +64,7 @@ cdef extern from "atomics.h" nogil:
 cdef extern from *:
     """
     /* A word is read after the data that it guards, and written before their memory changes hands. Arm lets what comes
-     * after a store overtake it, a sequentially consistent one too: hence the fences. */
+     * after a store overtake it, a sequentially consistent one too: hence the fences. See docs/memory_order.md. */
     static inline uint64_t skipper_load(uintptr_t at)
     {
         __atomic_thread_fence(__ATOMIC_ACQUIRE);
@@ -73,7 +73,12 @@ cdef extern from *:
     static inline void skipper_store(uintptr_t at, uint64_t value)
     {
         __atomic_store_n((uint64_t *)at, value, __ATOMIC_SEQ_CST);
+    #if defined(__aarch64__)
+        /* A network card that reads the word is no thread: C's fence (dmb ish) is for those. Linux' dma_mb(). */
+        __asm__ volatile("dmb osh" ::: "memory");
+    #else
         __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    #endif
     }
     """
     uint64_t skipper_load(uintptr_t at) nogil

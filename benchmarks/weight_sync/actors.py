@@ -15,11 +15,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from skipper import dataplane
 from skipper import torchstore as ts
-from skipper.benchmarks.weight_sync.model import Model, fsdp, tensor_parallel
+from skipper.benchmarks.weight_sync.model import Tensors, fsdp, tensor_parallel
 from skipper.control import Actor, ActorMesh, current_rank, endpoint
 from skipper.torchstore.algebra import layout
 
-__all__ = ["Client", "Cut", "EchoActor", "Generator", "Pull", "Trainer"]
+__all__ = ["DTYPE", "Client", "Cut", "EchoActor", "Generator", "Pull", "Trainer"]
 
 Cut = Literal["fsdp", "tensor_parallel", "whole"]
 
@@ -44,23 +44,25 @@ class Holder(Actor):
     Args:
         model: Which tensors.
         cut: How they lie over the ranks; "whole" gives every rank all of them, as plain tensors.
+        ranks: How many ranks hold the model together; those after them hold it once more.
         port: Of the job's TCPStore on loopback, where the ranks of ``name`` meet.
-        name: Of this group of ranks.
+        name: Of the ranks of this side.
         shared: Whether memory of the host is made so that other processes can map it.
         device: "cpu", or "cuda": the ranks take the GPUs in turn, and may share them.
     """
 
-    def __init__(self, model: Model, cut: Cut, port: int, name: str, shared: bool, device: str) -> None:
+    def __init__(self, model: Tensors, cut: Cut, ranks: int, port: int, name: str, shared: bool, device: str) -> None:
         torch.set_num_threads(1)
         point = current_rank()
         if device == "cuda":
             torch.cuda.set_device(point.rank % torch.cuda.device_count())
         self._place = (point.rank, point.size)
-        self._mesh = _device_mesh(point.rank, point.size, port, name, device) if cut != "whole" else None
-        layouts = (tensor_parallel if cut == "tensor_parallel" else fsdp)(model.shapes(), point.size)
+        group, rank = divmod(point.rank, ranks)
+        self._mesh = _device_mesh(rank, ranks, port, f"{name}{group}", device) if cut != "whole" else None
+        layouts = (tensor_parallel if cut == "tensor_parallel" else fsdp)(model.shapes(), ranks)
         self.weights: dict[str, torch.Tensor] = {}
         for name_, cut_ in layouts.items():
-            shape = cut_.global_shape if self._mesh is None else cut_.local_shape((point.rank,))
+            shape = cut_.global_shape if self._mesh is None else cut_.local_shape((rank,))
             mapped = shared and device == "cpu"
             local = dataplane.empty(shape, DTYPE) if mapped else torch.empty(shape, dtype=DTYPE, device=device)
             local.zero_()

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from skipper.benchmarks import output, program
-from skipper.benchmarks.program import EXIT_CODES, report_parser
+from skipper.benchmarks.errors import BenchmarkError, UsageError
+from skipper.benchmarks.machine import available_nbytes
+from skipper.benchmarks.program import EXIT_CODES, Parser, report_parser, whole
 from skipper.benchmarks.report import Result
+from skipper.benchmarks.weight_sync.given_model import GivenModel, read_model
 from skipper.benchmarks.weight_sync.job import SyncWorkload, run
 from skipper.benchmarks.weight_sync.model import Model
+from skipper.benchmarks.weight_sync.progress import SyncProgress
 from skipper.control import ControlError, shutdown
 from skipper.dataplane.errors import DataplaneError
 from skipper.torchstore.errors import StoreError
@@ -22,23 +27,22 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_FULL = SyncWorkload(Model(), 2, 2, 8, 10, 25, 300, 10_000, (64, 48))
-_QUICK = SyncWorkload(Model(layers=2, vocabulary=4096), 2, 2, 3, 2, 2, 20, 480, (8, 6))
+_FULL = SyncWorkload(Model(), 2, 1, 2, 8, 10, 25, 300, 10_000, (64, 48))
+_QUICK = SyncWorkload(Model(layers=2, vocabulary=4096), 2, 1, 2, 3, 2, 2, 20, 480, (8, 6))
+_MOST_RANKS = 256
 
 
 def main(argv: Sequence[str], *, prog: str = "skipper weight-sync") -> int:
     """Run the weight-sync benchmark; returns the exit code, as ``--help`` lists them."""
-    parser = report_parser(
-        prog,
-        "Weights from trainers to generators through torchstore, beside a memcpy of as many bytes.",
-        epilog=EXIT_CODES + "; 3 wrong data",
-        quick="a small model and few turns: for correctness, not speed",
-    )
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the weights lie, at both ends")
+    parser = _parser(prog)
     given = parser.read(argv, "json", "csv")
     if isinstance(given, int):
         return given
-    workload = replace(_QUICK if given.quick else _FULL, device=given.device)
+    try:
+        workload = _workload(given)
+    except BenchmarkError as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        return error.exit_code
     try:
         return program.run(
             argv,
@@ -47,19 +51,88 @@ def main(argv: Sequence[str], *, prog: str = "skipper weight-sync") -> int:
             json=given.json,
             csv=given.csv,
             tables=lambda rows: [_table(rows)],
-            config=lambda: {"tool": "weight_sync", "quick": given.quick, **asdict(workload)},
+            config=lambda: {"tool": "weight_sync", "quick": given.quick, **_described(workload)},
             failures=(ControlError, StoreError, DataplaneError, TimeoutError, OSError, MemoryError),
         )
     finally:
         shutdown()
 
 
+def _parser(prog: str) -> Parser:
+    parser = report_parser(
+        prog,
+        "Weights from trainers to generators through torchstore, beside a memcpy of as many bytes.",
+        epilog=EXIT_CODES + "; 3 wrong data",
+        quick="a small model and few turns: for correctness, not speed",
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the weights lie, at both ends")
+    parser.add_argument(
+        "--model",
+        metavar="CONFIG",
+        help="a model of yours: a config.json or its folder, a name in the local cache of Hugging Face, or a JSON file "
+        "of names and shapes; nothing is downloaded. With it, and with --mode, only whole models are synced",
+    )
+    parser.add_argument("--layers", type=whole(1), metavar="N", help="so many layers of --model, where it is too large")
+    parser.add_argument("--mode", choices=("direct", "snapshot"), help="one way to put weights only")
+    ranks = whole(1, _MOST_RANKS)
+    parser.add_argument(
+        "--trainers", type=ranks, metavar="N", help="processes that hold the model as FSDP shards it (2)"
+    )
+    parser.add_argument("--generators", type=ranks, metavar="N", help="engines that read all of it, each (1)")
+    parser.add_argument("--tp", type=ranks, metavar="N", help="tensor-parallel processes of each engine (2)")
+    parser.add_argument(
+        "-n", "--iterations", type=whole(1, 10_000), metavar="N", help="measured syncs of each mode (10)"
+    )
+    return parser
+
+
+def _workload(given: argparse.Namespace) -> SyncWorkload:
+    """What is to be done.
+
+    Raises:
+        UsageError: There is no such model, or this host has no room for it.
+    """
+    if given.layers is not None and given.model is None:
+        raise UsageError("--layers is about --model")
+    workload = _QUICK if given.quick else _FULL
+    model = workload.model if given.model is None else read_model(given.model, given.layers)
+    workload = replace(
+        workload,
+        model=model,
+        trainers=given.trainers or workload.trainers,
+        generators=given.generators or workload.generators,
+        tensor_parallel=given.tp or workload.tensor_parallel,
+        iterations=given.iterations or workload.iterations,
+        device=given.device,
+        modes=workload.modes if given.mode is None else (given.mode,),
+        only_syncs=given.model is not None or given.mode is not None,
+    )
+    if workload.generator_ranks > _MOST_RANKS:
+        raise UsageError(f"{workload.generators} engines of {workload.tensor_parallel} processes are too many")
+    needed, room = workload.most_nbytes(), available_nbytes()
+    if given.device == "cpu" and needed > room:
+        raise UsageError(
+            f"this takes {needed / 1e9:.1f} GB of memory, and {room / 1e9:.1f} GB are there: fewer --layers or "
+            "--generators, and --mode direct, take less"
+        )
+    return workload
+
+
+def _described(workload: SyncWorkload) -> dict[str, Any]:
+    """The workload for the report: of a model that was given its size, since its tensors may be thousands."""
+    model = workload.model
+    if not isinstance(model, GivenModel):
+        return asdict(workload)
+    size = {"name": model.name, "tensors": len(model.tensors), "numel": model.numel()}
+    return {**asdict(replace(workload, model=Model())), "model": size}
+
+
 async def _collect(workload: SyncWorkload, rows: list[Result]) -> None:
     program.require_device(workload.device)
-    async for row in run(workload):
-        rows.append(row)
-        if sys.stderr.isatty():
-            print(f"{row.name}: {output.significant(row.value)} {row.unit}", file=sys.stderr, flush=True)
+    with SyncProgress() as progress:
+        async for row in run(workload, progress):
+            rows.append(row)
+            progress.say(f"{row.name}: {output.significant(row.value)} {row.unit}")
 
 
 def _table(rows: Sequence[Result]) -> Table:

@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from skipper import torchstore as ts
-from skipper.benchmarks.report import Reference, Result
-from skipper.benchmarks.weight_sync.actors import Client, Cut, EchoActor, Generator, Trainer
-from skipper.benchmarks.weight_sync.model import Model
+from skipper.benchmarks.report import Reference, Result, Scalar
+from skipper.benchmarks.weight_sync.actors import DTYPE, Client, Cut, EchoActor, Generator, Trainer
+from skipper.benchmarks.weight_sync.model import Model, Tensors
 from skipper.benchmarks.weight_sync.planning import measure_planning
+from skipper.benchmarks.weight_sync.progress import SyncProgress
 from skipper.benchmarks.weight_sync.sync import Syncs, measure_syncs, measure_wake_ups
 from skipper.control import Actor, ActorMesh, ProcMesh, get_or_spawn_controller, this_host
 from skipper.torchstore.algebra.manifest import Mode
@@ -49,7 +50,8 @@ class SyncWorkload:
     Attributes:
         model: What the syncs move.
         trainers: Ranks that publish it, sharded as FSDP does.
-        generators: Ranks that read it, sharded as tensor parallelism does.
+        generators: Engines that read all of it, each.
+        tensor_parallel: Ranks of each engine, over which it is sharded.
         readers: How many read the whole of a smaller model at once, beside one that does so alone.
         iterations: Measured syncs of each kind.
         rounds: Of 20 small puts, gets and calls each.
@@ -57,11 +59,14 @@ class SyncWorkload:
         plan_tensors: Tensors of the job whose plan is made.
         plan_ranks: That job's trainers and generators.
         device: Where the weights lie, at both ends: "cpu" or "cuda".
+        modes: In which ways they are put.
+        only_syncs: Whether whole models alone are measured, and nothing beside them.
     """
 
-    model: Model
+    model: Tensors
     trainers: int
     generators: int
+    tensor_parallel: int
     readers: int
     iterations: int
     rounds: int
@@ -69,39 +74,73 @@ class SyncWorkload:
     plan_tensors: int
     plan_ranks: tuple[int, int]
     device: str = "cpu"
+    modes: tuple[Mode, ...] = ("direct", "snapshot")
+    only_syncs: bool = False
 
     @property
+    def generator_ranks(self) -> int:
+        """Of all engines together."""
+        return self.generators * self.tensor_parallel
+
     def smaller_model(self) -> Model:
         """A fraction of the model, small enough that every reader can hold all of it."""
+        if not isinstance(self.model, Model):
+            raise TypeError("only the model of this benchmark has a smaller one")
         return replace(self.model, layers=max(1, self.model.layers // 6), vocabulary=self.model.vocabulary // 16)
 
+    def most_nbytes(self) -> int:
+        """Bytes that the syncs of whole models need at once."""
+        whole = self.model.numel() * DTYPE.itemsize
+        read = whole * self.generators
+        kept = 2 * whole if "snapshot" in self.modes else 0  # one version is written while another one is read
+        return whole + read + kept + 2 * read  # a memcpy of what is read lies beside it
 
-async def run(workload: SyncWorkload) -> AsyncIterator[Result]:
+
+async def run(workload: SyncWorkload, progress: SyncProgress) -> AsyncIterator[Result]:
     """Measure everything; rows come as soon as they are known."""
+    progress.stage(f"starting {workload.trainers + workload.generator_ranks} processes")
     async with _processes(workload) as processes:
         await ts.initialize()
         try:
-            for row in await _syncs(processes, workload, "direct"):
-                yield row
-            for row in await _syncs(processes, workload, "snapshot"):
-                yield row
+            for mode in workload.modes:
+                for row in await _syncs(processes, workload, mode, progress):
+                    yield row
+            if workload.only_syncs:
+                return
+            progress.stage("many readers")
             yield await _readers(processes, workload)
+            progress.stage("small values")
             yield await _wake_ups(processes, workload)
             for row in await _small(processes, workload):
                 yield row
         finally:
             await ts.shutdown()
+    progress.stage("plans of a large job")
     for row in _plans(workload):
         yield row
 
 
-async def _syncs(processes: _Processes, workload: SyncWorkload, mode: Mode) -> list[Result]:
+async def _syncs(processes: _Processes, workload: SyncWorkload, mode: Mode, progress: SyncProgress) -> list[Result]:
     """A whole model from trainers to generators, each side with its own sharding."""
-    sizes = (workload.trainers, workload.generators)
+    sizes = (workload.trainers, workload.generator_ranks)
+    progress.stage("making the weights")
     async with _job(processes, workload, workload.model, *sizes, "tensor_parallel", mode) as (ours, theirs):
-        iterations, device = workload.iterations, workload.device
-        syncs = await measure_syncs(ours, theirs, key=mode, mode=mode, iterations=iterations, device=device)
-    where = {"nbytes": syncs.nbytes, "tensors": len(workload.model.shapes())}
+        syncs = await measure_syncs(
+            ours,
+            theirs,
+            key=mode,
+            mode=mode,
+            iterations=workload.iterations,
+            device=workload.device,
+            progress=progress,
+        )
+    where: dict[str, Scalar] = {
+        "nbytes": syncs.nbytes,
+        "tensors": len(workload.model.shapes()),
+        "trainers": workload.trainers,
+        "generators": workload.generators,
+        "tensor_parallel": workload.tensor_parallel,
+    }
     copy = "memcpy" if workload.device == "cpu" else "copy on the device"
     memcpy = Result.from_samples(copy, "s", syncs.memcpy_s).as_reference()
     rows = [Result.from_samples(f"sync_{mode}", "s", syncs.seconds, reference=memcpy, parameters=where)]
@@ -120,7 +159,7 @@ async def _readers(processes: _Processes, workload: SyncWorkload) -> Result:
     """Many readers of one version beside one reader: seconds for each byte that they read together."""
     per_gb: dict[int, Syncs] = {}
     for readers in (1, workload.readers):
-        async with _job(processes, workload, workload.smaller_model, 1, readers, "whole", "direct") as (
+        async with _job(processes, workload, workload.smaller_model(), 1, readers, "whole", "direct") as (
             trainers,
             generators,
         ):
@@ -172,8 +211,9 @@ def _plans(workload: SyncWorkload) -> Iterator[Result]:
 @asynccontextmanager
 async def _processes(workload: SyncWorkload) -> AsyncIterator[_Processes]:
     """As many processes as the largest part needs."""
+    readers = 0 if workload.only_syncs else workload.readers
     rendezvous = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)  # type: ignore[attr-defined]
-    sizes = (workload.trainers, max(workload.generators, workload.readers))
+    sizes = (workload.trainers, max(workload.generator_ranks, readers))
     trainers, generators = (this_host().spawn_procs(per_host={"gpus": size}, env=_ENVIRONMENT) for size in sizes)
     try:
         yield _Processes(trainers, generators, rendezvous.port)
@@ -184,12 +224,13 @@ async def _processes(workload: SyncWorkload) -> AsyncIterator[_Processes]:
 
 @asynccontextmanager
 async def _job(
-    processes: _Processes, workload: SyncWorkload, model: Model, trainers: int, generators: int, cut: Cut, mode: Mode
+    processes: _Processes, workload: SyncWorkload, model: Tensors, trainers: int, generators: int, cut: Cut, mode: Mode
 ) -> AsyncIterator[_Job]:
     """Trainers and generators; in direct mode readers can map the trainers' memory."""
     port, device = processes.port, workload.device
-    ours_ = (model, "fsdp", port, "trainers", mode == "direct", device)
-    theirs_ = (model, cut, port, "generators", False, device)
+    ours_ = (model, "fsdp", trainers, port, "trainers", mode == "direct", device)
+    ranks = workload.tensor_parallel if cut == "tensor_parallel" else 1
+    theirs_ = (model, cut, ranks, port, "generators", False, device)
     async with (
         _spawned(processes.trainers, trainers, Trainer, *ours_) as ours,
         _spawned(processes.generators, generators, Generator, *theirs_) as theirs,

@@ -6,12 +6,26 @@ MLP, tied embeddings; 290 tensors, 494 million elements, .99 GB in bfloat16.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from math import prod
+from typing import Protocol
 
 from skipper.torchstore.algebra.layout import Ints, Layout, Placement, Replicate, Shard
 
-__all__ = ["Model", "fsdp", "tensor_parallel"]
+__all__ = ["Model", "Tensors", "fsdp", "tensor_parallel"]
+
+_ROW_PARALLEL = re.compile(r"(o_proj|out_proj|down_proj|c_proj|dense_4h_to_h|fc2|w2|wo)(\.weight)?$")
+
+
+class Tensors(Protocol):
+    """Which tensors a model has."""
+
+    def shapes(self) -> dict[str, Ints]:
+        """The shape of every tensor, by name."""
+
+    def numel(self) -> int:
+        """Elements of all tensors together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +62,17 @@ class Model:
 
 def fsdp(shapes: dict[str, Ints], ranks: int) -> dict[str, Layout]:
     """Every tensor in rows over the ranks, as ``fully_shard`` cuts it."""
-    return {name: Layout(shape, (ranks,), (Shard(0),)) for name, shape in shapes.items()}
+    return {name: Layout(shape, (ranks,), (Shard(0) if shape else Replicate(),)) for name, shape in shapes.items()}
 
 
 def tensor_parallel(shapes: dict[str, Ints], ranks: int) -> dict[str, Layout]:
     """Column-parallel into attention and MLP, row-parallel out of them, norms whole on every rank."""
-    return {name: Layout(shape, (ranks,), (_cut(name),)) for name, shape in shapes.items()}
+    return {name: Layout(shape, (ranks,), (_cut(name, len(shape)),)) for name, shape in shapes.items()}
 
 
-def _cut(name: str) -> Placement:
-    if name.endswith("norm.weight"):
+def _cut(name: str, dims: int) -> Placement:
+    row_parallel = bool(_ROW_PARALLEL.search(name))
+    if not dims or "norm" in name or (dims == 1 and row_parallel):
         return Replicate()
-    row_parallel = name.endswith(("o_proj.weight", "down_proj.weight"))
-    return Shard(1) if row_parallel else Shard(0)
+    # The matrices of experts are stacked: what is a dim of a matrix is one further on there.
+    return Shard(dims - 1 if row_parallel else max(dims - 2, 0))

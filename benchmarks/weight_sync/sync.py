@@ -14,6 +14,7 @@ from skipper import torchstore as ts
 from skipper.benchmarks.errors import IntegrityError
 from skipper.benchmarks.statistics import timed
 from skipper.benchmarks.weight_sync.actors import Generator, Pull, Trainer
+from skipper.benchmarks.weight_sync.progress import SyncProgress
 from skipper.control import ActorMesh
 from skipper.torchstore.algebra.manifest import Mode
 
@@ -49,6 +50,7 @@ async def measure_syncs(
     iterations: int,
     memcpy: bool = True,
     device: str = "cpu",
+    progress: SyncProgress | None = None,
 ) -> Syncs:
     """Sync ``iterations`` times, after warming up, with a copy of as many bytes on the ``device`` between two syncs.
 
@@ -61,12 +63,16 @@ async def measure_syncs(
     nbytes = sum(await generators.nbytes.call())
     syncs = Syncs(nbytes)
     copy = _copier(nbytes, device) if memcpy else None
+    if progress is not None:
+        progress.stage(f"syncs, {mode}", nbytes * (_WARM_UP + iterations))
     for turn in range(_WARM_UP + iterations):
         if mode == "direct" and turn:
             await trainers.fence.call(key)
         await trainers.fill.call(_FIRST + turn % 250)
         copy_s = None if copy is None else timed(copy) / 1e9
         begun, pulls = await _sync(trainers, generators, key, mode, newer_than=turn)
+        if progress is not None:
+            progress.moved(nbytes)
         if turn >= _WARM_UP:
             syncs.seconds.append(max(pull.end_s for pull in pulls) - begun)
             syncs.pulls += pulls

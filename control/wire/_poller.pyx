@@ -86,8 +86,17 @@ cdef extern from "unistd.h" nogil:
 
 cdef extern from *:
     """
-    #define synchronize() __atomic_thread_fence(__ATOMIC_SEQ_CST)
+    /* What threads look at that do not hold the interpreter lock: whole, and in no order but that of `synchronize`. */
+    #define look(at)          __atomic_load_n((at), __ATOMIC_RELAXED)
+    #define note(at, value)   __atomic_store_n((at), (value), __ATOMIC_RELAXED)
+    #define synchronize()     __atomic_thread_fence(__ATOMIC_SEQ_CST)
     """
+    bint is_set "look"(bint *at) nogil
+    void set_to "note"(bint *at, bint value) nogil
+    unsigned long thread_of "look"(unsigned long *at) nogil
+    void set_thread "note"(unsigned long *at, unsigned long value) nogil
+    uint64_t count_of "look"(uint64_t *at) nogil
+    void set_count "note"(uint64_t *at, uint64_t value) nogil
     void synchronize() nogil
 
 cdef enum:
@@ -192,7 +201,9 @@ cdef class Poller:
     """Reads the sockets of a process. For any thread.
 
     What is written here without a lock is written under the interpreter lock, which nothing gives up in between; only
-    ``_timer_runs``, ``_leader``, ``_has_loop``, ``_turns`` and ``_is_watching`` are also looked at without it.
+    ``_timer_runs``, ``_leader``, ``_has_loop``, ``_has_unflushed``, ``_turns`` and ``_is_watching`` are also looked at
+    without it, and ``_timer_runs`` is also written. `look` and `note` are for these: for reading where another thread may
+    write, and for writing where another may read. ``_is_watching`` needs neither, being written by the one that looks.
 
     Args:
         name: of its thread.
@@ -303,7 +314,8 @@ cdef class Poller:
     def flush_soon(self, flush):
         """Call ``flush()`` once, when a thread of this process begins to wait, or within `FLUSH_NS_`."""
         self._unflushed.append(flush)
-        self._has_unflushed = True
+        set_to(&self._has_unflushed, True)
+        synchronize()  # either this thread sees that the timer has run out, or the other one that there is something
         self._look_after(FLUSH_NS_)
 
     def close(self):
@@ -347,7 +359,7 @@ cdef class Poller:
                     gate.lock.acquire(timeout=_left_s(end_ns))
                     continue
                 if self._leader == 0 and not (takes_all and self._has_loop and not self._is_called_most(me)):
-                    self._leader = me
+                    set_thread(&self._leader, me)
                 if self._leader == me:
                     self._lead(gate, end_ns, takes_all or me == self._own)
                     if self._leader == me and self._is_asked_for():
@@ -376,7 +388,7 @@ cdef class Poller:
             return
         self._loop = weakref.ref(loop)
         self._loop_takes_all = takes_all
-        self._has_loop = True
+        set_to(&self._has_loop, True)
         self._loop_waits = self._leader != 0
         if not self._loop_waits:
             self._begin_in(loop)
@@ -389,7 +401,7 @@ cdef class Poller:
             # In no context: the loop would keep that of the code that waits here.
             contextvars.Context().run(loop.add_reader, self._epoll, self._serve, loop)
         except (NotImplementedError, OSError):
-            self._has_loop = False  # it has no descriptors, or no room for one more
+            set_to(&self._has_loop, False)  # it has no descriptors, or no room for one more
 
     cdef _call_loop(self):
         """Nobody reads any more: have the event loop that has waited for that begin."""
@@ -416,11 +428,11 @@ cdef class Poller:
         cdef int count, i
         cdef bint is_read_in = self._has_loop and self._loop() is loop
         if self._is_closed or self._leader != 0 or not is_read_in:
-            self._has_loop = self._has_loop and not is_read_in
+            set_to(&self._has_loop, self._has_loop and not is_read_in)
             loop.remove_reader(self._epoll)
             return
-        self._turns += 1
-        self._leader = me
+        set_count(&self._turns, self._turns + 1)
+        set_thread(&self._leader, me)
         self._leader_yields = False
         try:
             count = epoll_wait(self._epoll, events, EVENTS_, 0)
@@ -444,7 +456,7 @@ cdef class Poller:
             self._let_loop_rest()
 
     cdef _let_loop_rest(self):
-        self._has_loop = False
+        set_to(&self._has_loop, False)
         self._loop_rests_until_ns = _now() + LOOP_REST_NS_
 
     cdef tuple _ask_for(self, unsigned long me, lock):
@@ -523,11 +535,12 @@ cdef class Poller:
         if self._leader == self._own:
             _control(self._own_epoll, EPOLL_CTL_MOD, self._epoll, 0)
         if self._followers:
-            self._leader, lock = self._followers.popleft()
+            follower, lock = self._followers.popleft()
+            set_thread(&self._leader, follower)
             _open(lock)
             return
         self._left_ns = _now()
-        self._leader = 0
+        set_thread(&self._leader, 0)
         synchronize()  # either this thread sees that the timer has run out, or the other one that nobody reads
         if not (self._has_loop and self._is_watching):
             self._look_after(GRACE_NS_)
@@ -633,9 +646,9 @@ cdef class Poller:
                         break
                     # Most often somebody reads again: seen without the interpreter lock, which that may need.
                     _drain(self._timer)
-                    self._timer_runs = False
+                    set_to(&self._timer_runs, False)
                     synchronize()
-                    if self._leader == 0 or self._has_unflushed:
+                    if thread_of(&self._leader) == 0 or is_set(&self._has_unflushed):
                         break
             for i in range(count):
                 fd = events[i].data.fd
@@ -643,7 +656,7 @@ cdef class Poller:
                     _drain(fd)
                 elif fd == self._timer and not is_timer_alone:
                     _drain(fd)
-                    self._timer_runs = False
+                    set_to(&self._timer_runs, False)
                 elif fd == self._patience:
                     self._is_watching = False
                     if self._has_loop:
@@ -689,7 +702,7 @@ cdef class Poller:
         socket.is_overdue = False
 
     cdef _flush(self):
-        self._has_unflushed = False
+        set_to(&self._has_unflushed, False)
         while self._unflushed:
             self._unflushed.popleft()()
 
@@ -706,7 +719,7 @@ cdef class Poller:
         if since_ns < GRACE_NS_:
             self._look_after(GRACE_NS_ - since_ns)
             return
-        self._leader = self._own
+        set_thread(&self._leader, self._own)
         self._leader_yields = True
         self._is_watching = False
         _control(self._own_epoll, EPOLL_CTL_MOD, self._epoll, EPOLLIN)
@@ -724,28 +737,29 @@ cdef class Poller:
         """Whether an event means no more than that the event loop is looked after."""
         cdef epoll_event event
         if fd == self._epoll and self._is_watching:
-            self._turns_before = self._turns
+            self._turns_before = count_of(&self._turns)
             _set(self._patience, LOOP_NS_)
             return True
         if fd != self._patience:
             return False
         _drain(fd)
-        if not (self._has_loop and self._is_watching):
+        if not (is_set(&self._has_loop) and self._is_watching):
             return False
-        if self._leader == 0 and self._turns == self._turns_before and epoll_wait(self._epoll, &event, 1, 0) > 0:
-            return False  # it is kept from reading
+        if thread_of(&self._leader) == 0 and count_of(&self._turns) == self._turns_before:
+            if epoll_wait(self._epoll, &event, 1, 0) > 0:
+                return False  # it is kept from reading
         _changed(self._own_epoll, EPOLL_CTL_MOD, self._epoll, EPOLLIN | EPOLLONESHOT)
         return True
 
     cdef _look_after(self, int64_t after_ns):
         """Have the poller's thread look at what there is to do, after so long or sooner."""
-        if not self._timer_runs:
-            self._timer_runs = True
+        if not is_set(&self._timer_runs):
+            set_to(&self._timer_runs, True)
             _set(self._timer, after_ns)
 
     cdef _see_to_it(self):
         """See that somebody reads."""
-        if self._leader == 0 and not (self._timer_runs or self._has_loop and self._is_watching):
+        if self._leader == 0 and not (is_set(&self._timer_runs) or self._has_loop and self._is_watching):
             _wake(self._own_nudge)
 
 

@@ -53,7 +53,7 @@ def test_blocks_are_written_as_slices_would_be() -> None:
 def test_blocks_of_several_arrays_may_alternate() -> None:
     source = np.arange(8, dtype=np.int64)
     buffer = RDMABuffer(source)
-    one, two = np.zeros(4, np.int64), np.zeros(4, np.int64)
+    one, _gap, two = np.zeros((3, 4), np.int64)
     action = RDMAAction()
     for i in range(4):
         action.read_remote(one, buffer, layout=RemoteLayout(8 * i, (1,), (8,), 8), at=(i,))

@@ -336,7 +336,7 @@ def _be_child(
 
 def limit_memory() -> None:
     """Let this process have little more address space than it has; not under a sanitizer, which maps terabytes."""
-    if "libasan" in os.environ.get("LD_PRELOAD", ""):
+    if any(name in os.environ.get("LD_PRELOAD", "") for name in ("libasan", "libtsan")):
         return
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     most = pages * resource.getpagesize() + ROOM_NBYTES

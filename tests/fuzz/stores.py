@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from skipper import dataplane
+from skipper.benchmarks.weight_sync import given_model
 from skipper.dataplane import RDMABuffer
 from skipper.torchstore.algebra.layout import Box, Piece
 from skipper.torchstore.algebra.manifest import BlockScaled, Manifest, MeshPosition, TensorItem
@@ -66,6 +67,17 @@ def read_load_plan(data: bytes) -> None:
     again = plan_lines.write(parts)
     if plan_lines.write(plan_lines.read(again.encode(), "plan.jsonl")) != again:
         raise Broken("the plan changes when it is written and read")
+
+
+def list_model(data: bytes) -> None:
+    """A model's names and shapes, as ``skipper weight-sync --model`` takes them."""
+    given_model.read_document(data, "model.json")
+
+
+def list_model_seeds() -> Iterator[bytes]:
+    """Shapes alone, and as the header of safetensors has them."""
+    yield json.dumps({"w": [4, 2], "scale": []}).encode()
+    yield json.dumps({"w": {"dtype": "BF16", "shape": [4, 2], "data_offsets": [0, 16]}, "__metadata__": {}}).encode()
 
 
 def load_plan_seeds() -> Iterator[bytes]:

@@ -4,6 +4,7 @@ Name, function, seeds, the exceptions that it may raise, and a mutator where byt
 between processes of one job may raise what Python raises; it must still not crash, hang, or take memory.
 """
 
+from skipper.benchmarks.errors import UsageError
 from skipper.control.model.errors import HostError, JobNotFoundError, ProtocolError, ServiceUrlError, WorkspaceError
 from skipper.control.rpc.encoding import ArgumentsError
 from skipper.control.rpc.wire.session import BadAnswerError, Refused
@@ -81,5 +82,6 @@ TARGETS = (
     Target("mirror-seal", stores.read_seal, stores.seal_seeds, (MirrorSignatureError,)),
     Target("mirror-manifest", stores.read_mirror, stores.mirror_seeds, (MirrorFormatError,), mutate_json),
     Target("mirror-latest", stores.read_mirror_latest, stores.mirror_latest_seeds, (MirrorFormatError,), mutate_json),
+    Target("listed-model", stores.list_model, stores.list_model_seeds, (UsageError,), mutate_json),
     Target("note", parse_note, stores.note_seeds, (StoreRendezvousError,), mutate_json),
 )

@@ -121,6 +121,8 @@ def merged(pair: Pair, within: tuple[Sequence[int], Sequence[int]] = ((), ())) -
         within: For each side strides that two dims are not merged across, such as those of a tensor's dims: these
             stay apart.
     """
+    if not pair.at.numel:
+        return Pair(*(Strided(side.offset, (0,), (1,)) for side in (pair.at, pair.of)))
     dims = sorted(
         (
             (at, of, size)

@@ -74,9 +74,11 @@ cdef extern from "unistd.h" nogil:
 
 cdef extern from *:
     """
-    #define skipper_get(at)      __atomic_load_n((at), __ATOMIC_ACQUIRE)
-    #define skipper_set(at, v)   __atomic_store_n((at), (v), __ATOMIC_RELEASE)
-    #define skipper_add(at, v)   __atomic_add_fetch((at), (v), __ATOMIC_ACQ_REL)
+    /* In one order for all threads: one says that it sleeps and then looks whether there is something, while another
+     * says that there is something and then looks who sleeps. On the processors that we know, only a store costs more. */
+    #define skipper_get(at)      __atomic_load_n((at), __ATOMIC_SEQ_CST)
+    #define skipper_set(at, v)   __atomic_store_n((at), (v), __ATOMIC_SEQ_CST)
+    #define skipper_add(at, v)   __atomic_add_fetch((at), (v), __ATOMIC_SEQ_CST)
     /* A word that guards data: read after what was read before, and before what is read after. */
     static inline uint64_t skipper_load(uint64_t at)
     {

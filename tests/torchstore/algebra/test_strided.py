@@ -85,3 +85,14 @@ def test_dims_of_a_tensor_stay_apart() -> None:
     whole = Strided.contiguous((4, 8))
     assert merged(Pair(whole, whole)).at.shape == (32,)
     assert merged(Pair(whole, whole), (whole.strides, whole.strides)).at.shape == (4, 8)
+
+
+def test_an_empty_set_stays_empty() -> None:
+    """As `weight[rows:]` is, where nothing is left to be padded."""
+    nothing = Strided(64, (0, 8), (8, 1))
+    for pair in (Pair(nothing, nothing), merged(Pair(nothing, nothing))):
+        assert pair.at.numel == pair.of.numel == 0
+        whole = Pair(Strided.contiguous((16, 8)), Strided.contiguous((16, 8)))
+        common = meet(whole, pair)
+        assert not common.found
+        assert common.rest == (whole,)

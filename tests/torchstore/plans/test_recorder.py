@@ -51,6 +51,20 @@ def test_a_fused_sharded_padded_model_is_recorded_without_a_whole_tensor(device:
     assert {name for name, _ in model.named_parameters()} == set(plan.parameters)
 
 
+def test_padding_of_no_rows_leaves_the_rows_that_are_there(tmp_path: Path) -> None:
+    def load(w: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> None:
+        w[2:].copy_(high)
+        w[:2].copy_(low)
+        w[:2][low.shape[0] :].zero_()  # no row is left
+        w[:2][low.shape[0] :].copy_(high[:0])
+
+    plan = recorded(Loading(4, 3), load, low=(2, 3), high=(2, 3))
+    assert copy_lines(plan, tmp_path / "plan.jsonl") == [
+        '{"copy": "low", "from": "[0:2, 0:3]", "into": "w", "at": "[0:2, 0:3]"}',
+        '{"copy": "high", "from": "[0:2, 0:3]", "into": "w", "at": "[2:4, 0:3]"}',
+    ]
+
+
 def test_recording_leaves_the_model_as_it_was() -> None:
     model = EngineModel(quantize=True)
     before = values_of(model)

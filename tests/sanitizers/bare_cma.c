@@ -1,7 +1,7 @@
 /* Copies between processes as the kernel does them, without the sanitizers' look at the memory of this one.
  *
  * UCX finds out whether the kernel permits such copies by one between addresses that may have no shadow: the sanitizers'
- * own versions of these functions would die of that. Preloaded before the sanitizers' libraries, these are found first.
+ * own versions of these functions would die of that, and so would ThreadSanitizer's. Preloaded before the sanitizers' libraries, these are found first.
  */
 #define _GNU_SOURCE
 #include <sys/syscall.h>

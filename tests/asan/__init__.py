@@ -1,1 +1,0 @@
-"""The compiled modules of dataplane under AddressSanitizer and UndefinedBehaviorSanitizer: `make test-asan`."""
