@@ -30,7 +30,7 @@ TSAN_TESTS ?= tests/conformance tests/dataplane/test_memory_order.py tests/datap
 # Whose roots tests/roots makes.
 PYTHONS ?= 3.13 3.14
 
-.PHONY: help newer-python setup demo test test-opinfo test-packages test-verbs test-hosts test-gpu bench-gpu gpu-wheels fuzz test-asan test-tsan test-pythons test-arm test-oldest check format bench bench-smoke bench-peers dist test-dist release docs docs-serve proto clean
+.PHONY: help newer-python setup demo test test-opinfo test-packages test-verbs test-hosts test-gpu bench-gpu gpu-wheels fuzz test-asan test-tsan test-pythons test-arm test-oldest test-engines check format bench bench-smoke bench-peers dist test-dist release docs docs-serve proto clean
 
 help:
 	@echo "make demo     run the main job: an RL loop whose trainer syncs weights to its generators"
@@ -46,6 +46,7 @@ help:
 	@echo "make test-pythons  the core of the tests with other Pythons, in chroots (root; PYTHONS, ARGS to choose)"
 	@echo "make test-arm  those of the data plane on aarch64, emulated (root; ARGS to choose)"
 	@echo "make test-oldest  the core of the tests with the oldest packages that pyproject.toml claims"
+	@echo "make test-engines  a real vLLM, which is installed into .cache/engines the first time    (ARGS='soak --syncs 20')"
 	@echo "make test-opinfo  every operation of torch's own database on a mesh    (ARGS='--ops prod sort' to choose)"
 	@echo "make check    linters, types, planted mistakes of types, imports and layers, generated protobuf code"
 	@echo "make bench    the bandwidth sweep     (make bench-smoke: a short run for correctness)"
@@ -149,6 +150,10 @@ test-arm: $(STAMP)
 # Of the packages that pyproject.toml requires; the newest are in the root for the newest Python.
 test-oldest: $(STAMP)
 	$(BIN)/python -m tests.oldest $(XDIST) $(ARGS)
+
+# A real vLLM in an environment of its own, made the first time: see docs/engines.md.
+test-engines: $(STAMP)
+	$(BIN)/python -m tests.engines $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -40,7 +40,7 @@ class VllmWorker:
     def update_weights(self, update_info: dict[str, Any]) -> None:
         self.engine.update_weights(update_info)
 
-    def finish_weight_update(self) -> None:
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
         self.engine.finish_weight_update()
 
     def shutdown(self) -> None:

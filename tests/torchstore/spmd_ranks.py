@@ -88,7 +88,7 @@ def send_shards(rank: int, world_size: int) -> None:
         with torch.no_grad():
             for weight in model.parameters():
                 weight.fill_(-1)
-        assert worker is None or worker.look() == ([value], ["initialize", "a b c", "finalize config"])
+        assert worker is None or worker.look()[0] == [value]
     engine.shutdown()
 
 

@@ -7,7 +7,7 @@ that an adapter that lacks a method cannot be instantiated, and one with other p
 import inspect
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -48,10 +48,16 @@ class WeightSource(ABC):
         return [meta.name for meta in self.metadata if meta.owners is None or rank in meta.owners]
 
     def implements_iter_full(self) -> bool:
-        return hasattr(type(self), "iter_full")
+        return type(self).iter_full is not WeightSource.iter_full
 
     def implements_iter_local(self) -> bool:
-        return hasattr(type(self), "iter_local")
+        return type(self).iter_local is not WeightSource.iter_local
+
+    def iter_full(self) -> Any:
+        raise NotImplementedError
+
+    def iter_local(self) -> Any:
+        raise NotImplementedError
 
 
 class ModuleSource(WeightSource):
@@ -223,9 +229,10 @@ def install() -> None:
             WeightTransferEngineFactory=Factory(),
             WeightTransferTrainerFactory=Factory(),
         )
-        _module("vllm.model_executor.model_loader.reload", **RELOADS)
+        _module("vllm.distributed.weight_transfer", HTTPVLLMWeightSyncClient=HTTPClient)
+        _module("vllm.model_executor.model_loader.reload.layerwise", **RELOADS)
+        _module("vllm.model_executor.model_loader.weight_utils", default_weight_loader=torch.Tensor.copy_)
         _module("vllm.model_executor.model_loader.mtp_validation", disable_mtp_completeness_check=_incomplete)
-        _module("vllm.model_executor.models.utils", is_pp_missing_parameter=is_pp_missing_parameter)
     if find_spec("verl") is None:
         engines = {"CheckpointEngine": CheckpointEngine, "CheckpointEngineRegistry": CheckpointEngineRegistry}
         _module("verl.checkpoint_engine.base", **engines)
@@ -254,12 +261,13 @@ class Model(torch.nn.Module):
         self.c = torch.nn.Parameter(torch.zeros(4, 8, 10, dtype=dtype))
         self.calls: list[str] = []
 
-    def load_weights(self, weights: list[tuple[str, torch.Tensor]]) -> None:
-        self.calls.append(" ".join(name for name, _ in weights))
-        own = dict(self.named_parameters())
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        own, names = dict(self.named_parameters()), []
         with torch.no_grad():
             for name, weight in weights:
+                names.append(name)
                 own[name].copy_(weight)
+        self.calls.append(" ".join(names))
 
     def values(self) -> list[float]:
         """The distinct values of all parameters."""
@@ -268,11 +276,6 @@ class Model(torch.nn.Module):
 
 class PPMissingLayer(torch.nn.Identity):
     """What a worker of a pipeline has in the place of another one's layers."""
-
-
-def is_pp_missing_parameter(name: str, model: torch.nn.Module) -> bool:
-    prefixes = [f"{path}." for path, module in model.named_modules() if isinstance(module, PPMissingLayer)]
-    return any(map(name.startswith, prefixes))
 
 
 class Stage(Model):
@@ -284,6 +287,11 @@ class Stage(Model):
             torch.nn.Linear(16, 8 + number) if number in mine else PPMissingLayer() for number in range(3)
         )
         self.calls: list[str] = []
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """It passes over those of layers that it does not have."""
+        own = dict(self.named_parameters())
+        super().load_weights((name, weight) for name, weight in weights if name in own)
 
 
 class StageSource(WeightSource):
@@ -321,9 +329,20 @@ def worker_config(stages: int = 1) -> Any:
 
 
 RELOADS = {
+    "get_layerwise_info": lambda layer: SimpleNamespace(),
     "initialize_layerwise_reload": lambda model: model.calls.append("initialize"),
+    "initialize_online_processing": lambda layer: None,
     "finalize_layerwise_reload": lambda model, config: model.calls.append(f"finalize {config}"),
 }
+
+
+class HTTPClient:
+    def __init__(self, base_url: str, timeout: float = 300) -> None:
+        self.base_url = base_url
+        self.timeout = timeout
+
+    def _post(self, path: str, json: Any = None) -> None:
+        raise NotImplementedError
 
 
 @contextmanager

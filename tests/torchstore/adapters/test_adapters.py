@@ -164,11 +164,14 @@ def test_vllm_workers_load_what_the_trainer_has(workers: InferenceWorkers, mode:
         client=Client(workers),
         source=stand_ins.ModuleSource(model),
     )
+    loads = ["initialize", "finalize config"]
     for value in (1.0, 2.0, 3.0):
         fill(model, value)
-        engine.send_weights()
+        assert engine.send_weights().version == value
         fill(model, -1.0)  # the optimizer's next step
-        assert workers.ask("vllm", "look") == [[[value], ["initialize", "a b c", "finalize config"]]] * WORKERS
+        for values, calls in workers.ask("vllm", "look"):
+            assert (values, calls[-2:]) == ([value], loads)
+            assert calls[:-2] in ([], ["initialize", "a b c", "finalize config"])  # recorded once in all
     engine.shutdown()
     workers.ask("vllm", "shutdown")
 
@@ -180,11 +183,12 @@ def test_whole_tensors_go_to_vllm_in_buckets(workers: InferenceWorkers) -> None:
     engine = vllm.TorchStoreTrainerWeightTransferEngine.trainer_init(
         vllm.TorchStoreTrainerInitInfo(rank=0, bucket_nbytes=2000), client=Client(workers), source=Whole(model)
     )
-    for value in (4.0, 5.0):
+    loads = ["initialize", "finalize config"]
+    recorded = ["initialize", "a", "finalize config", "initialize", "b c", "finalize config"]
+    for value, calls in ((4.0, [*recorded, *loads]), (5.0, loads)):
         fill(model, value)
         engine.send_weights()
-        expected = [[value], ["initialize", "a", "b c", "finalize config"]]
-        assert workers.ask("vllm", "look") == [expected] * WORKERS
+        assert workers.ask("vllm", "look") == [[[value], calls]] * WORKERS
     engine.shutdown()
     workers.ask("vllm", "shutdown")
 
@@ -247,9 +251,9 @@ async def test_a_trainer_goes_on_after_a_put_of_one_rank_has_timed_out(
         options: dict[str, Any] = {"mode": "snapshot", "bucket_nbytes": 700}
         stage = getattr(stand_ins, source)(STAGES, 0)
 
-        async def send(value: float) -> None:
+        async def send(value: float, timeout: float = 60.0) -> None:
             engine = vllm.TorchStoreTrainerWeightTransferEngine.trainer_init(
-                vllm.TorchStoreTrainerInitInfo(rank=0, num_trainer_ranks=2, timeout=60.0, **options),
+                vllm.TorchStoreTrainerInitInfo(rank=0, num_trainer_ranks=2, timeout=timeout, **options),
                 client=MagicMock(),
                 source=stage,
             )
@@ -261,7 +265,8 @@ async def test_a_trainer_goes_on_after_a_put_of_one_rank_has_timed_out(
             assert await second_rank.send.call_one(source, 1.0, **options, timeout=0.5) == ["timed_out"]
         finally:
             os.kill(volume.pid, signal.SIGCONT)
-        await send(1.0)
+        with pytest.raises(ts.StoreTimeoutError, match="missing: the share of rank 1"):  # the workers are not asked
+            await send(1.0, timeout=0.5)
         assert [await ts.versions(key) for key in keys] == [()] * len(keys)
         for value in (2.0, 3.0):
             called, _ = await asyncio.gather(
@@ -307,7 +312,8 @@ async def test_pipelines_on_both_sides_give_and_get_their_own_layers(
                 " ".join(f"layers.{layer}.{kind}" for layer in piece[rank].split() for kind in ("weight", "bias"))
                 for piece in pieces
             ]
-            assert calls == ["initialize", *filter(None, loaded), "finalize config"]
+            recorded = [call for names in loaded for call in ("initialize", names, "finalize config")]
+            assert calls == [*(recorded if value == 1.0 else ()), "initialize", "finalize config"]
     engine.shutdown()
     workers.ask("vllm", "shutdown")
 

@@ -14,14 +14,20 @@ class TorchStoreInitInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM 
     """What a worker is told once, by the trainer.
 
     Attributes:
-        address: The trainer's job, as `control.join` takes it: a path, never a secret.
+        address: The trainer's job, as `control.join` takes it: a path, or ``tcp://HOST:PORT``; never a secret.
         store_name: Which store.
         timeout: Bound on each step, in seconds.
+        staging_nbytes: See `TorchStoreTrainerInitInfo`.
     """
 
     address: str
     store_name: str
     timeout: float = 600.0
+    staging_nbytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.staging_nbytes is not None and self.staging_nbytes < 1:
+            raise ValueError(f"staging_nbytes is at least one byte, or None for all; not {self.staging_nbytes}")
 
 
 @dataclass
@@ -34,6 +40,8 @@ class TorchStoreUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
         names: Of the weights.
         dtype_names: Theirs, as in ``"bfloat16"``.
         shapes: Of the whole weights.
+        is_last: Whether this piece is the update's last one.
+        is_aborted: There is no piece: the update that has begun changes nothing.
     """
 
     key: str
@@ -41,6 +49,8 @@ class TorchStoreUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     names: list[str]
     dtype_names: list[str]
     shapes: list[list[int]]
+    is_last: bool = True
+    is_aborted: bool = False
 
     def __post_init__(self) -> None:
         if not len(self.names) == len(self.dtype_names) == len(self.shapes):
@@ -49,8 +59,12 @@ class TorchStoreUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
             )
 
 
-def describe(key: str, version: int, weights: Mapping[str, Any]) -> dict[str, Any]:
+ABORT = asdict(TorchStoreUpdateInfo("", 0, [], [], [], is_aborted=True))
+"""What the workers are told where an update cannot be completed."""
+
+
+def describe(key: str, version: int, weights: Mapping[str, Any], *, is_last: bool) -> dict[str, Any]:
     """What the workers are told of a piece."""
     dtypes = [str(weight.dtype).removeprefix("torch.") for weight in weights.values()]
     shapes = [list(weight.shape) for weight in weights.values()]
-    return asdict(TorchStoreUpdateInfo(key, version, list(weights), dtypes, shapes))
+    return asdict(TorchStoreUpdateInfo(key, version, list(weights), dtypes, shapes, is_last))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -13,7 +15,8 @@ from vllm.distributed.weight_transfer.base import TrainerInitInfo, TrainerWeight
 from skipper import control
 from skipper import torchstore as ts
 from skipper.torchstore.adapters.registration import BACKEND
-from skipper.torchstore.adapters.vllm.messages import TorchStoreInitInfo, describe
+from skipper.torchstore.adapters.vllm.messages import ABORT, TorchStoreInitInfo, describe
+from skipper.torchstore.adapters.vllm.sources import ShardSource, described, gives_shards, gives_whole, whole_tensors
 from skipper.torchstore.adapters.weights import WeightOwnership, as_dtensors
 from skipper.torchstore.support.blocking import run
 
@@ -26,6 +29,35 @@ The ranks do not talk to each other before they put, and all of them send equall
 not. So each send is a group of publishers of its own, which is called by its number: one that fails on some ranks
 leaves nothing that could be taken for a part of another one, also by engines that are made anew.
 """
+
+
+@dataclass(frozen=True)
+class SendRecord:
+    """Where the time of one `send_weights` went, in seconds; rank 0 knows all of it, other ranks their own put.
+
+    Generation stands still for ``stopped_s`` where the client can pause it. Reading is before that: the workers keep
+    the old weights until all of the new ones are beside them.
+
+    Attributes:
+        version: Of the weights; what the workers report as ``weight_version``. 0 on other ranks than 0.
+        put_s: Publishing, the wait for the other ranks included; with whole tensors gathering them, too.
+        transfer_s: The workers read.
+        pause_s: The client pauses generation; 0 where it cannot.
+        load_s: The workers give the weights to the model.
+        resume_s: The client resumes generation.
+    """
+
+    version: int = 0
+    put_s: float = 0.0
+    transfer_s: float = 0.0
+    pause_s: float = 0.0
+    load_s: float = 0.0
+    resume_s: float = 0.0
+
+    @property
+    def stopped_s(self) -> float:
+        """For how long generation stood still."""
+        return self.pause_s + self.load_s + self.resume_s
 
 
 @dataclass
@@ -41,6 +73,9 @@ class TorchStoreTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]  # vLLM 
             volume first. Whole tensors that a source gathers are always copied, bucket by bucket.
         bucket_nbytes: How many bytes of whole tensors a rank gathers at a time.
         timeout: Bound on each step, in seconds.
+        staging_nbytes: What a worker may have beside its model: at most this much, or one layer. None: everything that
+            its rank reads, so that the model changes when all of it is there, and a transfer that fails changes
+            nothing. Where shards are sent; whole tensors always wait until all are there.
     """
 
     backend: ClassVar[str] = BACKEND
@@ -52,24 +87,32 @@ class TorchStoreTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]  # vLLM 
     mode: str = "direct"
     bucket_nbytes: int = 1 << 30
     timeout: float = 600.0
+    staging_nbytes: int | None = None
 
 
 class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: ignore[misc]
     """The trainer's side, on every rank.
 
-    Where the source gives local shards (``iter_local``), every rank puts those of its own weights and nothing is
-    gathered. Otherwise each weight is put whole (``iter_full``) by the first rank that owns it: by rank 0, or by the
-    first rank of each stage of a pipeline. Either way the metadata of every rank are about all weights.
+    Where the source gives shards (`ShardSource`, or ``iter_local``), every rank puts those of its own weights and
+    nothing is gathered. Otherwise each weight is put whole by the first rank that owns it: by rank 0, or by the first
+    rank of each stage of a pipeline. Either way the metadata of every rank are about all weights.
+
+    Attributes:
+        last_send: Of the last `send_weights` that came to its end; None before the first.
     """
 
     init_info_cls = TorchStoreTrainerInitInfo
 
     def __init__(self, init_info: TorchStoreTrainerInitInfo, *, client: Any, source: Any) -> None:
-        super().__init__(client=client, source=source, is_sender=init_info.is_sender, rank=init_info.rank)
+        super().__init__(client=client, source=source, is_sender=init_info.is_sender)
+        self.rank = init_info.rank
+        self.last_send: SendRecord | None = None
         self._info = init_info
-        self._ownership = WeightOwnership(source.metadata, init_info.num_trainer_ranks)
-        self._sharded = source.implements_iter_local() and self._ownership.is_shared
+        self._metadata = described(source)
+        self._ownership = WeightOwnership(self._metadata, init_info.num_trainer_ranks)
+        self._sharded = isinstance(source, ShardSource) or (gives_shards(source) and self._ownership.is_shared)
         self._served: control.ServedJob | None = None
+        self._seconds: Counter[str] = Counter()
 
     @classmethod
     def trainer_init(
@@ -82,9 +125,9 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
                 that are no trainer ranks.
         """
         if source is None:
-            raise ValueError("weights come from a WeightSource: pass source=ModuleSource(model), for instance")
+            raise ValueError("weights come from a WeightSource: pass source=ShardSource(model), for instance")
         engine = cls(init_info, client=client, source=source)
-        if not engine._sharded and not source.implements_iter_full():
+        if not engine._sharded and not gives_whole(source):
             raise ValueError(
                 f"{type(source).__name__} gives no shards of weights that trainer ranks share among them, and no others"
             )
@@ -93,63 +136,87 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
             if address is None:
                 engine._served = control.serve_job()
                 address = str(engine._served.path)
-            connection = TorchStoreInitInfo(address, init_info.store_name, init_info.timeout)
+            connection = TorchStoreInitInfo(address, init_info.store_name, init_info.timeout, init_info.staging_nbytes)
             client.init_weight_transfer_engine(asdict(connection))
         return engine
 
-    def send_weights(self) -> None:
+    def send_weights(self) -> SendRecord:
         """Put the weights and have the workers load them; every trainer rank calls it.
 
         When it returns the weights may be changed again. On rank 0 the workers have loaded them. Where it fails, on all
-        ranks or on some, the next call on every rank sends the weights as they are then.
+        ranks or on some, the workers keep the weights that they had (see ``staging_nbytes``), and the next call on
+        every rank sends the weights as they are then.
+
+        A client with methods ``pause`` and ``resume`` is asked for them before and after the workers change their
+        models; else the caller sees to it that nothing is generated meanwhile.
+
+        Returns:
+            Where the time went.
 
         Raises:
-            StoreError: The store or a volume of it is dead, or rank 0 did not come in time.
+            StoreError: The store or a volume of it is dead, or a rank did not come in time.
             RuntimeError: Rank 0 could not have the workers load them.
             ValueError: The source does not give what its metadata say.
         """
         info = self._info
         _begun[info.store_name, info.key, self.rank, info.num_trainer_ranks] += 1
-        if self.is_sender:
-            self.client.start_weight_update()
-        if self._sharded:
-            self._send_shards()
-        else:
-            self._send_whole()
-        if self.is_sender:
-            self.client.finish_weight_update()
+        self._seconds.clear()
+        update = _WorkersUpdate(self.client, self._seconds) if self.is_sender else None
+        with update or nullcontext():
+            version = self._send_shards(update) if self._sharded else self._send_whole(update)
+            if update is not None:
+                update.finish(str(version))
+        self.last_send = SendRecord(version if self.is_sender else 0, **self._seconds)
+        return self.last_send
 
     def shutdown(self) -> None:
         """Let no more workers join; the script that initialized the store shuts it down."""
         if self._served is not None:
             self._served.close()
 
-    def _send_whole(self) -> None:
+    def _send_whole(self, update: _WorkersUpdate | None) -> int:
         """Whole tensors, some at a time; ranks that put none of them take part in gathering them all the same."""
         pieces = self._ownership.pieces(self._info.bucket_nbytes)
-        stream = iter(self.source.iter_full())
+        stream = whole_tensors(self.source)
         putters = tuple(pieces)
-        for number in range(max(map(len, pieces.values())) if self.rank in pieces else 0):
-            in_turn = {rank: cut[number] for rank, cut in pieces.items() if number < len(cut)}
-            weights = _take(stream, [meta.name for meta in in_turn.get(self.rank, ())])
-            key = f"{self._info.key}.{number}"
-            version = self._put(weights, key, "snapshot", putters.index(self.rank), len(putters))
-            if self.is_sender:
-                named = {meta.name: meta for metadata in in_turn.values() for meta in metadata}
-                self.client.update_weights(describe(key, version, named | weights))
-        for _ in stream:
-            pass
+        rounds = max(map(len, pieces.values()))
+        version = 0
+        try:
+            for number in range(rounds if self.rank in pieces else 0):
+                in_turn = {rank: cut[number] for rank, cut in pieces.items() if number < len(cut)}
+                key = f"{self._info.key}.{number}"
+                with _timed(self._seconds, "put_s"):
+                    weights = _take(stream, [meta.name for meta in in_turn.get(self.rank, ())])
+                    version = self._put(weights, key, "snapshot", putters.index(self.rank), len(putters))
+                    if update is not None:
+                        self._await_version(key, version)
+                if update is not None:
+                    named = {meta.name: meta for metadata in in_turn.values() for meta in metadata}
+                    update.transfer(describe(key, version, named | weights, is_last=number == rounds - 1))
+        finally:
+            for _ in stream:  # also where it fails: the other ranks go on gathering
+                pass
+        return version
 
-    def _send_shards(self) -> None:
-        weights = as_dtensors(self.source.iter_local(), self.source.metadata)
+    def _send_shards(self, update: _WorkersUpdate | None) -> int:
         key, info = self._info.key, self._info
-        version = self._put(weights, key, info.mode, self.rank, info.num_trainer_ranks)
+        if isinstance(self.source, ShardSource):
+            weights = self.source.weights()
+        else:
+            weights = as_dtensors(self.source.iter_local(), self._metadata)
         failure: Exception | None = None
-        if self.is_sender:
+        with _timed(self._seconds, "put_s"):
+            version = self._put(weights, key, info.mode, self.rank, info.num_trainer_ranks)
+            if update is not None:
+                try:
+                    self._await_version(key, version)
+                except Exception as error:  # noqa: BLE001  (raised below, when the other ranks have been told)
+                    failure = error
+        if update is not None and failure is None:
             try:
-                named = {meta.name: meta for meta in self.source.metadata}
-                self.client.update_weights(describe(key, version, named | weights))
-            except Exception as error:  # noqa: BLE001  (raised again below, when the other ranks have been told)
+                named = {meta.name: meta for meta in self._metadata}
+                update.transfer(describe(key, version, named | weights, is_last=True))
+            except Exception as error:  # noqa: BLE001  (raised below, when the other ranks have been told)
                 failure = error
         if info.mode == "direct" and info.num_trainer_ranks > 1:
             run(lambda: self._tell_ranks(version, failure) if self.is_sender else self._await_rank_0(version))
@@ -157,6 +224,7 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
             run(lambda: ts.fence(key, store_name=info.store_name, timeout=info.timeout))
         if failure is not None:
             raise failure
+        return version
 
     def _put(self, weights: Weights, key: str, mode: Any, index: int, count: int) -> int:
         """Put this rank's part of what ``count`` ranks put together in this send."""
@@ -166,6 +234,21 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
         return run(
             lambda: ts.put_state_dict(
                 weights, key, info.store_name, mode=mode, publisher=publisher, timeout=info.timeout
+            )
+        )
+
+    def _await_version(self, key: str, version: int) -> None:
+        """Wait until all ranks have put their parts: the workers go on generating meanwhile."""
+        info = self._info
+        nothing = ts.LoadPlan({}, {}, (), (), (), ())
+        run(
+            lambda: ts.load_by_plan(
+                key,
+                nothing,
+                torch.nn.Module(),
+                info.store_name,
+                version=("newer_than", version - 1),
+                timeout=info.timeout,
             )
         )
 
@@ -186,6 +269,69 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
         )
         if outcome["failure"]:
             raise RuntimeError(f"rank 0 could not have the workers load the weights: {outcome['failure']}")
+
+
+class _WorkersUpdate:
+    """One update of the workers, as rank 0 drives it; if it is not finished they keep the weights that they had."""
+
+    def __init__(self, client: Any, seconds: Counter[str]) -> None:
+        self._client = client
+        self._seconds = seconds
+        self._has_begun = False
+
+    def __enter__(self) -> _WorkersUpdate:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._has_begun:
+            self._give_up()
+
+    def transfer(self, update_info: dict[str, Any]) -> None:
+        """Have the workers read a piece."""
+        with _timed(self._seconds, "transfer_s"):
+            if not self._has_begun:
+                self._has_begun = True
+                self._begin()
+            self._client.update_weights(update_info)
+
+    def finish(self, version: str) -> None:
+        """Have the workers load what they have read."""
+        pause, resume = getattr(self._client, "pause", None), getattr(self._client, "resume", None)
+        with _timed(self._seconds, "pause_s"):
+            if pause is not None:
+                pause()
+        try:
+            with _timed(self._seconds, "load_s"):
+                self._client.finish_weight_update(weight_version=version)
+                self._has_begun = False
+        finally:
+            with _timed(self._seconds, "resume_s"):
+                if resume is not None:
+                    resume()
+
+    def _begin(self) -> None:
+        try:
+            self._client.start_weight_update()
+        except Exception:  # noqa: BLE001  (a trainer may have died in the midst of an update: end that)
+            self._give_up()
+            self._has_begun = True
+            self._client.start_weight_update()
+
+    def _give_up(self) -> None:
+        """End the update at the workers without a change. Those that have failed have ended theirs, and say so."""
+        self._has_begun = False
+        for end in (lambda: self._client.update_weights(dict(ABORT)), self._client.finish_weight_update):
+            with suppress(Exception):
+                end()
+
+
+@contextmanager
+def _timed(seconds: Counter[str], name: str) -> Iterator[None]:
+    begin = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[name] += time.perf_counter() - begin  # type: ignore[assignment]
 
 
 def _take(stream: Iterator[tuple[str, torch.Tensor]], names: list[str]) -> Weights:

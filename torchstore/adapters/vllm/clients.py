@@ -1,0 +1,36 @@
+"""vLLM's HTTP client, which also pauses the server while its workers change weights."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from vllm.distributed.weight_transfer import HTTPVLLMWeightSyncClient
+
+PauseMode = Literal["wait", "keep", "abort"]
+
+
+class PausingHTTPClient(HTTPVLLMWeightSyncClient):  # type: ignore[misc]  # vLLM is not there to be typed
+    """Any client with ``pause`` and ``resume`` is asked for them around the load; this one is vLLM's with both.
+
+    The server runs with ``VLLM_SERVER_DEV_MODE=1``.
+
+    Args:
+        base_url: Of the server.
+        mode: What becomes of requests that are under way: "wait" lets them end, so that each answer is one version's,
+            "keep" goes on with them and the new weights, "abort" ends them.
+        timeout: Of each request, in seconds.
+    """
+
+    def __init__(self, base_url: str, *, mode: PauseMode = "wait", timeout: float = 300.0) -> None:
+        super().__init__(base_url, timeout)
+        self._mode = mode
+
+    def pause(self) -> None:
+        """Have no new request begin; returns when none runs, and nothing of the old weights is cached."""
+        self._post(f"pause?mode={self._mode}&clear_cache=true")
+
+    def resume(self) -> None:
+        """Serve again; requests that were kept compute once more what they had of the old weights."""
+        if self._mode == "keep":
+            self._post("reset_prefix_cache?reset_running_requests=true")
+        self._post("resume")

@@ -1,0 +1,240 @@
+"""A model of vLLM in the form that its `load_weights` fills, which is not the form that it runs in.
+
+After loading vLLM changes many layers: it packs, transposes or quantizes their weights. To load again, it puts tensors
+of the first form, without memory, in their places ("layerwise reload"), gives each layer memory when all of its weights
+have come, processes it, and copies the result over the weights in use. Here a plan is recorded on those tensors, and
+vLLM is handed what was read by it: tensors of this rank alone, in place of whole ones to be cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from skipper import torchstore as ts
+from skipper.torchstore.plans.regions import RecordedTensor, WholeTensors, dtype_of
+
+Tensors = dict[str, torch.Tensor]
+Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+@dataclass(frozen=True)
+class RecordedLoad:
+    """How a model takes some weights.
+
+    Attributes:
+        plan: What of them goes where; complete for the parameters that it names, or with others to come.
+        loaded: The parameters that `load_weights` says it has loaded; None: it does not say.
+    """
+
+    plan: ts.LoadPlan
+    loaded: frozenset[str] | None
+
+
+class LoadForm:
+    """One model of a worker.
+
+    Args:
+        model: As vLLM runs it.
+        model_config: vLLM's, of that model.
+    """
+
+    def __init__(self, model: torch.nn.Module, model_config: Any) -> None:
+        self._model = model
+        self._config = model_config
+        self._loaders: list[tuple[torch.Tensor, Any]] = []
+        self._ties: dict[str, list[str]] = {}
+
+    def record(self, shapes: Shapes) -> RecordedLoad:
+        """Record what the model's `load_weights` does with weights of these shapes; the model stays as it is.
+
+        Raises:
+            RecordingError: It does not take them, or takes values from elsewhere.
+        """
+        loaded: list[Any] = []
+
+        def load(weights: Any) -> None:
+            loaded[:] = [model.load_weights(weights)]
+
+        model: Any = self._model
+        layers = _layers()
+        layers.initialize_layerwise_reload(model)
+        try:
+            for tensor in _tensors(model):
+                tensor.weight_loader = _own_loader(tensor)  # type: ignore[attr-defined]
+            with _part_of_a_model():
+                plan = ts.record_plan(model, shapes, load_weights=load)
+        finally:
+            for layer in model.modules():
+                layers.get_layerwise_info(layer).load_numel_total = 0  # it is no fault that none has come
+            layers.finalize_layerwise_reload(model, self._config)
+        return RecordedLoad(plan, None if loaded[0] is None else frozenset(loaded[0]))
+
+    def begin(self) -> None:
+        """Have the model take weights; until `end` it cannot run."""
+        self._ties = _ties(self._model)
+        _layers().initialize_layerwise_reload(self._model)
+
+    def place(self, staged: Mapping[str, torch.Tensor], whole: Mapping[str, torch.Tensor]) -> None:
+        """Give the model some of its weights. All those of a layer come in one call.
+
+        Args:
+            staged: This rank's parameters, complete, in the form in which they were recorded.
+            whole: Checkpoint tensors for the model's own `load_weights`.
+        """
+        layers, model = _layers(), self._model
+        # A layer whose weight is another one's, too, may keep a form of its own of it: the head of tied embeddings.
+        ties = {tied: tensor for name, tensor in staged.items() for tied in self._ties.get(name, ())}
+        staged = {**staged, **ties}
+        names = {name: name.rpartition(".") for name in staged}
+        owners = {path: model.get_submodule(path) for path, _, _ in names.values()}
+        for path, _, attribute in names.values():
+            tensor = getattr(owners[path], attribute)
+            self._loaders.append((tensor, _own_loader(tensor)))
+            tensor.weight_loader = _copy
+        for layer in owners.values():
+            layers.initialize_online_processing(layer)
+        if whole:
+            with _part_of_a_model():
+                model.load_weights(list(whole.items()))  # type: ignore[operator]
+        for name, (path, _, attribute) in names.items():
+            tensor = getattr(owners[path], attribute)
+            tensor.weight_loader(tensor, staged[name])
+
+    def end(self) -> None:
+        """Have the model run with what it was given, and with the old weights where it was given nothing."""
+        try:
+            _layers().finalize_layerwise_reload(self._model, self._config)
+        finally:
+            for tensor, loader in self._loaders:
+                tensor.weight_loader = loader  # type: ignore[attr-defined]
+            self._loaders.clear()
+
+    @contextmanager
+    def reloading(self) -> Iterator[None]:
+        """`begin`, and `end` in any case."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
+
+    def missing(self, loaded: frozenset[str]) -> list[str]:
+        """Parameters that were not loaded, by vLLM's own rule: where it quantizes, some never are."""
+        if getattr(self._config, "quantization", None) is not None:
+            return []
+        return sorted({name for name, _ in self._model.named_parameters()} - loaded)
+
+
+def empty_for(recorded: RecordedTensor, device: torch.device) -> torch.Tensor:
+    """Memory of a parameter's recorded form: zeros, also in padding that nobody fills."""
+    tensor = torch.empty_strided(recorded.shape, recorded.strides, dtype=dtype_of(recorded.dtype), device=device)
+    return tensor.zero_()
+
+
+def module_of(tensors: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+    """A module that has these tensors by these names, for `load_by_plan`."""
+    root = torch.nn.Module()
+    for name, tensor in tensors.items():
+        module, (*path, attribute) = root, name.split(".")
+        for part in path:
+            if not hasattr(module, part):
+                module.add_module(part, torch.nn.Module())
+            module = getattr(module, part)
+        module.register_buffer(attribute, tensor)
+    return root
+
+
+def parts_of(plan: ts.LoadPlan, nbytes: int | None) -> Iterator[ts.LoadPlan]:
+    """A plan in parts whose parameters have at most ``nbytes`` bytes, or are those of one layer; None: all of it."""
+    layers: dict[str, list[str]] = {}
+    for name in plan.parameters:
+        layers.setdefault(name.rpartition(".")[0], []).append(name)
+    whole, names, filled = plan.whole, list[str](), 0
+    for layer in layers.values():
+        size = sum(plan.parameters[name].nbytes for name in layer)
+        if nbytes is not None and names and filled + size > nbytes:
+            yield _part(plan, names, whole)
+            whole, names, filled = (), [], 0
+        names += layer
+        filled += size
+    yield _part(plan, names, whole)
+
+
+def all_whole(plan: ts.LoadPlan, reason: str) -> ts.LoadPlan:
+    """The same weights, each of them given whole to `load_weights`."""
+    groups = tuple(WholeTensors((name,), reason) for name in plan.checkpoint)
+    return ts.LoadPlan({}, plan.checkpoint, (), (), groups, plan.skipped)
+
+
+def filled_numel(plan: ts.LoadPlan) -> dict[str, int]:
+    """How many elements of each parameter a plan fills."""
+    found = dict.fromkeys(plan.parameters, 0)
+    regions = [(copy.parameter, copy.into) for copy in plan.copies] + [
+        (fill.parameter, fill.into) for fill in plan.fills
+    ]
+    for name, into in regions:
+        found[name] += into.numel
+    return found
+
+
+def _part(plan: ts.LoadPlan, names: list[str], whole: tuple[WholeTensors, ...]) -> ts.LoadPlan:
+    mine = set(names)
+    copies = tuple(copy for copy in plan.copies if copy.parameter in mine)
+    fills = tuple(fill for fill in plan.fills if fill.parameter in mine)
+    read = {copy.checkpoint for copy in copies}.union(*(group.names for group in whole))
+    checkpoint = {name: tensor for name, tensor in plan.checkpoint.items() if name in read}
+    return ts.LoadPlan({name: plan.parameters[name] for name in names}, checkpoint, copies, fills, whole, ())
+
+
+def _ties(model: torch.nn.Module) -> dict[str, list[str]]:
+    """The other names of parameters that have several, by the first."""
+    first: dict[int, str] = {}
+    found: dict[str, list[str]] = {}
+    for name, tensor in model.named_parameters(remove_duplicate=False):
+        known = first.setdefault(id(tensor), name)
+        if known != name:
+            found.setdefault(known, []).append(name)
+    return found
+
+
+def _copy(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
+    """Called by vLLM as a parameter's loader, by the names of its arguments."""
+    param.data.copy_(loaded_weight)
+
+
+def _own_loader(tensor: torch.Tensor) -> Any:
+    """A parameter's loader without those by which vLLM defers it."""
+    loader: Any = getattr(tensor, "weight_loader", None) or _default_loader()
+    while loader.__name__ == "online_process_loader":
+        loader = loader.__wrapped__
+    return loader
+
+
+def _tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    for layer in model.modules():
+        yield from layer.parameters(recurse=False)
+        yield from layer.buffers(recurse=False)
+
+
+def _layers() -> Any:
+    return import_module("vllm.model_executor.model_loader.reload.layerwise")
+
+
+def _default_loader() -> Any:
+    return import_module("vllm.model_executor.model_loader.weight_utils").default_weight_loader
+
+
+def _part_of_a_model() -> AbstractContextManager[None]:
+    """While only some weights are loaded; versions of vLLM that check for all of them have a way to say so."""
+    try:
+        validation: Any = import_module("vllm.model_executor.model_loader.mtp_validation")
+    except ImportError:
+        return nullcontext()
+    found: AbstractContextManager[None] = validation.disable_mtp_completeness_check()
+    return found
