@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from skipper.benchmarks import output, program
-from skipper.benchmarks.program import EXIT_CODES, report_parser
+from skipper.benchmarks.program import Parser, report_parser
 from skipper.benchmarks.report import Result
 from skipper.benchmarks.weight_sync.job import SyncWorkload, run
 from skipper.benchmarks.weight_sync.model import Model
@@ -20,22 +20,27 @@ from skipper.torchstore.errors import StoreError
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["main"]
+__all__ = ["main", "parser"]
 
 _FULL = SyncWorkload(Model(), 2, 2, 8, 10, 25, 300, 10_000, (64, 48))
 _QUICK = SyncWorkload(Model(layers=2, vocabulary=4096), 2, 2, 3, 2, 2, 20, 480, (8, 6))
 
 
-def main(argv: Sequence[str], *, prog: str = "skipper weight-sync") -> int:
-    """Run the weight-sync benchmark; returns the exit code, as ``--help`` lists them."""
-    parser = report_parser(
+def parser(prog: str) -> Parser:
+    """The parser of the command."""
+    own = report_parser(
         prog,
         "Weights from trainers to generators through torchstore, beside a memcpy of as many bytes.",
-        epilog=EXIT_CODES + "; 3 wrong data",
+        exit_codes={3: "wrong data"},
         quick="a small model and few turns: for correctness, not speed",
     )
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the weights lie, at both ends")
-    given = parser.read(argv, "json", "csv")
+    own.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the weights lie, at both ends")
+    return own
+
+
+def main(argv: Sequence[str], *, prog: str = "skipper weight-sync") -> int:
+    """Run the weight-sync benchmark; returns the exit code, as ``--help`` lists them."""
+    given = parser(prog).read(argv)
     if isinstance(given, int):
         return given
     workload = replace(_QUICK if given.quick else _FULL, device=given.device)
