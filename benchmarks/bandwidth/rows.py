@@ -18,7 +18,7 @@ from skipper.commandline import reader_is_gone
 __all__ = ["RowPrinter", "first_use_row", "notes", "pairs_row", "percentiles_us", "size_rows", "wire_row"]
 
 _COLUMNS = (
-    ("", "size", 11),
+    ("", "size", 12),
     ("", "n", 6),
     ("p50", "µs", 7),
     ("p99", "µs", 7),
@@ -28,7 +28,7 @@ _COLUMNS = (
     ("memcpy", "GB/s", 7),
     ("GB/s", "average", 8),
     ("GB/s", "peak", 7),
-    ("Gb/s", "", 7),
+    ("Gb/s", "", 6),
 )
 """Two lines of a heading, and the width with the space before it: 80 together. What is wider moves the rest along."""
 
