@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from skipper.control.api.actor import Actor, concurrent_endpoint, endpoint
 from skipper.control.api.context import ActorInstance, Context, context, current_actor_name, current_rank, current_size
 from skipper.control.api.endpoint import Accumulator, Endpoint, as_endpoint
-from skipper.control.api.join import ServedJob, join, serve_job
+from skipper.control.api.join import ServedJob, join, leave, serve_job
 from skipper.control.api.mesh import HostMesh, ProcMesh, get_or_spawn_controller, subscribe, this_host, this_proc
 from skipper.control.api.spmd import SpmdActor
 from skipper.control.cluster.hosts import attach_to_hosts
@@ -137,6 +137,7 @@ __all__ = [
     "serve_job",
     "ServedJob",
     "join",
+    "leave",
     # errors
     "ControlError",
     "ActorError",

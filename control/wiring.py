@@ -32,6 +32,7 @@ def register(find_fault_hook: Callable[[], Callable[[MeshFailure], object]]) -> 
     current_runtime.extend(_serve_tools)
     current_runtime.at_start(_trace_if_asked_to)
     current_runtime.at_start(join.serve_if_asked_to)
+    join.reach_beyond_by(_remote_jobs)
 
 
 def _park(frame: FrameType) -> None:
@@ -94,3 +95,9 @@ def _start_service(
     from skipper.control.services import service  # most processes start no services
 
     return service.start_service(template, args, kwargs, name)
+
+
+def _remote_jobs() -> Any:
+    from skipper.control.cluster.hosts import job_gate  # few processes deal with other hosts' jobs
+
+    return job_gate.RemoteJobs()

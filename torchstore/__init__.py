@@ -35,6 +35,7 @@ from skipper.torchstore.clients.registry import DEFAULT_STORE_NAME, client, last
 from skipper.torchstore.errors import (
     BlockAlignmentError,
     BlockingCallError,
+    CertificateFormatError,
     ChecksumError,
     ControllerLostError,
     CoverageError,
@@ -48,8 +49,10 @@ from skipper.torchstore.errors import (
     LoadPlanFormatError,
     LoadPlanMismatchError,
     MismatchError,
+    NotCertifiedError,
     OutOfStepError,
     PartiallyPublishedError,
+    ProofError,
     PublisherLostError,
     RankEnvironmentError,
     RecordingError,
@@ -75,6 +78,10 @@ from skipper.torchstore.peers.shared_parameters import share_memory_
 from skipper.torchstore.plans.load_plan import LoadPlan
 from skipper.torchstore.plans.recorder import record_plan
 from skipper.torchstore.plans.replay import load_by_plan
+from skipper.torchstore.proofs.certificate import Certificate
+from skipper.torchstore.proofs.proof import Proof, join_proofs
+from skipper.torchstore.proofs.prove import prove
+from skipper.torchstore.proofs.stored import certificate
 from skipper.torchstore.protocol.meta import TensorMeta, ValueMeta
 from skipper.torchstore.protocol.origin import Origin
 from skipper.torchstore.protocol.strategy import (
@@ -139,6 +146,11 @@ __all__ = [
     "record_plan",
     "load_by_plan",
     "LoadPlan",
+    "certificate",
+    "Certificate",
+    "prove",
+    "join_proofs",
+    "Proof",
     "wait_for_readers",
     "fence",
     "share_memory_",
@@ -184,6 +196,9 @@ __all__ = [
     "RecordingError",
     "SourceChangedError",
     "ChecksumError",
+    "NotCertifiedError",
+    "ProofError",
+    "CertificateFormatError",
     "PublisherLostError",
     "VolumeLostError",
     "VolumeFullError",

@@ -30,6 +30,7 @@ from skipper.torchstore.protocol.origin import Origin
 from skipper.torchstore.protocol.strategy import ControllerStorageVolumes, TorchStoreStrategy
 from skipper.torchstore.support.coroutines import public
 from skipper.torchstore.support.deadlines import ask
+from skipper.torchstore.tensors.certifying import Certify, check_certify
 
 shut_down_together: dict[str, Callable[[float], Awaitable[None]]] = {}
 """What `shutdown` does, given its timeout, for the stores that all ranks of an SPMD job have initialized."""
@@ -46,6 +47,7 @@ async def initialize(
     volume_nbytes: int | None = None,
     checksum: bool = False,
     copies: int = 1,
+    certify: Certify = False,
     journal: bool = False,
     timeout: float = DEFAULT_TIMEOUT_S,
 ) -> None:
@@ -64,6 +66,8 @@ async def initialize(
             that is not enough it waits, until its timeout, for readers to finish.
         checksum: Whether puts take checksums where they do not say (see `put_state_dict`).
         copies: In how many volumes puts store each part where they do not say (see `put_state_dict`).
+        certify: Whether, and in which dtypes, state dicts are certified where their put does not say (see
+            `put_state_dict`).
         journal: Whether the store outlives its controller. The controller then has a process of its own and records
             each change in memory of this process before anybody is told. When it dies, another one reads the record and
             goes on; clients reconnect by themselves within their timeouts. Volumes are in this process only if ``mesh``
@@ -78,6 +82,7 @@ async def initialize(
     if volume_nbytes is not None and volume_nbytes < 1:
         raise ValueError(f"a volume needs at least one byte, not {volume_nbytes}")
     check_copies(copies)
+    check_certify(certify)
     check_count("num_storage_volumes", num_storage_volumes, 1, MAX_PROCESSES)
     if strategy is None:
         if num_storage_volumes > 1 or mesh is not None:
@@ -88,7 +93,7 @@ async def initialize(
     reset_client(store_name)
     await mesh_publishers.leave(store_name, timeout)
     controller = await controller_of(store_name, timeout)
-    settings = StoreSettings(keep_versions, checksum, copies, journal)
+    settings = StoreSettings(keep_versions, checksum, copies, certify, journal)
     await ask(controller.init.call_one(num_storage_volumes, strategy, mesh, volume_nbytes, settings), timeout)
 
 

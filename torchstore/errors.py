@@ -29,6 +29,9 @@ StoreError
 ├── SourceChangedError                              direct mode: the publisher moved on while it was read
 ├── PublisherLostError                              direct mode: the process that owns the bytes is gone
 ├── ChecksumError                                   other bytes have arrived than were published
+├── NotCertifiedError                               a version, or a part of it, was put without a certificate
+├── ProofError                                      what is held is not what a certificate says
+├── CertificateFormatError          (ValueError)    a file that is no certificate, or one of another release
 ├── VolumeLostError                                 the process that kept the copies is gone
 ├── VolumeFullError                                 a version is larger than all that a volume may hold
 ├── JournalError                                    what has happened cannot be written down, or not be read
@@ -388,6 +391,50 @@ class ChecksumError(StoreError):
         self.version = version
         self.box = (offsets, shape)
         self.wrong = wrong
+
+
+class NotCertifiedError(StoreError):
+    """A version has no certificate: it was put without ``certify=True``, by some ranks at least."""
+
+    def __init__(self, key: str, version: int, reason: str) -> None:
+        super().__init__(f"version {version} of {key!r} has no certificate: {reason}")
+        self.key = key
+        self.version = version
+
+
+class ProofError(StoreError):
+    """What a process holds is not what a certificate says, or cannot be compared with it.
+
+    Attributes:
+        proof: The report: a `torchstore.Proof`.
+        name: The first wrong tensor, by its name in the certificate (of padding, by that of the parameter); empty where
+            none is wrong, but some cannot be proved.
+        parameter: The parameter of the model that holds it; the same name where there is no plan.
+        box: The first wrong tile, as (offsets, shape) in the whole tensor; None where none is wrong.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        proof: Any,
+        name: str = "",
+        parameter: str = "",
+        box: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.proof = proof
+        self.name = name
+        self.parameter = parameter
+        self.box = box
+
+
+class CertificateFormatError(StoreError, ValueError):
+    """A file is no certificate, or one of another version of the format; the message says where."""
+
+    def __init__(self, path: str, line: int, reason: str) -> None:
+        super().__init__(f"{path}, line {line}: {reason}; save the certificate again")
+        self.path = path
+        self.line = line
 
 
 class VolumeLostError(StoreError):

@@ -31,6 +31,7 @@ from skipper.torchstore.clients.registry import DEFAULT_STORE_NAME, last_sync, r
 from skipper.torchstore.errors import (
     BlockAlignmentError,
     BlockingCallError,
+    CertificateFormatError,
     ChecksumError,
     ControllerLostError,
     CoverageError,
@@ -44,8 +45,10 @@ from skipper.torchstore.errors import (
     LoadPlanFormatError,
     LoadPlanMismatchError,
     MismatchError,
+    NotCertifiedError,
     OutOfStepError,
     PartiallyPublishedError,
+    ProofError,
     PublisherLostError,
     RankEnvironmentError,
     RecordingError,
@@ -71,6 +74,10 @@ from skipper.torchstore.peers.shared_parameters import share_memory_
 from skipper.torchstore.plans import replay
 from skipper.torchstore.plans.load_plan import LoadPlan
 from skipper.torchstore.plans.recorder import record_plan
+from skipper.torchstore.proofs import stored
+from skipper.torchstore.proofs.certificate import Certificate
+from skipper.torchstore.proofs.proof import Proof, join_proofs
+from skipper.torchstore.proofs.prove import prove
 from skipper.torchstore.protocol.meta import TensorMeta, ValueMeta
 from skipper.torchstore.protocol.origin import Origin
 from skipper.torchstore.protocol.strategy import (
@@ -120,6 +127,7 @@ get_meta = _blocking(api.get_meta)
 put_state_dict = _blocking(weights.put_state_dict)
 get_state_dict = _blocking(weights.get_state_dict)
 load_by_plan = _blocking(replay.load_by_plan)
+certificate = _blocking(stored.certificate)
 explain = _blocking(weights.explain)
 versions = _blocking(weights.versions)
 rollback = _blocking(weights.rollback)
@@ -167,6 +175,11 @@ __all__ = [
     "record_plan",
     "load_by_plan",
     "LoadPlan",
+    "certificate",
+    "Certificate",
+    "prove",
+    "join_proofs",
+    "Proof",
     "wait_for_readers",
     "fence",
     "share_memory_",
@@ -212,6 +225,9 @@ __all__ = [
     "RecordingError",
     "SourceChangedError",
     "ChecksumError",
+    "NotCertifiedError",
+    "ProofError",
+    "CertificateFormatError",
     "PublisherLostError",
     "VolumeLostError",
     "VolumeFullError",

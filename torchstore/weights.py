@@ -19,6 +19,7 @@ from skipper.torchstore.clients.requests import StateDictGet, StateDictPut, Vers
 from skipper.torchstore.clients.staging import TransferDtype
 from skipper.torchstore.protocol.origin import Origin
 from skipper.torchstore.support.coroutines import public
+from skipper.torchstore.tensors.certifying import Certify
 from skipper.torchstore.tensors.naming import NameMap
 
 
@@ -38,6 +39,7 @@ async def put_state_dict(
     publisher: Origin | tuple[int, int] | None = None,
     verify_replicas: bool = False,
     copies: int | None = None,
+    certify: Certify | None = None,
     timeout: float = DEFAULT_TIMEOUT_S,
 ) -> int:
     """Publish this rank's part of a state dict as one version, which becomes visible whole or not at all.
@@ -80,6 +82,10 @@ async def put_state_dict(
         copies: Snapshot mode: in how many volumes each rank's part is stored: with 2 in its own and in a neighbour's,
             on another host where there is one, and the version survives the loss of any one volume (and host). Readers
             take any copy, and another when a volume is gone. None: as `initialize` said, and 1 with ``delta=True``.
+        certify: Hash the tensors as they are stored, tile by tile, before they are copied or offered: `certificate`
+            then has what `prove` compares a model with. All ranks say the same. A tuple of dtypes,
+            ``(torch.bfloat16,)``, certifies floating-point tensors in these as well: what readers convert them to, and
+            the values of those that `BlockFP8` quantizes. None: as `initialize` said.
         timeout: In seconds.
 
     Returns:
@@ -117,6 +123,7 @@ async def put_state_dict(
         publisher,
         verify_replicas,
         copies,
+        certify,
         timeout,
     )
     number = await mesh_publishers.put_version(put, store_name)

@@ -1,19 +1,22 @@
-"""`serve_job` and `join`: processes that this library has not started become part of a running job.
+"""`serve_job`, `join` and `leave`: processes that this library has not started become part of a running job.
 
-A rank of ``torchrun``, a worker of an inference engine or a notebook joins the job of a script of the same user, on
-the same host. It learns the job's secret from a connection file (see `join_file`) and proves itself like every peer.
+A rank of ``torchrun``, a worker of an inference engine or a notebook joins the job of a script. On the script's host it
+learns the job's secret from a connection file (see `join_file`); on another one it asks at the address that the script
+serves, and both prove that they know a secret of their own. Then it proves itself like every peer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import logging
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 from skipper.control.api.mesh import ProcMesh, this_proc
 from skipper.control.model.errors import (
@@ -22,40 +25,87 @@ from skipper.control.model.errors import (
     DeadlineError,
     JobNotFoundError,
     JoinError,
-    RemoteHostError,
     SupervisionError,
 )
 from skipper.control.model.future import Future
 from skipper.control.runtime import current_runtime, join_file
-from skipper.control.runtime.join_file import Connection
+from skipper.control.runtime.data_plane_access import open_data_plane
+from skipper.control.runtime.join_file import Beyond, Connection
 from skipper.control.runtime.process import Process
 from skipper.control.runtime.requests import JOIN, PING
-from skipper.control.wire.addresses import within_host
-from skipper.control.wire.auth import NOT_OUR_SECRET
-from skipper.trust import folder
+from skipper.control.wire.addresses import SCHEME, host_of, within_host
+from skipper.control.wire.auth import NOT_ADMITTED, NOT_OUR_SECRET
+from skipper.trust import SECRET_VARIABLE, folder
 
 SERVE_VARIABLE = "SKIPPER_SERVE"
 """Environment variable: under which name a script's job is to be served from its beginning on (see `serve_job`)."""
 JOB_VARIABLE = "SKIPPER_JOB"
 """Environment variable that says which job to join: what `join` takes as an address, or a connection file's content."""
+CERTS_VARIABLE = "SKIPPER_CERTS"
+"""Environment variable with the folder of this host's certificates, where a job has processes on several hosts."""
+INSECURE_VARIABLE = "SKIPPER_INSECURE"
+"""Environment variable that says by 1 that the whole network is trusted, as ``insecure=True`` does."""
 
+_ANSWER_S = 5.0
+"""How long the script of a job that is to be left for another one has to show that it is there."""
+
+PathLike = str | os.PathLike[str]
 
 _log = logging.getLogger("skipper.control")
 
 
+class _Gate(Protocol):
+    """What lets processes of other hosts in."""
+
+    address: str
+
+    def close(self) -> None: ...
+
+
+class _Remote(Protocol):
+    """What is done beyond this host, which is above this layer: see `RemoteJobs`."""
+
+    def open(
+        self,
+        process: Process,
+        address: str,
+        secret_file: PathLike | None,
+        certs: PathLike | None,
+        *,
+        insecure: bool,
+        data_plane: bool | None,
+    ) -> _Gate: ...
+
+    def find(
+        self, address: str, secret_file: PathLike | None, certs: PathLike | None, *, insecure: bool, timeout: float
+    ) -> Connection: ...
+
+
+_find_remote: Callable[[], _Remote]
+
+
+def reach_beyond_by(find: Callable[[], _Remote]) -> None:
+    """Have jobs be opened to other hosts, and be found there, by what this function returns at the first need."""
+    global _find_remote
+    _find_remote = find
+
+
 class ServedJob:
-    """The job of this script, open to other processes of the same user on this host; a context manager.
+    """The job of this script, open to other processes of the same user; a context manager.
 
     Attributes:
-        name: its name among the user's jobs.
+        name: its name among the user's jobs of this host.
         path: its connection file, which holds the job's secret. Pass the path around, never the content.
+        address: where processes of other hosts join it, ``tcp://IP:PORT``; None: they do not.
     """
 
-    def __init__(self, process: Process, connection: Connection, path: Path) -> None:
+    def __init__(self, process: Process, connection: Connection, path: Path, gate: _Gate | None = None) -> None:
         self._process = process
         self._connection = connection
+        self._gate = gate
         self.name = connection.name
         self.path = path
+        self.address = None if gate is None else f"{SCHEME}{gate.address}"
 
     def members(self) -> tuple[ProcMesh, ...]:
         """The processes that have joined and are still there, in the order in which they came, each as a mesh of one.
@@ -65,7 +115,7 @@ class ServedJob:
         return joined(self._process)
 
     def environment(self, *, inline: bool = False) -> dict[str, str]:
-        """What a process needs in its environment to `join` without an address.
+        """What a process of this host needs in its environment to `join` without an address.
 
         Args:
             inline: put the content of the connection file there, secret included, for a process that cannot see the
@@ -76,6 +126,8 @@ class ServedJob:
     def close(self) -> None:
         """Take nobody in any more; those who have joined stay. It happens by itself when the job ends."""
         join_file.remove(self.path, self._connection)
+        if self._gate is not None:
+            self._gate.close()
 
     def __enter__(self) -> ServedJob:
         return self
@@ -84,39 +136,117 @@ class ServedJob:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<ServedJob {self.name} at {self.path}>"
+        return f"<ServedJob {self.name} at {self.address or self.path}>"
 
 
-def serve_job(name: str | None = None) -> ServedJob:
-    """Let other processes of this user, on this host, `join` the job of this script.
+def serve_job(
+    name: str | None = None,
+    *,
+    address: str | None = None,
+    secret_file: PathLike | None = None,
+    certs: PathLike | None = None,
+    insecure: bool = False,
+    data_plane: bool | None = None,
+) -> ServedJob:
+    """Let other processes of this user `join` the job of this script: on this host, and on others by an address.
 
     Its address and secret are written to a file of mode 0600, in a folder of mode 0700 below ``$XDG_RUNTIME_DIR`` or,
-    where there is none, below the folder for temporary files. Nothing new listens.
+    where there is none, below the folder for temporary files. Nothing new listens without ``address``.
+
+    With one, this process listens there and, at a port that the system picks, for the links of the job; so do the
+    processes that it spawns and those that join from then on. Call it before anything is spawned or joins, and before
+    the data plane is used: those that were there before are not reached from other hosts.
 
     Args:
-        name: under which it can be joined: letters, digits, ``.``, ``_``, ``-``; None: one that nobody else has.
+        name: under which it can be joined on this host: letters, digits, ``.``, ``_``, ``-``; None: one that nobody
+            else has.
+        address: where other hosts join it, ``tcp://HOST:PORT``: an IP of this host, a name, or a network device; port
+            0: a free one, see `ServedJob.address`. None: nowhere.
+        secret_file: the file with the secret that all hosts have (``skipper host secret`` makes one); None: the file
+            ``secret`` in ``certs``, or without certificates what SKIPPER_SECRET_FILE names.
+        certs: a folder with a script's certificate for this host (``skipper certs issue --role script`` makes one),
+            for TLS; None: what SKIPPER_CERTS names, unless ``secret_file`` is given.
+        insecure: go without TLS between hosts. Whoever sits on the way can then run code in the job. SKIPPER_INSECURE=1
+            says the same.
+        data_plane: whether the data plane, which encrypts nothing, may carry data between hosts; None: where there is
+            no TLS. Without it only small values reach other hosts.
 
     Raises:
         JobExistsError: (a `ValueError`) another running job of this user has that name.
         AlreadyInJobError: this process is not the root of its job, but was spawned or has joined.
-        UnsafeFileError: the folder belongs to somebody else, or others may enter it.
-        ValueError: that is no name for a job.
+        UnsafeFileError: the folder belongs to somebody else, or others may enter it; or others can read the secret.
+        InsecureHostError: (a `ValueError`) there are no certificates, and ``insecure`` is not set.
+        CertificateError: (a `ValueError`) ``certs`` is not what TLS needs, or the job uses others already.
+        WireError: the address cannot be listened on.
+        ValueError: that is no name for a job, no address, or there is no secret.
     """
     process = current_runtime.current()
     if process.root.id != process.me.id:
         raise AlreadyInJobError(f"{process.me.name} belongs to the job of another process, which alone can serve it")
+    if name is not None:
+        join_file.path_of(name)
+    if address is None and not (secret_file is None and certs is None and data_plane is None and not insecure):
+        raise ValueError("a job is open to other hosts at an address: pass address='tcp://HOST:PORT', too")
+    gate = None
+    if address is not None:
+        trusted = _trust(secret_file, certs, insecure=insecure)
+        gate = _find_remote().open(
+            process, address, trusted.secret_file, trusted.certs, insecure=trusted.insecure, data_plane=data_plane
+        )
+    host, state = host_of(process.me.address), process.state
     connection = Connection(
         name=name if name is not None else f"job-{process.me.job}-{secrets.token_hex(4)}",
-        root=dataclasses.replace(process.me, address=within_host(process.me.id)),
+        root=process.me if host else dataclasses.replace(process.me, address=within_host(process.me.id)),
         secret=process.secret,
         settings=process.settings,
         host=join_file.this_network(),
         hostname=os.uname().nodename,
+        beyond=Beyond(host, state.certs, data_plane=state.data_plane_is_open) if host else None,
     )
-    join_file.running()  # sweeps away what dead jobs have left
-    served = ServedJob(process, connection, join_file.write(connection))
+    try:
+        join_file.running()  # sweeps away what dead jobs have left
+        served = ServedJob(process, connection, join_file.write(connection), gate)
+    except BaseException:
+        if gate is not None:
+            gate.close()
+        raise
     process.ending.before.append(served.close)
     return served
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Trust:
+    """By what processes of several hosts know each other."""
+
+    secret_file: PathLike | None
+    certs: PathLike | None
+    insecure: bool
+
+
+def _trust(secret_file: PathLike | None, certs: PathLike | None, *, insecure: bool) -> _Trust:
+    """The same, with what the environment says in the place of what was not passed.
+
+    Raises:
+        ValueError: the environment says neither yes nor no.
+    """
+    if secret_file is None and certs is None:
+        certs = os.environ.get(CERTS_VARIABLE) or None
+        secret_file = None if certs else os.environ.get(SECRET_VARIABLE) or None
+    return _Trust(secret_file, certs, insecure or insecure_by_environment())
+
+
+def insecure_by_environment() -> bool:
+    """Whether the environment says that the whole network is trusted.
+
+    Raises:
+        ValueError: it says neither yes nor no.
+    """
+    said = os.environ.get(INSECURE_VARIABLE, "")
+    if said not in ("", "0", "1"):
+        raise ValueError(
+            f"{INSECURE_VARIABLE} is 1 where the whole network is trusted, else 0 or not set: not {said!r}"
+        )
+    return said == "1"
 
 
 def serve_if_asked_to(process: Process) -> None:
@@ -135,41 +265,135 @@ def joined(process: Process) -> tuple[ProcMesh, ...]:
     return cast("tuple[ProcMesh, ...]", process.members.meshes())
 
 
-def join(address: str | os.PathLike[str] | None = None, *, name: str | None = None, timeout: float = 30.0) -> bool:
-    """Become part of the running job that a script of this user, on this host, serves.
+def join(
+    address: PathLike | None = None,
+    *,
+    name: str | None = None,
+    timeout: float = 30.0,
+    replace: bool = False,
+    secret_file: PathLike | None = None,
+    certs: PathLike | None = None,
+    insecure: bool = False,
+) -> bool:
+    """Become part of the running job that a script serves: of this user on this host, or by an address on another.
 
     From then on this process may do what the script may: call actors, spawn processes and actors (which it owns, with
     ``unhandled_fault_hook`` for what nobody handles), use `get_or_spawn_controller` and all that is built on it. Its
     end, however it comes, is noticed at once by all who deal with it. If the job ends first, this process stays alive
-    and its calls raise `SupervisionError`. `shutdown` leaves the job, and so does the end of the process.
+    and its calls raise `SupervisionError`; it leaves that job by itself when it joins the next one. A process that its
+    job has lost, since it stood still or was cut off, joins it anew. `leave` leaves the job, and so does the end of the
+    process.
 
     Args:
-        address: path of a connection file, or the name of a job; None: what the environment variable ``SKIPPER_JOB``
-            says, or else the user's only job.
+        address: path of a connection file, or the name of a job of this host; or ``tcp://HOST:PORT``, where a script on
+            another host serves its job; None: what the environment variable ``SKIPPER_JOB`` says, or else the user's
+            only job on this host.
         name: of this process, for people; None: its command and process id.
         timeout: in seconds.
+        replace: leave the job that this process has joined before, although that still runs.
+        secret_file: with ``tcp://``: the file with the secret that all hosts have; None: as for `serve_job`.
+        certs: with ``tcp://``: a folder with this host's certificate, of the role host or script; None: likewise.
+        insecure: with ``tcp://``: go without TLS, where the whole network is trusted. SKIPPER_INSECURE=1 says the same.
 
     Returns:
         True; or False where this process is part of that very job already, in which case nothing has changed.
 
     Raises:
         JobNotFoundError: (a `LookupError`) there is no such job, or it has ended.
-        AlreadyInJobError: this process is part of another job.
-        AuthenticationError: the job does not accept the secret.
-        RemoteHostError: the job runs on another host.
-        UnsafeFileError: others could read or could have written the connection file.
+        AlreadyInJobError: this process is part of another job that still runs, or was spawned in one, or is the script
+            of its own.
+        AuthenticationError: the job does not accept the secret or the certificate, or this side not the job's.
+        HostMismatchError: the script on the other host runs another version of Python or of this library.
+        RemoteHostError: a connection file is of another host.
+        UnsafeFileError: others could read or could have written the connection file, or could read the secret.
+        InsecureHostError: (a `ValueError`) another host is to be joined without TLS, and ``insecure`` is not set.
+        CertificateError: (a `ValueError`) ``certs`` is not what TLS needs.
         DeadlineError: (a `TimeoutError`) the job did not answer in time.
+        ValueError: there is no secret for another host.
     """
-    connection = find(address)
-    if current_runtime.is_running() and current_runtime.current().root.id == connection.root.id:
-        return False
+    deadline = time.monotonic() + max(timeout, 0)
+    trusted = _trust(secret_file, certs, insecure=insecure)
+    connection = find(address, trusted, timeout=timeout)
+    if current_runtime.is_running():
+        if current_runtime.current().root.id != connection.root.id:
+            connection.check_reachable()
+            _make_way(connection, replace=replace, timeout=deadline - time.monotonic())
+        elif _is_outside(current_runtime.current()):
+            current_runtime.shutdown()
+        else:
+            return False
+        gc.collect()  # see `leave`
     enter(
         connection,
         name or own_name(),
         lambda process: process.request(connection.root, JOIN, this_proc()),
-        timeout=timeout,
+        timeout=deadline - time.monotonic(),
     )
     return True
+
+
+def leave(*, grace_s: float | None = None) -> bool:
+    """Leave the job that this process has joined; the process may then join another one, or begin its own.
+
+    What it has spawned there ends; stores, memory that it has published, and what it knew of the job's processes are
+    let go. To the others it is a process that has ended in good order. It works as well if the job has ended before.
+
+    Args:
+        grace_s: seconds that its actors get to handle what they have received, see `shutdown`; None means
+            `Settings.exit_grace_s`.
+
+    Returns:
+        Whether it was in a job.
+
+    Raises:
+        JoinError: this process has not joined its job: it is the script, or was spawned.
+    """
+    if not current_runtime.is_running():
+        return False
+    if not _has_joined(current_runtime.current()):
+        name = current_runtime.current().me.name
+        raise JoinError(f"{name!r} has not joined its job, so it cannot leave it; shutdown ends a script's")
+    current_runtime.shutdown(grace_s=grace_s)
+    # What the runtime was made of refers to itself in circles; descriptors go with it, and not only some time later.
+    gc.collect()
+    return True
+
+
+def _has_joined(process: Process) -> bool:
+    return process.root_actor is not None and process.root.id != process.me.id
+
+
+def _is_outside(process: Process) -> bool:
+    """Whether a process that has joined is gone for its job's script: it stood still, or was cut off."""
+    link = process.transport.find(process.root.id)
+    return _has_joined(process) and (link is None or link.lost is not None)
+
+
+def _make_way(connection: Connection, *, replace: bool, timeout: float) -> None:
+    """Leave the job of this process for another one, if it may be left.
+
+    Raises:
+        AlreadyInJobError: it may not.
+    """
+    process = current_runtime.current()
+    if not _has_joined(process):
+        raise AlreadyInJobError(f"this process is part of a job already, as {process.me.name!r}")
+    if not replace:
+        try:
+            process.request(process.root, PING).get(max(min(_ANSWER_S, timeout), 0))
+        except SupervisionError:
+            pass  # that job has ended
+        except DeadlineError:
+            raise AlreadyInJobError(
+                f"this process is part of a job, as {process.me.name!r}, whose script does not answer, and may be "
+                "alive: leave() leaves it, and so does join(..., replace=True)"
+            ) from None
+        else:
+            raise AlreadyInJobError(
+                f"this process is part of a job that runs, as {process.me.name!r}: leave() leaves it, and so does "
+                f"join(..., replace=True), for the job {connection.name!r}"
+            )
+    current_runtime.shutdown()
 
 
 def enter(connection: Connection, name: str, ask: Callable[[Process], Future[None]], *, timeout: float) -> Process:
@@ -183,32 +407,53 @@ def enter(connection: Connection, name: str, ask: Callable[[Process], Future[Non
 
     Raises:
         JoinError: as `join` says.
-        AuthenticationError: the job does not accept the secret.
+        AuthenticationError: the job does not accept the secret, or the certificate.
         DeadlineError: (a `TimeoutError`) the job did not answer in time.
     """
     connection.check_reachable()
-    process = current_runtime.start_joined(connection.root, connection.secret, connection.settings, name)
+    beyond = connection.beyond
+    if beyond is None:
+        process = current_runtime.start_joined(connection.root, connection.secret, connection.settings, name)
+    else:
+        if beyond.data_plane:
+            open_data_plane(beyond.host)
+        process = current_runtime.start_joined(
+            connection.root,
+            connection.secret,
+            connection.settings,
+            name,
+            host=beyond.host,
+            certs=beyond.certs,
+            data_plane_is_open=beyond.data_plane,
+        )
     try:
         ask(process).get(max(timeout, 0))
     except BaseException as error:
         current_runtime.shutdown(grace_s=0)
         if isinstance(error, DeadlineError):
-            raise DeadlineError(f"the job {connection.name!r} did not answer within {timeout:g} s") from None
+            raise DeadlineError(f"the job {connection.name!r} did not answer in time") from None
         if isinstance(error, SupervisionError) and NOT_OUR_SECRET in error.message:
             raise AuthenticationError(f"the job {connection.name!r} has another secret") from None
+        if isinstance(error, SupervisionError) and NOT_ADMITTED in error.message:
+            raise AuthenticationError(f"the job {connection.name!r} and this process part: {error}") from None
         if isinstance(error, SupervisionError):
             raise JobNotFoundError(f"the job {connection.name!r} cannot be joined: {error}") from error
         raise
     return process
 
 
-def find(address: str | os.PathLike[str] | None) -> Connection:
+def find(address: PathLike | None, trusted: _Trust | None = None, *, timeout: float = 30.0) -> Connection:
     """How to reach the job of an address as `join` takes it.
+
+    Args:
+        address: as `join` takes it.
+        trusted: by what the job of another host is known; None: what the environment says.
+        timeout: in seconds, for a job on another host.
 
     Raises:
         JobNotFoundError: there is none.
-        RemoteHostError: it names a host and a port.
         UnsafeFileError: others could read or could have written the connection file.
+        AuthenticationError, InsecureHostError, CertificateError, ValueError: as `join` says, for a job on another host.
     """
     if address is None:
         address = os.environ.get(JOB_VARIABLE)
@@ -224,16 +469,24 @@ def find(address: str | os.PathLike[str] | None) -> Connection:
     text = os.fspath(address)
     if text.lstrip().startswith("{"):  # not repeated in the message: it has a secret in it
         raise JobNotFoundError("an address is a path or a name, not the content of a connection file")
+    if isinstance(address, str) and _is_remote(address):
+        trusted = trusted or _trust(None, None, insecure=False)
+        return _find_remote().find(
+            address, trusted.secret_file, trusted.certs, insecure=trusted.insecure, timeout=timeout
+        )
     if os.sep in text or not isinstance(address, str):
         return join_file.read(Path(text))
-    host, colon, port = text.rpartition(":")
-    if colon and port.isdecimal():
-        raise RemoteHostError(f"{text}: processes of other hosts ({host}) cannot join yet")
     try:
         path = join_file.path_of(text)
     except ValueError as error:
         raise JobNotFoundError(str(error)) from error
     return join_file.read(path)
+
+
+def _is_remote(address: str) -> bool:
+    """Whether an address names a host and a port."""
+    host, colon, port = address.rpartition(":")
+    return address.startswith(SCHEME) or bool(host and colon and port.isdecimal() and os.sep not in address)
 
 
 def own_name() -> str:
@@ -257,11 +510,12 @@ def visiting(address: str | os.PathLike[str] | None = None, *, timeout: float = 
         JoinError: as `join` says.
         AuthenticationError: the job does not accept the secret.
         DeadlineError: (a `TimeoutError`) the job did not answer in time.
+        InsecureHostError, CertificateError, ValueError: as `join` says, for a job on another host.
     """
     if address is None and current_runtime.is_running():
         yield current_runtime.current()
         return
-    connection = find(address)
+    connection = find(address, timeout=timeout)
     if current_runtime.is_running() and current_runtime.current().root.id == connection.root.id:
         yield current_runtime.current()
         return

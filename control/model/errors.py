@@ -301,11 +301,11 @@ class JobExistsError(JoinError, ValueError):
 
 
 class AlreadyInJobError(JoinError, RuntimeError):
-    """This process is part of a job already; `shutdown` ends that."""
+    """This process is part of a job already; `leave` leaves one that it has joined, `shutdown` ends a script's own."""
 
 
-class RemoteHostError(JoinError, NotImplementedError):
-    """The job runs on another host. Joining across hosts is not there yet."""
+class RemoteHostError(JoinError, ConnectionError):
+    """A connection file is that of a job on another host, which is joined by an address: ``tcp://HOST:PORT``."""
 
 
 class UnsafeFileError(JoinError, PermissionError):

@@ -22,6 +22,7 @@ from pathlib import Path
 from skipper.control.model.errors import JobExistsError, JobNotFoundError, RemoteHostError, UnsafeFileError
 from skipper.control.model.settings import Settings
 from skipper.control.support.private_file import check_private
+from skipper.control.wire.addresses import within_host
 from skipper.control.wire.process_ref import ProcessRef
 from skipper.trust import folder
 
@@ -34,6 +35,21 @@ _KNOCK_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
+class Beyond:
+    """How a process of a job deals with those on other hosts.
+
+    Attributes:
+        host: the IP at which they reach it.
+        certs: the folder of the certificates for TLS with them; None: none.
+        data_plane: whether the data plane may be used with them.
+    """
+
+    host: str
+    certs: str | None
+    data_plane: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Connection:
     """What a process needs to know to join a job.
 
@@ -42,8 +58,9 @@ class Connection:
         root: the process that serves it.
         secret: the job's secret.
         settings: the job's bounds, which hold for all of its processes.
-        host: where it runs (see `this_network`).
+        host: where it runs (see `this_network`); empty where it runs elsewhere and was asked just now.
         hostname: the same for people.
+        beyond: how who joins deals with other hosts; None: with none.
     """
 
     name: str
@@ -52,6 +69,7 @@ class Connection:
     settings: Settings
     host: str
     hostname: str
+    beyond: Beyond | None = None
 
     def encode(self) -> str:
         """The content of the file: JSON."""
@@ -64,6 +82,7 @@ class Connection:
                 "settings": dataclasses.asdict(self.settings),
                 "host": self.host,
                 "hostname": self.hostname,
+                "beyond": self.beyond and dataclasses.asdict(self.beyond),
             }
         )
 
@@ -74,12 +93,15 @@ class Connection:
             RemoteHostError: it was started on another host, or in another network namespace.
             JobNotFoundError: it has ended.
         """
+        if not self.host:
+            return
         if self.host != this_network():
             raise RemoteHostError(
                 f"the job {self.name!r} runs on {self.hostname!r}, and this process on {socket.gethostname()!r} or in "
-                "another network namespace of it: processes of other hosts cannot join yet"
+                "another network namespace of it: join it by an address, tcp://HOST:PORT, which serve_job(address=...) "
+                "gives it"
             )
-        if not _answers(self.root.address):
+        if not _answers(within_host(self.root.id)):
             raise JobNotFoundError(f"the job {self.name!r} has ended")
 
     def __repr__(self) -> str:
@@ -100,7 +122,7 @@ def decode(text: str, origin: str) -> Connection:
         content = json.loads(text)
         if content["version"] != _VERSION:
             raise ValueError(f"it is of version {content['version']}, this library reads {_VERSION}")
-        root = content["root"]
+        root, beyond = content["root"], content.get("beyond")
         return Connection(
             name=str(content["name"]),
             root=ProcessRef(str(root["id"]), str(root["address"]), str(root["name"])),
@@ -108,10 +130,22 @@ def decode(text: str, origin: str) -> Connection:
             settings=Settings(**content["settings"]),
             host=str(content["host"]),
             hostname=str(content["hostname"]),
+            beyond=None if beyond is None else _beyond(beyond),
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         # Not chained: the traceback of a failed parse may show what was parsed.
         raise JobNotFoundError(f"{origin} holds no connection to a job: {type(error).__name__}") from None
+
+
+def _beyond(content: dict[str, object]) -> Beyond:
+    import ipaddress  # most processes do without
+
+    certs = content["certs"]
+    return Beyond(
+        str(ipaddress.ip_address(str(content["host"]))),
+        None if certs is None else str(certs),
+        data_plane=bool(content["data_plane"]),
+    )
 
 
 def this_network() -> str:
@@ -237,8 +271,6 @@ def open_folder(path: Path) -> Iterator[int]:
 
 def _answers(address: str) -> bool:
     """Whether somebody listens there: an abstract socket goes with its process, and its name is never used again."""
-    if not address.startswith(_UNIX):
-        return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
         knock.settimeout(_KNOCK_TIMEOUT_S)
         try:

@@ -51,7 +51,7 @@ def complete(request: pytest.FixtureRequest) -> Callable[..., list[str]]:
 def test_tools_come_first(complete: Callable[..., list[str]]) -> None:
     assert set(complete("skipper", "s")) == {"scale", "stacks", "status"}
     assert {"bw", "host", "help"} <= set(complete("skipper", ""))
-    assert complete("skipper", "help", "weight") == ["weight-sync"]
+    assert complete("skipper", "help", "weight-") == ["weight-sync"]
 
 
 def test_then_flags_sub_commands_and_listed_values(complete: Callable[..., list[str]]) -> None:

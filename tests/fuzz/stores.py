@@ -1,5 +1,6 @@
 """What a store's processes tell each other, as targets call it."""
 
+import contextlib
 import json
 import pickle
 from collections.abc import Iterator
@@ -12,8 +13,12 @@ from skipper import dataplane
 from skipper.dataplane import RDMABuffer
 from skipper.torchstore.algebra.layout import Box, Piece
 from skipper.torchstore.algebra.manifest import Manifest, MeshPosition, TensorItem
+from skipper.torchstore.errors import CertificateFormatError
 from skipper.torchstore.peers import shm_value_board as board
 from skipper.torchstore.plans import plan_lines
+from skipper.torchstore.proofs import certificate_lines
+from skipper.torchstore.proofs.certificate import Certificate
+from skipper.torchstore.proofs.certified_tensor import CertifiedTensor
 from skipper.torchstore.tensors import delta
 from skipper.torchstore.tensors.values import inline_tensor, open_inline
 from tests.fuzz.mutation import numbers_of, parts_in_json
@@ -82,6 +87,55 @@ def load_plan_seeds() -> Iterator[bytes]:
         {"skipped": "b"},
     ]
     yield "".join(json.dumps(line) + "\n" for line in lines).encode()
+
+
+def read_certificate(data: bytes) -> None:
+    """A certificate's file: what is taken of it is as large as it says, and is written again alike."""
+    lines = data.splitlines(keepends=True)
+    if len(lines) > 1:  # with the root that its tensors make, or nothing but roots would be looked at
+        with contextlib.suppress(CertificateFormatError):
+            key, number, _, tensors = certificate_lines.read(data, "certificate")
+            root = Certificate(key, number, tensors).root
+            data = certificate_lines.write(key, number, root, tensors).encode()
+    certificate = Certificate.decode(data, "certificate")
+    for tensor in certificate.tensors.values():
+        tensor.table()
+    again = certificate_lines.write(certificate.key, certificate.version, certificate.root, certificate.tensors)
+    if Certificate.decode(again.encode(), "certificate") != certificate:
+        raise Broken("the certificate changes when it is written and read")
+
+
+def _certificate() -> Certificate:
+    tensors = {
+        ("norm", ""): CertifiedTensor("bfloat16", (3,), bytes(32)),
+        ("w", ""): CertifiedTensor("float8_e4m3fn", (40, 300), bytes(range(192)), is_quantized=True),
+        ("w", "torch.bfloat16"): CertifiedTensor("bfloat16", (40, 300), bytes(192), is_quantized=True),
+    }
+    return Certificate("policy", 7, tensors)
+
+
+def certificate_seeds() -> Iterator[bytes]:
+    """One of two tensors, of which one is quantized."""
+    made = _certificate()
+    yield certificate_lines.write(made.key, made.version, made.root, made.tensors).encode()
+
+
+def read_tag(data: bytes) -> None:
+    """A tag that came with samples: none but those of this version are taken."""
+    try:
+        tag = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    made = _certificate()
+    if made.accepts(tag) and tag["root"] != made.root:
+        raise Broken("a tag of another root is taken")
+
+
+def tag_seeds() -> Iterator[bytes]:
+    """A right one."""
+    made = _certificate()
+    tag = {"key": made.key, "version": made.version, "root": made.root, "proved": "00", "covered": 0.5}
+    yield json.dumps(tag).encode()
 
 
 def read_manifest(data: bytes) -> None:

@@ -10,7 +10,7 @@ from skipper.control.rpc.wire.session import BadAnswerError, Refused
 from skipper.control.wire.frames import decode_process
 from skipper.control.wire.local_stream import unpack_metadata
 from skipper.dataplane.errors import BufferDroppedError, DataplaneError, DescriptorError, TransferError
-from skipper.torchstore.errors import LoadPlanFormatError, StoreError, StoreRendezvousError
+from skipper.torchstore.errors import CertificateFormatError, LoadPlanFormatError, StoreError, StoreRendezvousError
 from skipper.torchstore.spmd.launch import parse_note
 from tests.fuzz import handshakes, messages, moves, services, stores, wire, workspaces
 from tests.fuzz.mutation import mutate_json
@@ -33,6 +33,7 @@ TARGETS = (
     # Files, and agents
     Target("announcement", wire.read_announcement, wire.announcement_seeds, (HostError,), mutate_json),
     Target("join-file", wire.read_join_file, wire.join_file_seeds, (JobNotFoundError,), mutate_json),
+    Target("gate", wire.read_gates_answer, wire.gates_answer_seeds, (HostError,), mutate_json),
     Target("agent", wire.read_agents_words, wire.agents_words_seeds, (HostError,), wire.mutate_words),
     Target("pod", services.read_pod, services.pod_seeds, _FORMS, mutate_json),
     Target("slurm", services.read_queue, services.queue_seeds),
@@ -68,5 +69,7 @@ TARGETS = (
     Target("inline", stores.read_inline, stores.inline_seeds, (*_OF_THE_JOB, AttributeError), mutate_json),
     Target("flags", stores.read_flags, stores.flags_seeds, _OF_THE_JOB),
     Target("load-plan", stores.read_load_plan, stores.load_plan_seeds, (LoadPlanFormatError,)),
+    Target("certificate", stores.read_certificate, stores.certificate_seeds, (CertificateFormatError,)),
+    Target("weights-tag", stores.read_tag, stores.tag_seeds, (), mutate_json),
     Target("note", parse_note, stores.note_seeds, (StoreRendezvousError,), mutate_json),
 )

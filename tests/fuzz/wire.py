@@ -1,5 +1,6 @@
 """What comes over control's links and from its files, as targets call it."""
 
+import dataclasses
 import os
 import secrets
 import socket
@@ -11,7 +12,8 @@ from random import Random
 from typing import Any
 
 from skipper.control.cluster.hosts import protocol
-from skipper.control.model.errors import ProtocolError
+from skipper.control.cluster.hosts.job_gate import GateAddress, introduced
+from skipper.control.model.errors import HostError, ProtocolError
 from skipper.control.model.settings import Settings
 from skipper.control.model.shape import Extent
 from skipper.control.rpc.wire import messages as actor_service
@@ -30,7 +32,7 @@ from skipper.control.rpc.wire.session import ClientSession, ServerSessions
 from skipper.control.runtime import join_file
 from skipper.control.runtime.cast import messages as tree_wire
 from skipper.control.runtime.cast.tree import RankSpan
-from skipper.control.runtime.join_file import Connection
+from skipper.control.runtime.join_file import Beyond, Connection
 from skipper.control.wire import addresses, auth, frames
 from skipper.control.wire._generated.actor_service_pb2 import ListMethodsRequest
 from skipper.control.wire.bulk import Outgoing
@@ -46,6 +48,7 @@ from tests.fuzz.verdicts import Broken
 
 SECRET = bytes(range(32))
 SCRIPT = ProcessRef("job-1", "127.0.0.1:4711", "script")
+GATE = GateAddress("127.0.0.1", 4711, SECRET, None, data_plane=True)
 WORKER = ProcessRef("job-2", "unix-abstract:skipper-job-2", "worker", SCRIPT)
 TRACE = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -361,6 +364,26 @@ def join_file_seeds() -> Iterator[bytes]:
     """One that a job has written."""
     connection = Connection("run", SCRIPT, SECRET, Settings(preload=("json",)), join_file.this_network(), "here")
     yield connection.encode().encode()
+    beyond = Beyond("127.0.0.2", "/etc/skipper/certs", data_plane=False)
+    yield dataclasses.replace(connection, beyond=beyond).encode().encode()
+
+
+def read_gates_answer(data: bytes) -> None:
+    """What a gate tells a process that joins."""
+    repr(introduced(protocol.read_answer(Reply(1, payload=(data,))), GATE))
+
+
+def gates_answer_seeds() -> Iterator[bytes]:
+    """One, and a refusal."""
+    there = {
+        "root": {"id": "a-1", "address": "127.0.0.1:4711", "name": "script"},
+        "nonce": SECRET.hex(),
+        "masked_secret": protocol.mask(SECRET, SECRET, SECRET).hex(),
+        "settings": dataclasses.asdict(Settings(preload=("json",))),
+        "data_plane": True,
+    }
+    for message in (protocol.answer(1, there), protocol.refusal(1, HostError("no"))):
+        yield bytes(message.payload[0])  # type: ignore[arg-type]
 
 
 def read_agents_words(data: bytes) -> None:

@@ -12,7 +12,7 @@ from skipper import control, dataplane
 from skipper.control import HostMesh
 from skipper.control.cluster.hosts import attach_to_hosts
 from skipper.control.cluster.hosts import command as host_command
-from skipper.control.cluster.hosts.attach import DATA_PLANE_DEVICES, DATA_PLANE_HOST
+from skipper.control.runtime.data_plane_access import DATA_PLANE_DEVICES, DATA_PLANE_HOST
 from tests.control.conftest import (
     PATIENCE_S,
     Failures,

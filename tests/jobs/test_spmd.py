@@ -13,8 +13,7 @@ import pytest
 from skipper.control import this_proc
 from skipper.control.cluster.jobs import SpmdJob
 from skipper.control.cluster.jobs.rank_registry import extent_of
-from skipper.control.cluster.jobs.spmd import TorchrunRank
-from skipper.control.cluster.jobs.spmd_rendezvous import PORT
+from skipper.control.cluster.jobs.spmd import PORT, TorchrunRank
 from skipper.control.model.errors import AlreadyInJobError, InsecureHostError, TorchrunError
 from tests.control.conftest import PATIENCE_S, wait_until
 from tests.hosts.netns import REPOSITORY, SKIPPER

@@ -19,6 +19,7 @@ OF_ONE_KEY: dict[str, Callable[..., Any]] = {
     "delete_batch": lambda key, **more: ts.delete_batch([key], **more),
     "exists": ts.exists,
     "get_meta": ts.get_meta,
+    "certificate": ts.certificate,
     "put_state_dict": lambda key, **more: ts.put_state_dict({"w": torch.ones(2)}, key, **more),
     "get_state_dict": ts.get_state_dict,
     "explain": ts.explain,

@@ -48,10 +48,13 @@ def test_positional_arguments_are_those_of_metas_torchstore(
     assert names == positional
 
 
+WITHOUT_A_STORE = {"share_memory_", "init_logging", "record_plan", "prove", "join_proofs"}
+
+
 def test_every_function_takes_a_store_name_and_every_wait_a_timeout() -> None:
     for name in torchstore.__all__:
         function = getattr(torchstore, name)
-        if inspect.isfunction(function) and name not in {"share_memory_", "init_logging", "record_plan"}:
+        if inspect.isfunction(function) and name not in WITHOUT_A_STORE:
             parameters = inspect.signature(function).parameters
             assert "store_name" in parameters, name
             has_timeout = any(parameter.endswith("timeout") for parameter in parameters)

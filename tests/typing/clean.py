@@ -152,6 +152,11 @@ async def services(counters: ActorMesh[Counter]) -> None:
 async def stores() -> None:
     assert_type(await torchstore.keys("prefix", store_name="other"), list[str])
     assert_type(await torchstore.put_state_dict({}, "key", version=3), int)
+    certificate = await torchstore.certificate("key", version=3)
+    assert_type(certificate, torchstore.Certificate)
+    assert_type(torchstore.prove({}, certificate, strict=False), torchstore.Proof)
+    assert_type(certificate.accepts(torchstore.join_proofs(certificate, []).tag()), bool)
+    assert_type(sync.certificate("key"), torchstore.Certificate)
     assert_type(sync.keys("prefix", store_name="other"), list[str])
     assert_type(sync.put_state_dict({}, "key", version=3, timeout=1.5), int)
     assert_type(sync.versions("key"), tuple[int, ...])

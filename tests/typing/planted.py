@@ -172,5 +172,6 @@ async def stores() -> None:
     await torchstore.put("key")  # error: the value is missing
     await torchstore.get(3)  # error: a key is a string
     sync.put("key", 1, store="other")  # error: there is no such argument
+    torchstore.prove({}, "key")  # error: this is no certificate
     names: list[int] = sync.keys()  # error: these are strs
     print(names)

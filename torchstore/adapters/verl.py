@@ -2,11 +2,13 @@
 
 verl imports this module on its workers where ``checkpoint_engine.custom_backend_module`` names it; importing it
 registers the backend ``torchstore``. The process of the first actor rank becomes the root of a job, and the rollout
-workers join it.
+workers join it: through a file on its host, from other hosts at an address (``serve_at``). Rollout workers that outlive
+the actor join the job of the next one.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
@@ -34,6 +36,12 @@ class TorchStoreCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # ver
         is_master: Whether this is the first actor rank.
         address: A job (see `control.join`) whose script has initialized the store; None: the first actor rank serves
             its own, with a store of its own.
+        serve_at: Where workers on other hosts join the job of the first actor rank, as `control.serve_job` takes it:
+            ``tcp://eth0:0`` is any port of that network device, on whichever host the rank is. None: nowhere.
+        secret_file: Of several hosts, as `control.serve_job` and `control.join` take it; so the next three.
+        certs: See ``secret_file``.
+        insecure: See ``secret_file``.
+        data_plane: See ``secret_file``; without certificates, or with this, the weights go one-sidedly between hosts.
         store_name: Which store.
         key: Prefix of the keys of the buckets.
         rollout_dtype: What floating-point weights are converted to on their way; None: nothing is.
@@ -50,6 +58,11 @@ class TorchStoreCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # ver
         is_master: bool = False,
         *,
         address: str | None = None,
+        serve_at: str | None = None,
+        secret_file: str | os.PathLike[str] | None = None,
+        certs: str | os.PathLike[str] | None = None,
+        insecure: bool = False,
+        data_plane: bool | None = None,
         store_name: str = "verl",
         key: str = "policy",
         rollout_dtype: torch.dtype | str | None = torch.bfloat16,
@@ -63,6 +76,9 @@ class TorchStoreCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # ver
             raise ValueError(f"rollout_dtype is a dtype of torch such as 'bfloat16', not {rollout_dtype!r}")
         self.rollout_dtype = dtype
         self._address = address
+        self._serve_at = serve_at
+        self._trust: dict[str, Any] = {"secret_file": secret_file, "certs": certs, "insecure": insecure}
+        self._data_plane = data_plane
         self._store_name = store_name
         self._key = key
         self._device = torch.device(device)
@@ -79,10 +95,10 @@ class TorchStoreCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # ver
         if not self.is_master:
             return {}
         if self._address is None:
+            self._address = self._serve()  # first: what begins before is not reached from other hosts
             run(lambda: ts.initialize(store_name=self._store_name, timeout=self._timeout), begins_job=True)
-            self._address = str(control.serve_job().path)
         elif not self._round:
-            control.join(self._address, timeout=self._timeout)
+            self._join(self._address)
             self._round = max(run(lambda: ts.versions(self._bucket(0), store_name=self._store_name)), default=0)
         self._round += 1
         return {"address": self._address, "round": self._round}
@@ -113,8 +129,8 @@ class TorchStoreCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # ver
         """
         self._takes_part = rank >= 0
         self._round = master_metadata["round"]
-        if self._takes_part:
-            control.join(master_metadata["address"], timeout=self._timeout)
+        if self._takes_part and not self.is_master:
+            self._join(master_metadata["address"])
 
     def finalize(self) -> None:
         """End a round. Job and store stay, and the next round is written into the same memory."""
@@ -170,6 +186,19 @@ class TorchStoreCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # ver
             for name, tensor in bucket["weights"].items():
                 yield name, tensor.to(self._device)
             number, is_last = number + 1, bucket["is_last"]
+
+    def _serve(self) -> str:
+        """Open the job of this process; where it is joined."""
+        if self._serve_at is None:
+            return str(control.serve_job().path)
+        served = control.serve_job(address=self._serve_at, data_plane=self._data_plane, **self._trust)
+        assert served.address is not None  # it was asked for
+        return served.address
+
+    def _join(self, address: str) -> None:
+        """Join the job of an actor, in the place of that of an actor before it."""
+        trust = self._trust if address.startswith("tcp://") else {}
+        control.join(address, timeout=self._timeout, replace=True, **trust)
 
     def _bucket(self, number: int) -> str:
         return f"{self._key}.{number}"

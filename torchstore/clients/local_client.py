@@ -37,6 +37,7 @@ from skipper.torchstore.support.metrics import log_of
 from skipper.torchstore.support.records import SyncRecord
 from skipper.torchstore.tensors.local_tensors import check_writable
 from skipper.torchstore.tensors.stream_order import gpus_of, in_stream_order
+from skipper.torchstore.tensors.tiles import TensorsTiles
 
 T = TypeVar("T")
 
@@ -130,7 +131,8 @@ class LocalClient:
         """Do what `torchstore.put_state_dict` has been asked for."""
         put.check()
         put = self._last_puts.resolve(put)
-        put = replace(put, copies=self._copies(put), checksum=self._summed(put.checksum))
+        certify = self.remote.info.certify if put.certify is None else put.certify
+        put = replace(put, copies=self._copies(put), checksum=self._summed(put.checksum), certify=certify)
         number = await self._observed("put", self.publisher.put_state_dict(put), put.state_dict, put.timeout)
         self._last_puts.keep(put)
         return number
@@ -213,6 +215,15 @@ class LocalClient:
         """See `torchstore.get_meta`."""
         check_key(key)
         return await self.remote.ask(lambda to: to.meta.call_one(key), timeout)
+
+    async def certified(
+        self, key: str, version: int | None, *, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> tuple[int, Mapping[int, TensorsTiles]]:
+        """What the publishers of a version (None: the newest) have said of its tiles, and the version's number."""
+        found: tuple[int, Mapping[int, TensorsTiles]] = await self.remote.ask(
+            lambda to: to.certified.call_one(key, version), timeout
+        )
+        return found
 
     async def wait_for_readers(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """See `torchstore.wait_for_readers`."""

@@ -35,11 +35,13 @@ from skipper.torchstore.protocol.messages import (
 from skipper.torchstore.protocol.origin import ALONE, Origin, Turn, read_publisher
 from skipper.torchstore.support.process import this_process
 from skipper.torchstore.support.records import Cost, SyncRecord
+from skipper.torchstore.tensors.certifying import certifiable_tiles, check_certify
 from skipper.torchstore.tensors.checksums import digests_of
 from skipper.torchstore.tensors.local_tensors import LocalTensor, dtensor_type, fingerprint
 from skipper.torchstore.tensors.packing import Packed, pack
 from skipper.torchstore.tensors.quantize import Scales
 from skipper.torchstore.tensors.state_dict import flatten
+from skipper.torchstore.tensors.tiles import TensorsTiles
 from skipper.torchstore.tensors.values import dump_entries, inline_tensor
 
 _REMEMBERED = 8192
@@ -228,9 +230,15 @@ class Publisher:
                 with cost.spent_on("verify"):
                     digests = await asyncio.to_thread(digests_of, packed.tensors)
 
+            tiles: TensorsTiles | None = None
+            forms = check_certify(False if put.certify is None else put.certify)
+            if forms is not None:
+                with cost.spent_on("verify"):
+                    tiles = await asyncio.to_thread(certifiable_tiles, packed, forms)
+
             async def publications() -> list[Publication]:
                 written = await puts.write(put, packed, cost)
-                return [replace(written, objects=objects, keep=put.keep, turn=turn, digests=digests)]
+                return [replace(written, objects=objects, keep=put.keep, turn=turn, digests=digests, tiles=tiles)]
 
             (sent,), (published,) = await self._publish(publications, cost, put.timeout)
             if put.version is not None:

@@ -42,8 +42,21 @@ async def client(store_name: str = DEFAULT_STORE_NAME, *, timeout: float = DEFAU
         controller = await controller_of(store_name, timeout)
         info = await ask(controller.info.call_one(this_process(), this_proc()), timeout)
         with _clients_lock:  # two actors of one process may get here together: they share one client
+            _end_with_job()
             found = _clients.setdefault(store_name, LocalClient(RemoteStore(store_name, controller, info)))
     return found
+
+
+def _end_with_job() -> None:
+    """Let go of all clients when this process leaves its job, so that none is left for the stores of the next one."""
+    last = current_runtime.current().ending.after
+    if _reset_all not in last:
+        last.append(_reset_all)
+
+
+def _reset_all() -> None:
+    for store_name in list(_clients):
+        reset_client(store_name)
 
 
 def reset_client(store_name: str = DEFAULT_STORE_NAME) -> None:

@@ -18,6 +18,7 @@ from skipper.torchstore.errors import DTypeMismatchError, KindMismatchError, Lay
 from skipper.torchstore.protocol.messages import NEWEST, Selector
 from skipper.torchstore.protocol.origin import Origin, read_publisher
 from skipper.torchstore.tensors.cells import region
+from skipper.torchstore.tensors.certifying import Certify, check_certify
 from skipper.torchstore.tensors.local_tensors import LocalTensor, check_destination, describe, describe_slice
 from skipper.torchstore.tensors.naming import NameMap
 from skipper.torchstore.tensors.values import as_bytes, load, new_tensor, open_inline, part_of
@@ -41,7 +42,7 @@ class StateDictPut:
 
     Attributes:
         state_dict: What is put; None: once more what was put last.
-        checksum: None: as the store was initialized; so is ``copies``.
+        checksum: None: as the store was initialized; so are ``copies`` and ``certify``.
         timeout: In seconds.
     """
 
@@ -56,6 +57,7 @@ class StateDictPut:
     publisher: Origin | tuple[int, int] | None = None
     verify_replicas: bool = False
     copies: int | None = None
+    certify: Certify | None = None
     timeout: float = DEFAULT_TIMEOUT_S
 
     def check(self) -> None:
@@ -77,6 +79,8 @@ class StateDictPut:
         check_flag("verify_replicas", self.verify_replicas)
         if check_flag("delta", self.delta) and self.mode != "snapshot":
             raise ValueError("delta=True compares with the copy in the volume: it needs mode='snapshot'")
+        if self.certify is not None:
+            check_certify(self.certify)
         read_publisher(self.publisher)
 
 
@@ -92,6 +96,7 @@ class PutOptions(TypedDict, total=False):
     publisher: Origin | tuple[int, int] | None
     verify_replicas: bool
     copies: int | None
+    certify: Certify | None
     timeout: float
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -46,6 +47,7 @@ from skipper.torchstore.protocol.messages import (
 from skipper.torchstore.protocol.meta import ValueMeta
 from skipper.torchstore.protocol.strategy import TorchStoreStrategy
 from skipper.torchstore.support.process import DeathNotice, ProcessId, this_process
+from skipper.torchstore.tensors.tiles import TensorsTiles
 
 _log = logging.getLogger("skipper.torchstore")
 
@@ -159,7 +161,7 @@ class StoreController(Actor):
             return await self._succession.welcome(process, procs)
         volumes = self._initialized()
         self._watch.add(process, procs)
-        number = self._recorder.do(Command("welcome", (process, None if process.is_local else procs)))
+        number = self._recorder.do(Command("welcome", (process, procs)))
         return StoreInfo(
             volumes.strategy,
             volumes.actors,
@@ -168,6 +170,7 @@ class StoreController(Actor):
             self._settings.checksum,
             this_process(),
             self._settings.copies,
+            self._settings.certify,
         )
 
     @concurrent_endpoint
@@ -422,6 +425,22 @@ class StoreController(Actor):
             raise KeyNotFoundError(key, f"no version of {key!r} can be read at the moment")
         history, version, item = found
         return describe_version(key, version, history.readable(), item)
+
+    @endpoint
+    async def certified(self, key: str, version: int | None) -> tuple[int, Mapping[int, TensorsTiles]]:
+        """What the publishers of a version have said of its tiles, by their ranks, and the version's number.
+
+        Of the last versions that were certified it is there when their bytes are gone, too. None is the newest version.
+
+        Raises:
+            KeyNotFoundError: There is no such version.
+            NotCertifiedError: It was put without a certificate, by some ranks at least.
+        """
+        self._initialized()
+        history = self._recorder.state.index.get(key)
+        if history is None:
+            raise KeyNotFoundError(key)
+        return history.certified(version)
 
     @endpoint
     async def count_leases(self) -> int:

@@ -12,6 +12,7 @@ back from new readers, and `is_drained` says when the last reader has left.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 
 from skipper.torchstore.algebra.manifest import Binding, Manifest
@@ -19,6 +20,7 @@ from skipper.torchstore.controller.steps import Step, Steps
 from skipper.torchstore.controller.version import Contribution, Version, lives_in
 from skipper.torchstore.errors import (
     KeyNotFoundError,
+    NotCertifiedError,
     PublisherLostError,
     SourceChangedError,
     StoreError,
@@ -29,6 +31,10 @@ from skipper.torchstore.errors import (
 from skipper.torchstore.protocol.messages import NEWEST, Selector, Share
 from skipper.torchstore.support.process import ProcessId
 from skipper.torchstore.support.serial import Serial
+from skipper.torchstore.tensors.tiles import TensorsTiles
+
+CERTIFICATES_KEPT = 4
+"""Of each key, whatever versions are kept."""
 
 
 class Numbers:
@@ -62,9 +68,12 @@ class History:
         self.hidden: set[str] = set()
         # All memory that versions have used: their writers keep it for the next one.
         self.memory: dict[str, tuple[ProcessId, Binding]] = {}
+        self.spoilt: set[str] = set()
+        """Memory whose reader was lost: one that was only stopped might go on, so nothing else is written there."""
         self.steps = Steps(key)
         self._fitting: dict[tuple[int, int], str] = {}  # the manifests of the last version of several ranks
         self._newest = 0
+        self._certified: dict[int, dict[int, TensorsTiles]] = {}
         self._reserved = 0  # the number that was reserved last
 
     # Publishing -----------------------------------------------------------------------------------------
@@ -197,6 +206,7 @@ class History:
                 self._fitting = {_place(c): c.manifest.id for c in old if c.manifest is not None}
         version.ready_as = next(self._numbers.ready)
         self.hidden.clear()
+        self._note_tiles(version)
         for number in [n for n in self.staging if n < version.number]:
             self._abandon(self.staging[number], f"version {version.number} is whole already")
         # Direct mode: what lay in the memory that holds the new version now is readable no more.
@@ -204,6 +214,14 @@ class History:
         current = sorted(self.ready.keys() - outdated)
         for number in sorted(outdated) + current[: -self.keep]:
             self.draining.append(self.ready.pop(number))
+
+    def _note_tiles(self, version: Version) -> None:
+        """Keep what a new version is certified by: a reader asks for it when it has the bytes, which may be late."""
+        if any(share.tiles is not None for share in version.contributions.values()):
+            with suppress(NotCertifiedError):
+                self._certified[version.number] = version.tiles()
+            for number in sorted(self._certified)[:-CERTIFICATES_KEPT]:
+                del self._certified[number]
 
     def _abandon(self, version: Version, why: str) -> None:
         """Give up a version that is not whole."""
@@ -237,6 +255,7 @@ class History:
         self.draining += [self.ready.pop(later) for later in sorted(self.ready) if later > number]
         for staged in list(self.staging.values()):
             self._abandon(staged, f"the key was rolled back to version {number}")
+        self._certified = {n: tiles for n, tiles in self._certified.items() if n <= number}
         self.ready[number].ready_as = next(self._numbers.ready)
         self.hidden.clear()
 
@@ -377,6 +396,7 @@ class History:
             for lease in [n for n, reader in version.leases.items() if reader == process]:
                 del version.leases[lease]
                 version.peer_reads.end(lease)
+                self.spoilt.update(found.id for _, found in version.bindings() if found.mode == "snapshot")
             version.peer_reads.close(process)
             if version.lost is None and lives_in(version, process):
                 self._lose(version, process, reason)
@@ -412,7 +432,7 @@ class History:
     def delete(self) -> None:
         """Forget every version; leases may still be held."""
         self.draining += [*self.staging.values(), *self.ready.values()]
-        self.staging, self.ready = {}, {}
+        self.staging, self.ready, self._certified = {}, {}, {}
         self.steps.clear()
 
     def reap(self) -> list[tuple[ProcessId, Binding]]:
@@ -444,6 +464,27 @@ class History:
     def readable(self) -> tuple[int, ...]:
         """The versions that can be read now, oldest first."""
         return tuple(n for n, version in sorted(self.ready.items()) if not version.closed and version.lost is None)
+
+    def certified(self, number: int | None) -> tuple[int, dict[int, TensorsTiles]]:
+        """What the publishers of a version (None: the newest) have said of its tiles, and the version's number.
+
+        Raises:
+            KeyNotFoundError: There is no such version.
+            NotCertifiedError: It was put without a certificate, by some ranks at least.
+        """
+        if number is None:
+            if self.newest is None:
+                if self.staging:
+                    raise self.staging[max(self.staging)].incomplete()
+                raise KeyNotFoundError(self.key)
+            number = self.newest.number
+        if number in self._certified:
+            return number, self._certified[number]
+        if number in self.staging:
+            raise self.staging[number].incomplete()
+        if number not in self.ready:
+            raise VersionNotFoundError(self.key, number, tuple(sorted({*self.ready, *self._certified})))
+        return number, self.ready[number].tiles()
 
     @property
     def newest(self) -> Version | None:

@@ -277,9 +277,14 @@ class Index:
         elif self._with_older:
             self._with_older.pop(history.key, None)
         for writer, binding in idle:
-            if isinstance(binding, Section):  # its next version will lie elsewhere
+            is_spoilt = binding.id in history.spoilt
+            if is_spoilt or isinstance(binding, Section):  # its next version will lie elsewhere
                 history.memory.pop(binding.id, None)
-            self._on_idle(writer, binding)
+                history.spoilt.discard(binding.id)
+            if is_spoilt:
+                self._on_gone([(writer, binding)])
+            else:
+                self._on_idle(writer, binding)
 
 
 class Entries:

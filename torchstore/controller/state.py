@@ -197,6 +197,7 @@ class StoreState:
         """A new client. Returns its number."""
         if home is not None:
             self.homes[process] = home
+        self._dead.pop(process)  # it had left the job, and is back
         return self.members.welcome(process)
 
     def process_died(self, process: ProcessId, volumes: tuple[str, ...]) -> None:

@@ -11,6 +11,7 @@ from skipper.torchstore.algebra.manifest import WHOLE, Binding, Digests, Manifes
 from skipper.torchstore.controller.peer_read_scheduler import PeerReadScheduler
 from skipper.torchstore.controller.steps import Step, name_ranks
 from skipper.torchstore.errors import (
+    NotCertifiedError,
     PartiallyPublishedError,
     ReplicaMismatchError,
     ShareDTypeMismatchError,
@@ -22,6 +23,7 @@ from skipper.torchstore.protocol.messages import Change, Publication
 from skipper.torchstore.protocol.origin import ALONE, Turn
 from skipper.torchstore.support.lru_cache import LRUCache
 from skipper.torchstore.support.process import ProcessId
+from skipper.torchstore.tensors.tiles import TensorsTiles
 
 
 @dataclass(slots=True, eq=False)  # not frozen: one is made for each small put, and that would take twice as long
@@ -32,6 +34,7 @@ class Contribution:
         arrived: When, by the controller's monotonic clock.
         stamp: As that of the publication, and so is the change.
         copies: The same bytes in other volumes.
+        tiles: As those of the publication.
     """
 
     writer: ProcessId
@@ -47,6 +50,7 @@ class Contribution:
     turn: Turn = ALONE
     digests: Digests = field(default_factory=dict)
     copies: tuple[Binding, ...] = ()
+    tiles: TensorsTiles | None = None
 
     @property
     def rank(self) -> int:
@@ -76,6 +80,7 @@ class Contribution:
             turn=publication.turn,
             digests=publication.digests,
             copies=copies,
+            tiles=publication.tiles,
         )
 
     @property
@@ -122,6 +127,23 @@ class Version:
     def is_plain(self) -> bool:
         """Whether it is a value by itself, and no state dict."""
         return any(c.manifest is None or c.manifest.kind == "value" for c in self.contributions.values())
+
+    def tiles(self) -> dict[int, TensorsTiles]:
+        """What its publishers have said of its tiles, by their ranks.
+
+        Raises:
+            NotCertifiedError: One that has tensors has said nothing.
+        """
+        silent = [
+            rank
+            for rank, share in self.contributions.items()
+            if share.tiles is None and (share.manifest is None or share.manifest.tensors)
+        ]
+        if silent:
+            size = self.step.size if self.step is not None else 1
+            by = f" by {name_ranks(tuple(sorted(silent)), size)}" if size > 1 else ""
+            raise NotCertifiedError(self.key, self.number, f"it was put without certify=True{by}")
+        return {rank: share.tiles for rank, share in self.contributions.items() if share.tiles is not None}
 
     def leave(self, volume: str) -> bool:
         """A volume is gone, and what it held. Returns whether some part has no copy any more."""

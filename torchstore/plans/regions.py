@@ -138,6 +138,12 @@ def is_scattered(copy: RegionCopy, shape: Ints) -> bool:
     return prod(size for size, stride in axes if stride not in strides) > MOST_BLOCKS
 
 
+def region_of(tensor: torch.Tensor, region: Strided) -> torch.Tensor:
+    """The elements of a parameter that a region says, in its shape."""
+    tensor = tensor.detach()
+    return tensor.as_strided(region.shape, region.strides, int(tensor.storage_offset()) + region.offset)
+
+
 def dtype_of(name: str) -> torch.dtype:
     """The dtype that torch prints so.
 

@@ -12,7 +12,6 @@ import torch
 
 from skipper.control.model.bounds import check_seconds
 from skipper.torchstore.algebra.layout import Ints
-from skipper.torchstore.algebra.strided import Strided
 from skipper.torchstore.clients.local_client import LocalClient
 from skipper.torchstore.clients.pinning import PinnedBlock, PinnedVersion
 from skipper.torchstore.clients.registry import DEFAULT_STORE_NAME, run
@@ -21,7 +20,7 @@ from skipper.torchstore.clients.requests import VersionSelector
 from skipper.torchstore.errors import LoadPlanMismatchError
 from skipper.torchstore.plans.load_plan import LoadPlan, tensors_of
 from skipper.torchstore.plans.recorder import LoadWeights
-from skipper.torchstore.plans.regions import RecordedTensor, RegionCopy, dtype_of
+from skipper.torchstore.plans.regions import RecordedTensor, RegionCopy, dtype_of, region_of
 from skipper.torchstore.support.coroutines import public
 from skipper.torchstore.tensors.values import new_tensor
 from skipper.torchstore.tensors.written import writing_mode, written
@@ -138,7 +137,7 @@ class _Replay:
         for fill in self._plan.fills:
             tensor = self.tensors[fill.parameter]
             with writing_mode(tensor):
-                _region(tensor, fill.into).fill_(fill.value)
+                region_of(tensor, fill.into).fill_(fill.value)
         direct, staged = self._blocks()
         filled = {copy.parameter: self.tensors[copy.parameter] for copy in self._plan.copies}
         with written(filled.values()):
@@ -170,7 +169,7 @@ class _Replay:
         for copy in self._plan.copies:
             tensor, shape = self.tensors[copy.parameter].detach(), self._plan.checkpoint[copy.checkpoint].shape
             for block in copy.blocks(shape):
-                into = _region(tensor, block.into)
+                into = region_of(tensor, block.into)
                 if not copy.casts and _has_rows(into):
                     direct.append(PinnedBlock(copy.checkpoint, block.offsets, into))
                 else:
@@ -236,12 +235,6 @@ def _cut(copy: RegionCopy, offsets: Ints, into: torch.Tensor, itemsize: int, roo
     for start in range(0, size, step):
         moved = (*offsets[:dim], offsets[dim] + start, *offsets[dim + 1 :])
         yield from _cut(copy, moved, into.narrow(dim, start, min(step, size - start)), itemsize, room)
-
-
-def _region(tensor: torch.Tensor, region: Strided) -> torch.Tensor:
-    """The elements of a parameter that a region says, in its shape."""
-    tensor = tensor.detach()
-    return tensor.as_strided(region.shape, region.strides, int(tensor.storage_offset()) + region.offset)
 
 
 def _has_rows(tensor: torch.Tensor) -> bool:

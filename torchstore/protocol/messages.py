@@ -19,6 +19,8 @@ from skipper.torchstore.protocol.origin import ALONE, Turn
 from skipper.torchstore.protocol.strategy import TorchStoreStrategy
 from skipper.torchstore.support.compact import compact
 from skipper.torchstore.support.process import ProcessId
+from skipper.torchstore.tensors.certifying import Certify
+from skipper.torchstore.tensors.tiles import TensorsTiles
 
 
 class UnknownIdError(StoreError):
@@ -56,6 +58,7 @@ class StoreSettings:
         keep_versions: How many ready versions each key keeps, where no put of it says so.
         checksum: Whether puts take checksums where they do not say.
         copies: How many volumes hold each part of what is put, where a put does not say.
+        certify: Whether, and in which dtypes, state dicts are certified where their put does not say.
         journal: Whether the store survives its controller.
         first_client: The number of its first client, above those of the stores of this name before it.
     """
@@ -63,6 +66,7 @@ class StoreSettings:
     keep_versions: int = 1
     checksum: bool = False
     copies: int = 1
+    certify: Certify = False
     journal: bool = False
     first_client: int = 1
 
@@ -88,6 +92,7 @@ class StoreInfo:
         volumes: By the names that the strategy gives them.
         processes: In which each volume lives.
         copies: How many volumes hold each part of what is put, where a put does not say.
+        certify: Whether, and in which dtypes, state dicts are certified where their put does not say.
         client: A number for the client that asked. It is shorter than the identity of its process.
         checksum: Whether puts take checksums where they do not say.
         controller: In which process the controller lives.
@@ -101,6 +106,7 @@ class StoreInfo:
     checksum: bool
     controller: ProcessId
     copies: int = 1
+    certify: Certify = False
     successor: Successor | None = None
 
 
@@ -136,6 +142,7 @@ class Publication:
         turn: Whose put it is, and which of them.
         digests: Of each box that the publisher has, where replicas are to be compared.
         copies: More bindings that hold the same bytes, in other volumes; or their ids.
+        tiles: Of its tensors, where the version is to be certified.
     """
 
     key: str
@@ -152,6 +159,7 @@ class Publication:
     turn: Turn = ALONE
     digests: Digests = field(default_factory=dict)
     copies: tuple[Binding | str, ...] = ()
+    tiles: TensorsTiles | None = None
 
 
 @compact

@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from skipper import control
 from skipper.control import DeadlineError, HostUnreachableError, JobNotFoundError, RemoteHostError
+from skipper.control.api.join import CERTS_VARIABLE, INSECURE_VARIABLE, insecure_by_environment
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.wire import addresses
 from skipper.torchstore.errors import StoreRendezvousError, StoreTimeoutError
@@ -31,10 +32,7 @@ from skipper.torchstore.spmd.ranks import Launch
 from skipper.trust import SECRET_VARIABLE
 
 if TYPE_CHECKING:  # its import brings gRPC, after which processes of a mesh cannot be forked from a warm one
-    from skipper.control.cluster.jobs.spmd_rendezvous import RendezvousAddress
-
-CERTS_VARIABLE = "SKIPPER_CERTS"
-"""Environment variable with the folder of this host's certificates, where ranks are on several hosts."""
+    from skipper.control.cluster.hosts.job_gate import GateAddress
 
 _AGENT_VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"
 _PREFIX = "skipper/spmd"
@@ -63,11 +61,16 @@ class Trust:
     data_plane: bool | None = None
 
     def completed(self) -> Trust:
-        """The same, with what the environment says in the place of what was not passed."""
+        """The same, with what the environment says in the place of what was not passed.
+
+        Raises:
+            ValueError: The environment says neither yes nor no.
+        """
+        trust = dataclasses.replace(self, insecure=self.insecure or insecure_by_environment())
         if self.secret_file is not None or self.certs is not None:
-            return self
+            return trust
         certs, secret_file = os.environ.get(CERTS_VARIABLE), os.environ.get(SECRET_VARIABLE)
-        return dataclasses.replace(self, certs=certs or None, secret_file=None if certs else secret_file or None)
+        return dataclasses.replace(trust, certs=certs or None, secret_file=None if certs else secret_file or None)
 
     def means_several_hosts(self, launch: Launch) -> bool:
         """Whether these ranks meet at a gate; otherwise they are taken to be on one host."""
@@ -80,15 +83,15 @@ class Trust:
             return (self.certs is not None or self.insecure) and not _is_at_loopback(launch.master_addr)
         return True
 
-    def gate(self, address: str) -> RendezvousAddress:
+    def gate(self, address: str) -> GateAddress:
         """The gate at an address.
 
         Raises:
             ValueError: See `initialize_spmd`.
         """
-        from skipper.control.cluster.jobs import spmd_rendezvous
+        from skipper.control.cluster.hosts import job_gate
 
-        return spmd_rendezvous.RendezvousAddress.of(
+        return job_gate.GateAddress.of(
             address, self.secret_file, self.certs, insecure=self.insecure, data_plane=self.data_plane
         )
 
@@ -102,7 +105,7 @@ class OpenedJob:
         run: What the ranks have in common.
     """
 
-    gate: RendezvousAddress | None
+    gate: GateAddress | None
     run: str
     _closes: list[Callable[[], object]]
 
@@ -128,7 +131,7 @@ class EnteredJob:
         has_joined: Whether this process was in no job before.
     """
 
-    gate: RendezvousAddress | None
+    gate: GateAddress | None
     run: str
     has_joined: bool
 
@@ -153,9 +156,9 @@ def open_job(launch: Launch, trust: Trust, store_name: str, deadline: float) -> 
         written, gate = {"path": str(served.path)}, None
     else:
         gate = trust.gate(trust.address or _address_of_rank_0(launch, note))
-        from skipper.control.cluster.jobs import spmd_rendezvous
+        from skipper.control.cluster.hosts import job_gate
 
-        keeper = spmd_rendezvous.SpmdRendezvousServer(runtime.current(), gate, run)
+        keeper = job_gate.JobGate(runtime.current(), gate, run)
         closes = [keeper.close]
         gate = dataclasses.replace(gate, port=addresses.port_of(keeper.address))
         written = {"gate": keeper.address}
@@ -208,9 +211,9 @@ def _enter(launch: Launch, trust: Trust, found: dict[str, str], timeout: float, 
         return EnteredJob(None, run, control.join(found["path"], name=name, timeout=timeout))
     gate = trust.gate(addresses.SCHEME + found["gate"])
     if not is_member:
-        from skipper.control.cluster.jobs import spmd_rendezvous
+        from skipper.control.cluster.hosts import job_gate
 
-        spmd_rendezvous.join_rendezvous(gate, run, name, timeout=timeout)
+        job_gate.enter_by_gate(gate, run, name, timeout=timeout)
     return EnteredJob(gate, run, has_joined=not is_member)
 
 
@@ -264,7 +267,8 @@ def _check_reachable(launch: Launch, trust: Trust) -> None:
         return
     raise StoreRendezvousError(
         f"rank {launch.rank} is not on the host of rank 0, {launch.master_addr}: ranks of several hosts meet by a "
-        f"secret. Pass certs= (or set {CERTS_VARIABLE}), or secret_file= (or set {SECRET_VARIABLE}) and insecure=True"
+        f"secret. Pass certs= (or set {CERTS_VARIABLE}), or secret_file= (or set {SECRET_VARIABLE}) and "
+        f"insecure=True (or set {INSECURE_VARIABLE}=1)"
     )
 
 

@@ -46,6 +46,7 @@ from skipper.torchstore.spmd.rendezvous import Arrival, Rendezvous
 from skipper.torchstore.support.coroutines import public
 from skipper.torchstore.support.deadlines import ask
 from skipper.torchstore.support.process import this_process
+from skipper.torchstore.tensors.certifying import Certify, check_certify
 
 _GRACE_S = 5.0
 """The rendezvous' own deadline gives the better message: let it be first."""
@@ -127,6 +128,7 @@ async def initialize_spmd(
     keep_versions: int = 1,
     volume_nbytes: int | None = None,
     checksum: bool = False,
+    certify: Certify = False,
 ) -> None:
     """Start a store from within an SPMD job: every rank calls it, and may use the store when it returns.
 
@@ -163,6 +165,7 @@ async def initialize_spmd(
         keep_versions: See `initialize`; what rank 0 says holds.
         volume_nbytes: See `initialize`; what rank 0 says holds.
         checksum: See `initialize`; what rank 0 says holds.
+        certify: See `initialize`; what rank 0 says holds.
 
     Raises:
         StrategyError: (a `ValueError`) no strategy, or another one; or this process has initialized the store already.
@@ -182,13 +185,16 @@ async def initialize_spmd(
         raise StrategyError("initialize_spmd needs HostStrategy or LocalRankStrategy: strategy=LocalRankStrategy()")
     if store_name in _sessions or store_name in _beginning:
         raise StrategyError(f"this process has initialized the store {store_name!r} already; shut it down first")
+    check_certify(certify)
     deadline = time.monotonic() + rendezvous_timeout.total_seconds()
     launch = Launch.find(env, rank=rank, world_size=world_size)
     trust = Trust(address, secret_file, certs, insecure, data_plane).completed()
     beginning = _Beginning(launch, trust, store_name, _of_ranks(strategy, store_name), deadline)
     _beginning.add(store_name)
     try:
-        session = await beginning.run(keep_versions=keep_versions, volume_nbytes=volume_nbytes, checksum=checksum)
+        session = await beginning.run(
+            keep_versions=keep_versions, volume_nbytes=volume_nbytes, checksum=checksum, certify=certify
+        )
     except BaseException as error:
         await beginning.undo(error)
         raise
@@ -199,6 +205,9 @@ async def initialize_spmd(
     _sessions[store_name] = session
     note_place(store_name, session.place)
     api.shut_down_together[store_name] = session.shutdown
+    last = runtime.current().ending.after
+    if _forget_all not in last:
+        last.append(_forget_all)
 
 
 initialize = initialize_spmd
@@ -358,6 +367,19 @@ def _leave_if_alone(*, but: str | None = None) -> None:
     if _has_joined and not _sessions and not _beginning - {but}:
         _has_joined = False
         control.shutdown()
+
+
+def _forget_all() -> None:
+    """Let go of stores that have not been shut down: this process is leaving the job, or the job has ended."""
+    global _has_joined
+    _has_joined = False
+    for store_name, session in list(_sessions.items()):
+        del _sessions[store_name]
+        note_place(store_name, None)
+        api.shut_down_together.pop(store_name, None)
+        if session.companion is not None:
+            session.companion.close()
+    dismiss()
 
 
 def _left(deadline: float) -> float:

@@ -72,25 +72,28 @@ def _start_time(pid: int) -> int | None:
 
 
 class DeathNotice:
-    """Calls ``on_death(process)``, once, in the event loop in which the process was added.
+    """Calls ``on_death(process)`` in the event loop in which the process was added, once for each time that it was.
 
-    A pidfd becomes readable when a process of this host dies; control tells of those of other hosts. Nothing is polled.
+    A pidfd becomes readable when a process of this host dies. Control tells of those of other hosts, and of all that
+    have left the job or are stopped, which to others are gone as well. Nothing is polled.
     """
 
     def __init__(self, on_death: Callable[[ProcessId], None]) -> None:
         self._on_death = on_death
         self._fds: dict[ProcessId, int] = {}
-        self._afar: set[ProcessId] = set()
+        self._members: dict[ProcessId, set[str]] = {}
 
     def add(self, process: ProcessId, procs: ProcMesh | None = None) -> None:
         """Watch a process; idempotent. A dead one is reported soon.
 
         ``procs`` is the same process for control; without it a process of another host is not watched.
         """
-        if not process.is_local:
-            if procs is not None:
-                self._watch_from_afar(process, procs)
-            return
+        if procs is not None:
+            self._watch_by_control(process, procs)
+        if process.is_local:
+            self._watch_by_kernel(process)
+
+    def _watch_by_kernel(self, process: ProcessId) -> None:
         if process in self._fds:
             return
         loop = asyncio.get_running_loop()
@@ -106,34 +109,35 @@ class DeathNotice:
         self._fds[process] = fd
         loop.add_reader(fd, self._report, process)
 
-    def _watch_from_afar(self, process: ProcessId, procs: ProcMesh) -> None:
-        if process in self._afar:
+    def _watch_by_control(self, process: ProcessId, procs: ProcMesh) -> None:
+        member = procs.root_members[0].id  # a process that leaves the job and joins it again has another one
+        known = self._members.setdefault(process, set())
+        if member in known:
             return
+        known.add(member)
         loop = asyncio.get_running_loop()
-        self._afar.add(process)
 
         def ended(_: object) -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(self._report_from_afar, process)
+                loop.call_soon_threadsafe(self._ended, process, member)
 
         procs.ended.add_done_callback(ended)
 
-    def _report_from_afar(self, process: ProcessId) -> None:
-        if process in self._afar:
-            self._afar.discard(process)
-            self._on_death(process)
+    def _ended(self, process: ProcessId, member: str) -> None:
+        if member in self._members.get(process, ()):
+            self._report(process)
 
     def _report(self, process: ProcessId) -> None:
         self._forget(process)
         self._on_death(process)
 
     def _forget(self, process: ProcessId) -> None:
-        fd = self._fds.pop(process)
-        asyncio.get_running_loop().remove_reader(fd)
-        os.close(fd)
+        self._members.pop(process, None)
+        if (fd := self._fds.pop(process, None)) is not None:
+            asyncio.get_running_loop().remove_reader(fd)
+            os.close(fd)
 
     def close(self) -> None:
         """Stop watching; call it in the same event loop."""
-        for process in list(self._fds):
+        for process in [*self._fds, *self._members]:
             self._forget(process)
-        self._afar.clear()

@@ -97,7 +97,7 @@ class _Twin:
     cell: Ints
 
 
-class Proof:
+class ArrivalProof:
     """What a reader checks after the bytes of one plan have arrived; built by `ProofBuilder`.
 
     Attributes:
@@ -184,9 +184,9 @@ class ProofBuilder:
                 proved = region(scratch, both.relative_to(slab.offsets), both.shape)
                 self._twins.append(_Twin(name, arrived, proved, both, cell))
 
-    def build(self) -> Proof | None:
+    def build(self) -> ArrivalProof | None:
         """The proof; None where no source has sums."""
-        return Proof(self._action, self._claims, self._twins, self._of_source) if self._claims else None
+        return ArrivalProof(self._action, self._claims, self._twins, self._of_source) if self._claims else None
 
     def _sums(
         self, index: int, buffers: Sequence[RDMABuffer], stored: str, number: int, piece: Piece, cell: Ints

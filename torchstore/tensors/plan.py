@@ -29,7 +29,7 @@ from skipper.torchstore.algebra.layout import BoxTransfer, Ints, Match, match
 from skipper.torchstore.algebra.manifest import Binding, Manifest, TensorItem
 from skipper.torchstore.errors import CoverageError, DTypeMismatchError, LayoutMismatchError
 from skipper.torchstore.support.lru_cache import LRUCache
-from skipper.torchstore.tensors.checksums import Proof, ProofBuilder
+from skipper.torchstore.tensors.checksums import ArrivalProof, ProofBuilder
 from skipper.torchstore.tensors.local_tensors import LocalTensor, check_destination, same_elements
 from skipper.torchstore.tensors.quantize import Landing
 
@@ -74,7 +74,7 @@ class Plan:
         tensors: int,
         of_source: tuple[tuple[int, int], ...],
         compile_s: float,
-        proof: Proof | None = None,
+        proof: ArrivalProof | None = None,
         moves: Sequence[tuple[int, str, BoxTransfer, torch.Tensor]] = (),
     ) -> None:
         self.action = action

@@ -121,7 +121,7 @@ def quantize(values: torch.Tensor, out: torch.Tensor, scales: torch.Tensor, bloc
         out[rows] = (blocks / scale[:, None, :, None]).flatten(2).flatten(0, 1)[: shape[0], : shape[1]].to(out.dtype)
 
 
-def _dequantize(values: torch.Tensor, scales: torch.Tensor, block: Ints, start: Ints, out: torch.Tensor) -> None:
+def dequantize(values: torch.Tensor, scales: torch.Tensor, block: Ints, start: Ints, out: torch.Tensor) -> None:
     """The values of a matrix that begins ``start`` elements within the first of its blocks."""
     for rows, line in _strips(values.shape, block, _STRIP, start[0]):
         strip, scale = values[rows].float(), scales[line]
@@ -202,7 +202,7 @@ class Landing:
         with writing_mode(self.into.tensor):
             for piece, lines in zip(self.into.pieces, self.scales.pieces, strict=True):
                 start = tuple(at % step for at, step in zip(piece.box.offsets, self.block, strict=True))
-                _dequantize(
+                dequantize(
                     region(self.values.tensor, piece.local, piece.box.shape),
                     region(self.scales.tensor, lines.local, lines.box.shape),
                     self.block,

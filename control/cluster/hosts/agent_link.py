@@ -31,6 +31,7 @@ class AgentLink:
         certificates: for TLS; None: none.
         timeout: in seconds, for the connection to stand.
         role: with TLS: whose certificate has to be there.
+        who: listens there, for people.
 
     Raises:
         HostUnreachableError: nobody answers, or not as an agent would.
@@ -46,6 +47,7 @@ class AgentLink:
         *,
         timeout: float,
         role: Role = Role.HOST,
+        who: str = "agent",
     ) -> None:
         grpc_poller.choose()
         from skipper.control.wire.handshake import Dial
@@ -53,6 +55,7 @@ class AgentLink:
         from skipper.control.wire.message_stream import MessageStream, Status
 
         self.name = addresses.at(host, port)
+        self._who = f"the {who} of {self.name}"
         self._secret = secret
         self._certificates = certificates
         self._revoked_s = 0.0
@@ -60,7 +63,7 @@ class AgentLink:
         self._numbers = itertools.count(1)
         self._answers: dict[int, Promise[dict[str, Any]]] = {}
         self._lock = threading.Lock()
-        peer = ProcessRef(protocol.AGENT, self.name, f"the agent of {self.name}")
+        peer = ProcessRef(protocol.AGENT, self.name, self._who)
         me = ProcessRef(f"script-{secrets.token_hex(8)}", "", "script")
         self._link = Link(peer, self._deliver, self._lost)
         stands: Promise[None] = Promise()
@@ -89,7 +92,7 @@ class AgentLink:
         except DeadlineError:
             dial.give_up("nobody answers")
             hint = ", or it does not speak TLS with the certificates here" if certificates else ", or speaks TLS alone"
-            message = f"no agent answers at {self.name} within {timeout:g} s: none runs there, or not at this address"
+            message = f"no {who} answers at {self.name} within {timeout:g} s: none runs there, or not at this address"
             raise HostUnreachableError(message + hint) from None
 
     def ask(self, method: str, content: Mapping[str, Any], *, timeout: float) -> dict[str, Any]:
@@ -109,7 +112,7 @@ class AgentLink:
         try:
             return future.get(timeout)
         except DeadlineError:
-            raise HostUnreachableError(f"the agent of {self.name} did not answer within {timeout:g} s") from None
+            raise HostUnreachableError(f"{self._who} did not answer within {timeout:g} s") from None
         finally:
             with self._lock:
                 self._answers.pop(number, None)
@@ -164,12 +167,12 @@ class AgentLink:
 
     def _fail(self, reason: str) -> None:
         if NOT_OUR_SECRET in reason or "wrong proof" in reason:
-            raise AuthenticationError(f"the agent of {self.name} has another secret")
+            raise AuthenticationError(f"{self._who} has another secret")
         if DO_NOT_GO_TOGETHER in reason:
-            raise HostMismatchError(f"the agent of {self.name} and this process part: {reason}")
+            raise HostMismatchError(f"{self._who} and this process part: {reason}")
         if NOT_ADMITTED in reason:
-            raise AuthenticationError(f"the agent of {self.name} and this process part: {reason}")
-        raise HostUnreachableError(f"the agent of {self.name} cannot be reached: {reason}")
+            raise AuthenticationError(f"{self._who} and this process part: {reason}")
+        raise HostUnreachableError(f"{self._who} cannot be reached: {reason}")
 
     def _deliver(self, peer: ProcessRef, message: Message) -> None:
         future = self._answers.get(message.port) if isinstance(message, Answer) else None
@@ -184,4 +187,4 @@ class AgentLink:
         with self._lock:
             waiting = list(self._answers.values())
         for future in waiting:
-            future.set_exception(HostUnreachableError(f"the agent of {self.name} has gone: {reason}"))
+            future.set_exception(HostUnreachableError(f"{self._who} has gone: {reason}"))

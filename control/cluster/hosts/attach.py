@@ -11,6 +11,7 @@ from skipper.control.api.mesh import HostMesh
 from skipper.control.cluster.hosts import protocol
 from skipper.control.model.errors import AlreadyInJobError, CertificateError, HostError, InsecureHostError
 from skipper.control.runtime import current_runtime as runtime
+from skipper.control.runtime.data_plane_access import open_data_plane
 from skipper.control.support import private_file
 from skipper.control.wire import addresses
 from skipper.control.wire.certificates import SECRET, Certificates
@@ -19,10 +20,6 @@ from skipper.control.wire.identity import Role
 HostAddresses: TypeAlias = "Iterable[str] | str | os.PathLike[str] | Callable[[], Iterable[str]]"
 
 LEAST_SECRET_NBYTES = 16
-
-DATA_PLANE_HOST = "SKIPPER_DATA_PLANE_HOST"
-DATA_PLANE_DEVICES = "UCX_NET_DEVICES"
-"""The environment variables that tell the data plane at which IP, and on which devices, it reaches other hosts."""
 
 
 def attach_to_hosts(
@@ -127,21 +124,6 @@ def listed(hosts: HostAddresses) -> list[str]:
             raise ValueError(f"{os.fspath(hosts)} is neither tcp://HOST:PORT nor a file: {error.strerror}") from error
         return [text for line in lines if (text := line.partition("#")[0].strip())]
     return list(hosts)
-
-
-def open_data_plane(host: str) -> None:
-    """Let the data plane of this process, and of those that it starts, use the network device that has an IP.
-
-    The user's own choice stands. For the loopback there is nothing to do: nothing else is used by default.
-
-    Args:
-        host: the IP.
-    """
-    if addresses.is_loopback(host):
-        return
-    os.environ.setdefault(DATA_PLANE_HOST, host)
-    if (device := addresses.device_of(host)) is not None:
-        os.environ.setdefault(DATA_PLANE_DEVICES, f"{device},lo")
 
 
 def read_secret(path: Path) -> bytes:

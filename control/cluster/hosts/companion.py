@@ -1,8 +1,8 @@
 """A companion: a process beside the ranks of a host, for actors that must outlive any single rank.
 
 Where another launcher starts one script on each host, there is no agent to ask for processes. So a rank starts a
-companion, which joins the job of rank 0 by the same rendezvous as the ranks (`cluster.jobs.spmd_rendezvous`). It ends
-when the rank says so, when the job of rank 0 is over, and when the last of its ranks has ended.
+companion, which comes into the job of rank 0 by the same gate as the ranks (`cluster.hosts.job_gate`). It ends when the
+rank says so, when the job of rank 0 is over, and when the last of its ranks has ended.
 
 The main program is ``companion.py CONFIG_FD REPORT_FD``.
 """
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from skipper.control.cluster.jobs.spmd_rendezvous import RendezvousAddress
+    from skipper.control.cluster.hosts.job_gate import GateAddress
 
 _END = b"end\n"
 _STOP_S = 10.0
@@ -34,22 +34,20 @@ class Companion:
     It is a child of this process. If this process ends without `close`, the companion goes on.
 
     Args:
-        rendezvous: where rank 0 listens.
+        gate: where rank 0 listens.
         run: what the ranks of this run have in common.
         name: of the process, for people.
         ranks: process ids of the ranks of this host; it ends with the last of them.
         timeout: how long it may take to come into the job, in seconds.
     """
 
-    def __init__(
-        self, rendezvous: RendezvousAddress, run: str, name: str, ranks: Sequence[int], *, timeout: float
-    ) -> None:
+    def __init__(self, gate: GateAddress, run: str, name: str, ranks: Sequence[int], *, timeout: float) -> None:
         config = {
-            "host": rendezvous.host,
-            "port": rendezvous.port,
-            "secret": rendezvous.secret.hex(),
-            "certs": rendezvous.certs,
-            "data_plane": rendezvous.data_plane,
+            "host": gate.host,
+            "port": gate.port,
+            "secret": gate.secret.hex(),
+            "certs": gate.certs,
+            "data_plane": gate.data_plane,
             "run": run,
             "name": name,
             "ranks": list(ranks),
@@ -142,13 +140,11 @@ def main() -> None:
 
 def _come(config: dict[str, Any]) -> str:
     """Become a process of the job; its id there."""
-    from skipper.control.cluster.jobs import spmd_rendezvous
+    from skipper.control.cluster.hosts import job_gate
 
     secret = bytes.fromhex(config["secret"])
-    rendezvous = spmd_rendezvous.RendezvousAddress(
-        config["host"], config["port"], secret, config["certs"], config["data_plane"]
-    )
-    return spmd_rendezvous.join_rendezvous(rendezvous, config["run"], config["name"], timeout=config["timeout"]).me.id
+    gate = job_gate.GateAddress(config["host"], config["port"], secret, config["certs"], config["data_plane"])
+    return job_gate.enter_by_gate(gate, config["run"], config["name"], timeout=config["timeout"]).me.id
 
 
 def _stay(lifeline: int, ranks: Sequence[int]) -> None:

@@ -37,9 +37,9 @@ def main() -> None:
 
 def _join(config: dict[str, Any]) -> str:
     """Become a process of the job; the address at which it listens."""
-    from skipper.control.cluster.hosts.attach import open_data_plane
     from skipper.control.model.settings import Settings
     from skipper.control.runtime import current_runtime
+    from skipper.control.runtime.data_plane_access import open_data_plane
     from skipper.control.wire.addresses import at
     from skipper.control.wire.process_ref import ProcessRef
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NoReturn, Self
 
 from skipper.control.api.join import join, serve_job
 from skipper.control.api.mesh import ProcMesh, get_or_spawn_controller
+from skipper.control.cluster.hosts.job_gate import GateAddress, JobGate, enter_by_gate
 from skipper.control.cluster.jobs.rank_registry import REGISTRY, RankEntry, RankRegistry, extent_of
-from skipper.control.cluster.jobs.spmd_rendezvous import PORT, RendezvousAddress, SpmdRendezvousServer, join_rendezvous
 from skipper.control.model.errors import (
     AlreadyInJobError,
     ControlError,
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from skipper.control.api.views import ActorMesh
 
 _log = logging.getLogger("skipper.control")
+
+PORT = 7432
+"""The port at which rank 0 listens by default."""
 
 MEET_TIMEOUT_S = 300.0
 """How long ranks wait for each other, as ``torchrun`` itself does: some may still be importing."""
@@ -155,12 +158,10 @@ class SpmdJob:
         timeout: float = MEET_TIMEOUT_S,
     ) -> None:
         self.launch = TorchrunRank.of(os.environ)
-        self._rendezvous: RendezvousAddress | None = None
+        self._gate: GateAddress | None = None
         if not self.launch.has_one_node:
             address = address or f"tcp://{self.launch.master_addr}:{PORT}"
-            self._rendezvous = RendezvousAddress.of(
-                address, secret_file, certs, insecure=insecure, data_plane=data_plane
-            )
+            self._gate = GateAddress.of(address, secret_file, certs, insecure=insecure, data_plane=data_plane)
         self._timeout = timeout
         self._procs: ProcMesh | None = None
         self._registry: ActorMesh[RankRegistry] | None = None
@@ -228,8 +229,8 @@ class SpmdJob:
         self._registry = get_or_spawn_controller(REGISTRY, RankRegistry, self.launch.world_size).get(self._timeout)
         if self.launch.world_size == 1:
             return lambda: None
-        if self._rendezvous is not None:
-            return SpmdRendezvousServer(process, self._rendezvous, self.launch.name).close
+        if self._gate is not None:
+            return JobGate(process, self._gate, self.launch.name).close
         return serve_job(self.launch.name).close
 
     def _wait_for_all(self, process: Process) -> Sequence[RankEntry]:
@@ -309,8 +310,8 @@ class SpmdJob:
 
     def _try_to_join(self) -> Process:
         name = f"rank {self.launch.rank}"
-        if self._rendezvous is not None:
-            return join_rendezvous(self._rendezvous, self.launch.name, name, timeout=_CONNECT_S)
+        if self._gate is not None:
+            return enter_by_gate(self._gate, self.launch.name, name, timeout=_CONNECT_S)
         join(self.launch.name, name=name, timeout=_CONNECT_S)
         return runtime.current()
 

@@ -43,6 +43,7 @@ GROUPS: dict[str, dict[str, Tool]] = {
         "stacks": Tool("skipper.control.observe.stacks_command", "where every thread is, also of hung processes"),
         "debug": Tool("skipper.control.observe.debug_command", "pdb for the actors that are at a breakpoint()"),
         "dashboard": Tool("skipper.control.observe.dashboard", "all of it in a browser"),
+        "weights": Tool("skipper.torchstore.proofs.command", "whether weights are those that a certificate says"),
         "metrics": Tool("skipper.control.observe.metrics", "its figures for Prometheus, and its health"),
     },
     "this machine": {

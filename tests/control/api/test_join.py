@@ -358,7 +358,7 @@ def test_a_joined_process_that_stands_still_counts_as_dead_and_stays_out(strange
 
 
 def test_a_script_whose_queue_of_connections_is_full_is_there(served: ServedJob) -> None:
-    root = ProcessRef("busy", "unix-abstract:skipper-test-busy", "busy")
+    root = ProcessRef("test-busy", "unix-abstract:skipper-test-busy", "busy")
     connection = dataclasses.replace(join_file.read(served.path), root=root)
     with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as held:
         listener.bind("\0skipper-test-busy")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from skipper.control import JobNotFoundError, RemoteHostError, ServedJob, serve_job
+from skipper.control import JobNotFoundError, ServedJob, serve_job
 from skipper.control.api.join import find
 from skipper.control.runtime import current_runtime
 
@@ -35,9 +35,11 @@ def test_an_address_is_never_taken_for_the_content_of_a_file(served: ServedJob) 
     assert current_runtime.current().secret.hex() not in str(caught.value)
 
 
-@pytest.mark.parametrize("address", ["10.0.0.1:5000", "host.example:1"])
-def test_an_address_of_another_host_is_not_there_yet(address: str) -> None:
-    with pytest.raises(RemoteHostError, match="cannot join yet"):
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "tcp://127.0.0.1:1", "tcp://[::1]:1"])
+def test_a_host_and_a_port_are_those_of_a_job_on_another_host(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SKIPPER_CERTS", "SKIPPER_SECRET_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ValueError, match="meet by a secret"):
         find(address)
 
 

@@ -82,6 +82,18 @@ def test_a_model_on_a_mesh_is_put_as_it_is_at_this_point(four: ProcMesh, mesh: D
             assert_stored(local, step, times=0.5)
 
 
+@pytest.mark.parametrize("mode", ["snapshot", "direct"])
+def test_the_ranks_certify_what_they_put_as_the_script_would(four: ProcMesh, mesh: DeviceMesh, mode: Any) -> None:
+    whole = torch.randn(70, 300)
+    with four.activate():
+        placed = {"w": cut(mesh, whole, four), "all": four.place(whole[0])}
+    sync.put_state_dict({**placed, "script": whole[1]}, KEY, mode=mode, certify=True)
+    certificate = sync.certificate(KEY)
+    sync.put_state_dict({"w": whole, "all": whole[0], "script": whole[1]}, "whole", certify=True)
+    assert certificate.root == sync.certificate("whole").root
+    assert sync.prove(sync.get_state_dict(KEY), certificate).covered == 1
+
+
 def assert_stored(local: torch.nn.Module, step: int, times: float = 1.0) -> None:
     stored = sync.get_state_dict(KEY)
     assert stored["step"] == step

@@ -35,6 +35,10 @@ _skipper_words() {
         "stacks -") words="-h --help -v --verbose -j --job --timeout --native -a --all -J --json" ;;
         "debug -") words="-h --help -v --verbose -j --job --timeout -c --command" ;;
         "dashboard -") words="-h --help -v --verbose -j --job --timeout --port --host --interval --token" ;;
+        "weights -") words="-h --help -v --verbose" ;;
+        "weights ") words="verify certificate" ;;
+        "weights verify -") words="-h --help -v --verbose --store -j --job --timeout" ;;
+        "weights certificate -") words="-h --help -v --verbose --version --store -j --job --timeout" ;;
         "metrics -") words="-h --help -v --verbose -j --job --timeout --serve --host --port -J --json --token --token-file" ;;
         "doctor -") words="-h --help -v --verbose -J --json --ucx-library --trial --exposure --pid --asked" ;;
         "completion -") words="-h --help -v --verbose" ;;
@@ -52,12 +56,12 @@ _skipper() {
             [[ $word == help ]] || path=$word
         else
             case "$path $word" in
-                "bw compare"|"host secret"|"host serve"|"host drain"|"host status"|"certs init"|"certs issue"|"certs delegate"|"certs renew"|"certs revoke"|"certs rotate"|"certs update"|"names serve"|"names list") path="$path $word" ;;
+                "bw compare"|"host secret"|"host serve"|"host drain"|"host status"|"certs init"|"certs issue"|"certs delegate"|"certs renew"|"certs revoke"|"certs rotate"|"certs update"|"names serve"|"names list"|"weights verify"|"weights certificate") path="$path $word" ;;
             esac
         fi
     done
     if [[ -z $path ]]; then
-        words="bw actors dispatch scale weight-sync host certs names status stacks debug dashboard metrics doctor completion help --help --version"
+        words="bw actors dispatch scale weight-sync host certs names status stacks debug dashboard weights metrics doctor completion help --help --version"
     elif [[ $current == -* ]]; then
         _skipper_words "$path -"
     else

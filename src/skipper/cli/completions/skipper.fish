@@ -4,7 +4,7 @@ function __skipper_is_at
     for word in (commandline -opc)[2..-1]
         if test -z "$at"
             test "$word" = help; or set at $word
-        else if contains -- "$at $word" 'bw compare' 'host secret' 'host serve' 'host drain' 'host status' 'certs init' 'certs issue' 'certs delegate' 'certs renew' 'certs revoke' 'certs rotate' 'certs update' 'names serve' 'names list'
+        else if contains -- "$at $word" 'bw compare' 'host secret' 'host serve' 'host drain' 'host status' 'certs init' 'certs issue' 'certs delegate' 'certs renew' 'certs revoke' 'certs rotate' 'certs update' 'names serve' 'names list' 'weights verify' 'weights certificate'
             set at "$at $word"
         end
     end
@@ -22,6 +22,7 @@ complete -c skipper -n '__skipper_is_at ""' -f -a status -d 'what it consists of
 complete -c skipper -n '__skipper_is_at ""' -f -a stacks -d 'where every thread is, also of hung processes'
 complete -c skipper -n '__skipper_is_at ""' -f -a debug -d 'pdb for the actors that are at a breakpoint()'
 complete -c skipper -n '__skipper_is_at ""' -f -a dashboard -d 'all of it in a browser'
+complete -c skipper -n '__skipper_is_at ""' -f -a weights -d 'whether weights are those that a certificate says'
 complete -c skipper -n '__skipper_is_at ""' -f -a metrics -d 'its figures for Prometheus, and its health'
 complete -c skipper -n '__skipper_is_at ""' -f -a doctor -d 'what the data plane can use here, and what it lacks'
 complete -c skipper -n '__skipper_is_at ""' -f -a completion -d 'make bash, zsh or fish complete what is typed after skipper'
@@ -224,6 +225,21 @@ complete -c skipper -n '__skipper_is_at "dashboard"' -l port -r -d 'to serve at 
 complete -c skipper -n '__skipper_is_at "dashboard"' -l host -r -d 'address to serve at (default: 127.0.0.1, this host only); others need the token that is printed'
 complete -c skipper -n '__skipper_is_at "dashboard"' -l interval -r -d 'between looks (default: 1)'
 complete -c skipper -n '__skipper_is_at "dashboard"' -l token -d 'ask for a token on this host, too: it has other users'
+complete -c skipper -n '__skipper_is_at "weights"' -f -a verify -d 'Compare weights with a certificate; names the first wrong tensor and where in it.'
+complete -c skipper -n '__skipper_is_at "weights"' -f -a certificate -d 'Save the certificate of a version in a store.'
+complete -c skipper -n '__skipper_is_at "weights"' -s h -l help -d 'show this help message and exit'
+complete -c skipper -n '__skipper_is_at "weights"' -s v -l verbose -d 'say more on standard error: the log, and where errors come from'
+complete -c skipper -n '__skipper_is_at "weights verify"' -s h -l help -d 'show this help message and exit'
+complete -c skipper -n '__skipper_is_at "weights verify"' -s v -l verbose -d 'say more on standard error: the log, and where errors come from'
+complete -c skipper -n '__skipper_is_at "weights verify"' -l store -r -d 'name of the store; default: default'
+complete -c skipper -n '__skipper_is_at "weights verify"' -s j -l job -r -d 'name of the job or path of its connection file; default: what SKIPPER_JOB says, or your only job'
+complete -c skipper -n '__skipper_is_at "weights verify"' -l timeout -r -d 'seconds that each answer, and the read of a version, may take (default: 60)'
+complete -c skipper -n '__skipper_is_at "weights certificate"' -s h -l help -d 'show this help message and exit'
+complete -c skipper -n '__skipper_is_at "weights certificate"' -s v -l verbose -d 'say more on standard error: the log, and where errors come from'
+complete -c skipper -n '__skipper_is_at "weights certificate"' -l version -r -d 'which one; default: the newest'
+complete -c skipper -n '__skipper_is_at "weights certificate"' -l store -r -d 'name of the store; default: default'
+complete -c skipper -n '__skipper_is_at "weights certificate"' -s j -l job -r -d 'name of the job or path of its connection file; default: what SKIPPER_JOB says, or your only job'
+complete -c skipper -n '__skipper_is_at "weights certificate"' -l timeout -r -d 'seconds that each answer, and the read of a version, may take (default: 60)'
 complete -c skipper -n '__skipper_is_at "metrics"' -s h -l help -d 'show this help message and exit'
 complete -c skipper -n '__skipper_is_at "metrics"' -s v -l verbose -d 'say more on standard error: the log, and where errors come from'
 complete -c skipper -n '__skipper_is_at "metrics"' -s j -l job -r -d 'name of the job or path of its connection file; default: what SKIPPER_JOB says, or your only job'

@@ -1,0 +1,1 @@
+"""Certificates of versions, and proofs that a process holds what they say."""

@@ -1,0 +1,64 @@
+"""In which form what a model holds is certified: its dtype may be another one than the stored one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from skipper.torchstore.proofs.certified_tensor import CertifiedTensor
+from skipper.torchstore.tensors.tiles import TileKey
+from skipper.torchstore.tensors.values import dtype_named
+
+_SMALL = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+_LARGE = frozenset({torch.float32, torch.float64})
+_EXACT = {
+    torch.float8_e4m3fn: _SMALL,
+    torch.float8_e5m2: _SMALL,
+    torch.float16: _LARGE,
+    torch.bfloat16: _LARGE,
+    torch.float32: frozenset({torch.float64}),
+}
+"""The dtypes that hold each number of another one, so that it can be told from what it became."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a parameter holds of a checkpoint tensor.
+
+    Attributes:
+        name: Of the tensor in the checkpoint.
+        parameter: Of the model.
+        dtypes: What its elements have been, one after the other: as they were read first, as they are here last.
+    """
+
+    name: str
+    parameter: str
+    dtypes: tuple[str, ...]
+
+
+def find_form(held: Held, certified: Mapping[TileKey, CertifiedTensor]) -> tuple[TileKey, torch.dtype] | str:
+    """In which form the elements are certified, and the dtype that they have there; or why they are in none.
+
+    A dtype that holds more than the one before it has changed nothing: its elements are converted back to be compared.
+    What was rounded is certified in the dtype that it was rounded to, if the publisher has said so.
+    """
+    stored = certified[held.name, ""]
+    dtypes = [dtype_named(name) for name in held.dtypes]
+    while len(dtypes) > 1 and _is_exact(*dtypes[-2:]):
+        dtypes.pop()
+    if any(not _is_exact(before, after) for before, after in pairwise(dtypes[:-1])):
+        return f"it was rounded more than once ({' to '.join(held.dtypes)})"
+    dtype = dtypes[-1]
+    if dtype == dtype_named(stored.dtype):
+        return (held.name, ""), dtype
+    at = (held.name, str(dtype))
+    if at not in certified:
+        return f"it is here as {dtype}, and certified as {stored.dtype} only: put it with certify=({dtype},)"
+    return at, dtype
+
+
+def _is_exact(before: torch.dtype, after: torch.dtype) -> bool:
+    return before == after or after in _EXACT.get(before, ())

@@ -1,0 +1,220 @@
+"""What a process has shown of a version, and how the proofs of several are joined."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from skipper.torchstore.algebra.layout import Box
+from skipper.torchstore.errors import ProofError
+from skipper.torchstore.proofs.certificate import Certificate, describe_box
+from skipper.torchstore.tensors.tiles import TileBlock, TileFragment, TileKey, TileTable, count_elements
+from skipper.torchstore.tensors.values import dtype_named
+
+_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class WrongTile:
+    """Elements that are not what the certificate says.
+
+    Attributes:
+        name: Of the tensor in the certificate; of padding, that of the parameter.
+        parameter: Which holds them; the same name where there is no plan.
+        box: In the whole tensor; of padding, the first wrong element in the parameter.
+    """
+
+    name: str
+    parameter: str
+    box: Box
+
+    def __str__(self) -> str:
+        within = f" in {self.parameter!r}" if self.parameter not in ("", self.name) else ""
+        return f"{self.name}{describe_box(self.box.offsets, self.box.shape)}{within}"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What one process, or several together, hold of a certified version.
+
+    Attributes:
+        key: Of the version.
+        version: Its number.
+        root: Of its certificate.
+        covered: The part of the version's bytes that was shown to be here, between 0 and 1: that of one rank is what
+            its shards are, that of all ranks together 1.
+        wrong: What is here and is something else.
+        unproved: Why tensors cannot be compared with the certificate, by the names of parameters, or of the checkpoint
+            where a plan has those alone.
+        shown: Which tiles were shown, eight to a byte.
+        open: Parts of tiles that the edges of shards cut: `join_proofs` joins them with those of the ranks beside.
+    """
+
+    key: str
+    version: int
+    root: str
+    covered: float
+    wrong: tuple[WrongTile, ...]
+    unproved: Mapping[str, str]
+    shown: Mapping[TileKey, bytes]
+    open: Mapping[TileKey, tuple[TileFragment, ...]]
+
+    @property
+    def is_right(self) -> bool:
+        """Whether nothing here is something else than the certificate says."""
+        return not self.wrong
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that is here was compared: nothing is left to be joined, or cannot be proved."""
+        return not self.open and not self.unproved
+
+    @property
+    def proved(self) -> str:
+        """A hash over the root and what was shown of it, in hexadecimal digits."""
+        found = hashlib.sha256(f"skipper proof\0{self.root}".encode())
+        for (name, form), bits in sorted(self.shown.items()):
+            found.update(f"{name}\0{form}\0{len(bits)}\0".encode() + bits)
+        return found.hexdigest()
+
+    def tag(self) -> dict[str, Any]:
+        """A note for what is made with these weights, of strings and numbers: `Certificate.accepts` compares it.
+
+        Raises:
+            ProofError: Something is wrong here, or nothing of the version was shown.
+        """
+        if self.wrong or not self.covered:
+            raise ProofError(_problem(self) or f"nothing of version {self.version} of {self.key!r} was shown", self)
+        return {
+            "key": self.key,
+            "version": self.version,
+            "root": self.root,
+            "proved": self.proved,
+            "covered": self.covered,
+        }
+
+    def check(self, *, strict: bool) -> None:
+        """See whether nothing is wrong, and with ``strict`` whether there was anything to compare, and all could be.
+
+        Raises:
+            ProofError: It is not so.
+        """
+        problem = _problem(self)
+        if not problem and strict and self.unproved:
+            (name, why), *others = self.unproved.items()
+            more = f", and {len(others)} more" if others else ""
+            problem = (
+                f"{name!r} cannot be proved to be of version {self.version} of {self.key!r}: {why}{more} "
+                "(strict=False passes over these)"
+            )
+        if not problem and strict and not self.shown:
+            problem = f"nothing here is certified for version {self.version} of {self.key!r} (strict=False allows that)"
+        if problem:
+            first = self.wrong[0] if self.wrong else WrongTile("", "", Box((), ()))
+            box = (first.box.offsets, first.box.shape) if self.wrong else None
+            raise ProofError(problem, self, first.name, first.parameter, box)
+
+
+def join_proofs(certificate: Certificate, proofs: Iterable[Proof]) -> Proof:
+    """What the ranks of an engine hold together, tiles included that the edges of their shards cut.
+
+    Args:
+        certificate: That with which all of them were made.
+        proofs: Of the ranks, in any order.
+
+    Raises:
+        ProofError: Something is wrong.
+        ValueError: A proof is of another version.
+    """
+    comparison = TileComparison(certificate)
+    for proof in proofs:
+        if (proof.key, proof.version, proof.root) != (certificate.key, certificate.version, certificate.root):
+            raise ValueError(
+                f"a proof of version {proof.version} of {proof.key!r} ({proof.root[:12]}) does not belong to the "
+                f"certificate of version {certificate.version} of {certificate.key!r} ({certificate.root[:12]})"
+            )
+        comparison.take(proof)
+    joined = comparison.report()
+    joined.check(strict=False)
+    return joined
+
+
+class TileComparison:
+    """Compares with a certificate what is shown of it, piece by piece.
+
+    Attributes:
+        certificate: Which.
+        wrong: What was found to be something else.
+        unproved: See `Proof`.
+    """
+
+    def __init__(self, certificate: Certificate) -> None:
+        self.certificate = certificate
+        self.wrong: list[WrongTile] = []
+        self.unproved: dict[str, str] = {}
+        self._tables: dict[TileKey, TileTable] = {}
+        self._parameters: dict[TileKey, str] = {}
+
+    def show(self, at: TileKey, parameter: str, blocks: Sequence[TileBlock], fragments: Sequence[TileFragment]) -> None:
+        """Compare what a parameter holds of a certified tensor."""
+        self._parameters[at] = parameter
+        self.refuse(at, parameter, self._table(at).show(blocks, fragments))
+
+    def refuse(self, at: TileKey, parameter: str, boxes: Iterable[Box]) -> None:
+        """These boxes are something else."""
+        self.wrong += [WrongTile(at[0], parameter, box) for box in boxes]
+
+    def take(self, proof: Proof) -> None:
+        """What another process has found."""
+        self.wrong += proof.wrong
+        self.unproved.update(proof.unproved)
+        for at, bits in proof.shown.items():
+            self._table(at).mark(bits)
+        for at, fragments in proof.open.items():
+            self._table(at).show((), fragments)
+
+    def report(self) -> Proof:
+        """Join what can be joined, and sum up."""
+        for at, table in self._tables.items():
+            self.refuse(at, self._parameters.get(at, at[0]), table.join())
+        found = {at: table.fragments() for at, table in self._tables.items()}
+        return Proof(
+            self.certificate.key,
+            self.certificate.version,
+            self.certificate.root,
+            self._covered(),
+            tuple(dict.fromkeys(self.wrong)),
+            dict(self.unproved),
+            {at: table.bits for at, table in self._tables.items()},
+            {at: fragments for at, fragments in found.items() if fragments},
+        )
+
+    def _table(self, at: TileKey) -> TileTable:
+        if at not in self._tables:
+            self._tables[at] = self.certificate.tensors[at].table()
+        return self._tables[at]
+
+    def _covered(self) -> float:
+        """The part of the stored bytes that was shown, in whichever form."""
+        total = self.certificate.nbytes
+        if not total:
+            return 1.0
+        shown = 0
+        for name in {name for name, _ in self._tables}:
+            stored = self.certificate.tensors[name, ""]
+            tiles = np.logical_or.reduce([table.shown for at, table in self._tables.items() if at[0] == name])
+            shown += count_elements(stored.shape, tiles) * dtype_named(stored.dtype).itemsize
+        return shown / total
+
+
+def _problem(proof: Proof) -> str:
+    """What is wrong, as a text; empty if nothing is."""
+    if not proof.wrong:
+        return ""
+    places = ", ".join(map(str, proof.wrong[:_SHOWN]))
+    more = f", and {len(proof.wrong) - _SHOWN} more" if len(proof.wrong) > _SHOWN else ""
+    return f"this is not version {proof.version} of {proof.key!r}: {places}{more} differ from its certificate"

@@ -1,0 +1,199 @@
+"""Prove that a model holds a certified version: by its own parameters, read back through the plan of its loading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Executor
+from typing import Any
+
+import torch
+
+from skipper.torchstore.algebra.layout import Box
+from skipper.torchstore.errors import LoadPlanMismatchError
+from skipper.torchstore.plans.load_plan import LoadPlan, tensors_of
+from skipper.torchstore.plans.regions import RegionFill, dtype_of, region_of
+from skipper.torchstore.proofs.certificate import Certificate
+from skipper.torchstore.proofs.forms import Held, find_form
+from skipper.torchstore.proofs.proof import Proof, TileComparison, WrongTile
+from skipper.torchstore.tensors.cells import cells, cells_differ, region
+from skipper.torchstore.tensors.local_tensors import describe
+from skipper.torchstore.tensors.state_dict import flatten
+from skipper.torchstore.tensors.tiles import as_bits, hashing_threads, take_tiles, tile_shape
+
+Part = tuple[Box, torch.Tensor]
+"""A box of a checkpoint tensor, and the elements of a model that are to be those."""
+
+
+@torch.no_grad()
+def prove(
+    held: torch.nn.Module | Mapping[Any, Any],
+    certificate: Certificate,
+    plan: LoadPlan | None = None,
+    *,
+    strict: bool = True,
+) -> Proof:
+    """Prove that this process holds what a certificate says, by the elements that it computes with.
+
+    Nothing is fetched. Each element of the model is hashed as a part of the tile that it belongs to, where that is: in
+    the whole tensor of the checkpoint. Who holds parts of tiles, at the edge of a shard, keeps these for `join_proofs`.
+    Tensors on a GPU come to the host for it, some MiB at a time.
+
+    Args:
+        held: With a plan, the model that it fills. Without one, a state dict under the names of the version, or a
+            module, of which the ``state_dict()`` is meant; DTensors show their own shard.
+        certificate: Of the version that is expected here.
+        plan: Recorded for this rank's model. Padding is compared with what it is filled with. Of what goes through the
+            model's own `load_weights` whole, nothing can be shown.
+        strict: Whether it is an error if some tensor cannot be compared: one that the certificate does not know, that
+            is computed from others, or that was rounded to a dtype in which the version was not certified.
+
+    Returns:
+        What was shown.
+
+    Raises:
+        ProofError: Something else is here: its ``name``, ``parameter`` and ``box`` say where, its ``proof`` all of it.
+            With ``strict`` also if something cannot be proved, or nothing is here.
+        LoadPlanMismatchError: The plan is for another model, or a checkpoint of other tensors.
+        KindMismatchError, UnsupportedPlacementError: A tensor has no dense memory, or a Partial placement.
+        TypeError: ``held`` or ``certificate`` is something else.
+    """
+    if not isinstance(certificate, Certificate):
+        raise TypeError(f"what is proved is a Certificate, not {type(certificate).__name__}")
+    with hashing_threads() as threads:
+        comparison = _HeldComparison(certificate, threads)
+        if plan is None:
+            comparison.state_dict(held)
+        elif isinstance(held, torch.nn.Module):
+            plan.check(held)
+            _check_certified(plan, certificate)
+            comparison.model(tensors_of(held), plan)
+        else:
+            raise TypeError(f"a plan is for a module, not {type(held).__name__}")
+        proof = comparison.report()
+    proof.check(strict=strict)
+    return proof
+
+
+class _HeldComparison(TileComparison):
+    """A comparison of what lies in this process.
+
+    Args:
+        certificate: What it is compared with.
+        threads: Which hash.
+    """
+
+    def __init__(self, certificate: Certificate, threads: Executor) -> None:
+        super().__init__(certificate)
+        self._threads = threads
+
+    def state_dict(self, held: object) -> None:
+        """Show the tensors of a state dict, which have their names in the version."""
+        if not isinstance(held, torch.nn.Module | Mapping):
+            raise TypeError(f"a module or a state dict is proved, not {type(held).__name__}")
+        leaves, _ = flatten(held.state_dict() if isinstance(held, torch.nn.Module) else held)
+        certified = self.certificate.tensors
+        for name, value in leaves.items():
+            if not isinstance(value, torch.Tensor):
+                continue
+            local = describe(value, key=name)
+            stored = certified.get((name, ""))
+            if stored is None:
+                self.unproved[name] = "the certificate has no tensor of this name"
+                continue
+            if stored.shape != local.global_shape:
+                self.unproved[name] = f"it is certified with the shape {stored.shape}, not {local.global_shape}"
+                continue
+            own = str(local.tensor.dtype)
+            chain = (own,) if stored.is_quantized else (f"torch.{stored.dtype}", own)
+            parts = [(piece.box, region(local.tensor, piece.local, piece.box.shape)) for piece in local.pieces]
+            self._show(Held(name, name, chain), parts)
+
+    def model(self, tensors: Mapping[str, torch.Tensor], plan: LoadPlan) -> None:
+        """Show the parameters of a model, each region as the one of the checkpoint that it was filled from."""
+        for group in plan.whole:
+            why = f"the model's own load_weights makes something of it ({group.reason})"
+            self.unproved.update(dict.fromkeys(group.names, why))
+        for fill in plan.fills:
+            self._padding(tensors[fill.parameter], fill)
+        found: dict[Held, list[Part]] = {}
+        for copy in plan.copies:
+            recorded = plan.checkpoint[copy.checkpoint]
+            parts = found.setdefault(Held(copy.checkpoint, copy.parameter, (recorded.dtype, *copy.casts)), [])
+            for block in copy.blocks(recorded.shape):
+                parts.append((Box(block.offsets, block.into.shape), region_of(tensors[copy.parameter], block.into)))
+        for held, parts in found.items():
+            self._show(held, _merged(parts))
+
+    def _show(self, held: Held, parts: Iterable[Part]) -> None:
+        """Compare what a parameter holds of a tensor, in the form that is certified."""
+        certificate = self.certificate
+        found = find_form(held, certificate.tensors)
+        if isinstance(found, str):
+            self.unproved[held.parameter] = found
+            return
+        at, dtype = found
+        shape = certificate.tensors[at].shape
+        converted: list[Part] = []
+        for box, values in parts:
+            if values.dtype != dtype:
+                narrow = values.to(dtype)
+                back, tile = narrow.to(values.dtype), tile_shape(shape)
+                differs = cells_differ(values, back, box.offsets, tile).reshape(-1).tolist()
+                inexact = [cell for cell, wrong in zip(cells(box, tile), differs, strict=True) if wrong]
+                self.refuse(at, held.parameter, inexact)
+                values = narrow
+            converted.append((box, values))
+        self.show(at, held.parameter, *take_tiles(converted, shape, self._threads))
+
+    def _padding(self, tensor: torch.Tensor, fill: RegionFill) -> None:
+        """See whether padding has the value that it is filled with."""
+        here = region_of(tensor, fill.into)
+        wanted = torch.full((), fill.value, dtype=tensor.dtype, device=tensor.device)
+        wrong = as_bits(here) != as_bits(wanted)
+        if bool(wrong.any()):
+            index = wrong.nonzero()[0].tolist()
+            address = fill.into.offset + sum(at * step for at, step in zip(index, fill.into.strides, strict=True))
+            offsets, strides = [0] * tensor.ndim, tensor.stride()
+            for dim in sorted(range(tensor.ndim), key=lambda dim: -strides[dim]):
+                offsets[dim], address = divmod(address, max(strides[dim], 1))
+            box = Box(tuple(offsets), (1,) * tensor.ndim)
+            self.wrong.append(WrongTile(fill.parameter, fill.parameter, box))
+
+
+def _merged(parts: list[Part]) -> list[Part]:
+    """The same as one part, where they make a box: rows that are interleaved cut each tile otherwise."""
+    if len(parts) < 2:
+        return parts
+    offsets = tuple(map(min, zip(*(box.offsets for box, _ in parts), strict=True)))
+    ends = zip(*(map(sum, zip(box.offsets, box.shape, strict=True)) for box, _ in parts), strict=True)
+    shape = tuple(max(end) - start for end, start in zip(ends, offsets, strict=True))
+    around = Box(offsets, shape)
+    if sum(box.numel for box, _ in parts) != around.numel:
+        return parts
+    first = parts[0][1]
+    together = torch.empty(shape, dtype=first.dtype, device=first.device)
+    there = torch.zeros(shape, dtype=torch.bool, device=first.device)
+    for box, values in parts:
+        at = box.relative_to(offsets)
+        as_bits(region(together, at, box.shape)).copy_(as_bits(values))
+        region(there, at, box.shape).fill_(True)
+    return [(around, together)] if bool(there.all()) else parts
+
+
+def _check_certified(plan: LoadPlan, certificate: Certificate) -> None:
+    """See whether the certificate is of what the plan was recorded for.
+
+    Raises:
+        LoadPlanMismatchError: A tensor is missing, or has another shape or dtype.
+    """
+    differences = []
+    for name, recorded in plan.checkpoint.items():
+        stored = certificate.tensors.get((name, ""))
+        if stored is None:
+            differences.append(f"{name!r} is not certified")
+        elif stored.shape != recorded.shape:
+            differences.append(f"{name!r} is certified with the shape {stored.shape}, recorded as {recorded}")
+        elif not stored.is_quantized and dtype_of(stored.dtype) != dtype_of(recorded.dtype):
+            differences.append(f"{name!r} is certified as {stored.dtype}, recorded as {recorded}")
+    if differences:
+        raise LoadPlanMismatchError(certificate.key, tuple(differences))
