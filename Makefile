@@ -30,7 +30,7 @@ TSAN_TESTS ?= tests/conformance tests/dataplane/test_memory_order.py tests/datap
 # Whose roots tests/roots makes.
 PYTHONS ?= 3.13 3.14
 
-.PHONY: help newer-python setup demo test test-opinfo test-packages test-verbs test-hosts test-gpu bench-gpu gpu-wheels fuzz test-asan test-tsan test-pythons test-arm test-oldest test-engines check format bench bench-smoke bench-peers dist test-dist release docs docs-serve proto clean
+.PHONY: help newer-python setup demo test test-opinfo test-packages test-verbs test-hosts test-gpu bench-gpu gpu-wheels fuzz test-asan test-tsan test-pythons test-arm test-oldest test-engines check format bench bench-smoke bench-peers dist test-dist release docs docs-serve proto cli clean
 
 help:
 	@echo "make demo     run the main job: an RL loop whose trainer syncs weights to its generators"
@@ -56,6 +56,7 @@ help:
 	@echo "make release  both, a wheel for each Python, built twice and compared (RELEASE_PYTHONS='python3.12 ...', SIGN=KEY)"
 	@echo "make docs     the documentation as a site, in build/site    (make docs-serve: while it is written)"
 	@echo "make proto    regenerate the protobuf code and the tables of messages"
+	@echo "make cli      regenerate the page of all commands, and what shells complete"
 	@echo "make setup    only the virtual environment; make clean removes what was built"
 
 setup: $(STAMP)
@@ -164,6 +165,7 @@ check: $(STAMP)
 	$(BIN)/python -m tests.structure
 	$(BIN)/python -m skipper.control.wire.regenerate --check
 	$(BIN)/python -m skipper.control.wire.protocol_page --check
+	$(BIN)/python -m skipper.cli.generate --check
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
@@ -172,6 +174,9 @@ format: $(STAMP)
 proto: $(STAMP)
 	$(BIN)/python -m skipper.control.wire.regenerate
 	$(BIN)/python -m skipper.control.wire.protocol_page
+
+cli: $(STAMP)
+	$(BIN)/python -m skipper.cli.generate
 
 bench: $(STAMP)
 	$(BIN)/python -m skipper.benchmarks.bandwidth --local --all --check $(ARGS)

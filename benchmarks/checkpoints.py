@@ -24,7 +24,7 @@ from skipper import dataplane
 from skipper import torchstore as ts
 from skipper.benchmarks import output, program
 from skipper.benchmarks.errors import BenchmarkError
-from skipper.benchmarks.program import report_parser
+from skipper.benchmarks.program import Parser, report_parser
 from skipper.benchmarks.report import Result
 from skipper.benchmarks.statistics import Contestant, Schedule, interleave
 from skipper.control import ControlError, shutdown
@@ -69,10 +69,14 @@ _FULL = _Workload(64, 4 << 20, 12)
 _QUICK = _Workload(4, 1 << 18, 2)
 
 
+def parser(prog: str) -> Parser:
+    """The parser of the command."""
+    return report_parser(prog, __doc__)
+
+
 def main(argv: Sequence[str], *, prog: str = "python -m skipper.benchmarks.checkpoints") -> int:
     """Run the benchmark; returns the exit code, as ``--help`` lists them."""
-    parser = report_parser(prog, __doc__)
-    given = parser.read(argv, "json", "csv")
+    given = parser(prog).read(argv)
     if isinstance(given, int):
         return given
     workload = _QUICK if given.quick else _FULL

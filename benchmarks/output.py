@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import sys
 from collections.abc import Collection, Sequence
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from skipper.benchmarks.errors import UsageError
 from skipper.benchmarks.report import Report, Result
 from skipper.benchmarks.sizes import format_size
+from skipper.commandline import STDOUT, output_path
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,9 +31,6 @@ __all__ = [
     "write_csv",
     "write_json",
 ]
-
-STDOUT = "-"
-"""The path that means standard output."""
 
 _WIDTH = 100
 
@@ -73,13 +72,11 @@ def check_writable(path: str | None) -> None:
     Raises:
         UsageError: The folder of ``path`` does not exist, or ``path`` is a folder itself.
     """
-    if path is None or path == STDOUT:
-        return
-    target = Path(path)
-    if target.is_dir():
-        raise UsageError(f"{path} is a folder; name a file to write")
-    if not target.absolute().parent.is_dir():
-        raise UsageError(f"{path} cannot be written: there is no folder {target.parent}")
+    if path is not None:
+        try:
+            output_path(path)
+        except argparse.ArgumentTypeError as error:
+            raise UsageError(str(error)) from error
 
 
 def write_json(report: Report, path: str) -> None:

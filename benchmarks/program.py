@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -11,83 +10,77 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from skipper.benchmarks import output
 from skipper.benchmarks.errors import BenchmarkError, UsageError
 from skipper.benchmarks.report import Report, Result
+from skipper.commandline import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    STDOUT,
+    CommandParser,
+    add_csv,
+    add_json,
+    add_quick,
+    reader_is_gone,
+    say_more,
+    tell_origin,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
-__all__ = ["EXIT_CODES", "INTERRUPTED", "Parser", "number", "report_parser", "require_device", "run", "whole"]
-
-EXIT_CODES = "exit codes: 0 all is well; 1 the run could not be finished; 2 wrong arguments; 130 interrupted"
-INTERRUPTED = 130
-"""Exit code of an interrupted run: 128 + SIGINT, as shells report it."""
+__all__ = ["Parser", "report_parser", "require_device", "run", "tell_round"]
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(CommandParser):
     """Raises `UsageError` where argparse would exit, so that all wrong command lines are handled alike."""
 
     def error(self, message: str) -> NoReturn:
         """Called by argparse."""
-        raise UsageError(message)
+        raise UsageError(self.explained(message))
 
-    def read(self, argv: Sequence[str], *files: str) -> argparse.Namespace | int:
+    def read(self, argv: Sequence[str]) -> argparse.Namespace | int:
         """The arguments, or the exit code if there is nothing to run because help or a complaint has been printed.
 
         Args:
             argv: What was typed, without the program's name.
-            files: Names of the arguments that name files to write; each is checked before anything is measured.
         """
         try:
             given = self.parse_args(list(argv))
-            for name in files:
-                output.check_writable(getattr(given, name))
         except SystemExit as leave:  # argparse's, after --help
-            return leave.code if isinstance(leave.code, int) else 0
+            return leave.code if isinstance(leave.code, int) else DONE
         except BenchmarkError as error:
             print(f"{self.prog}: {error}", file=sys.stderr)
             return error.exit_code
+        say_more(given)
         return given
-
-
-def whole(least: int, most: int = 10**12) -> Callable[[str], int]:
-    """A type of argument: whole numbers from ``least`` to ``most``."""
-
-    def parse(text: str) -> int:
-        value = int(text) if re.fullmatch(r"[0-9]{1,12}", text) else -1
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} to {most}")
-        return value
-
-    return parse
-
-
-def number(*, zero: bool = False) -> Callable[[str], float]:
-    """A type of argument: positive numbers below a million, and zero where it is allowed."""
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = -1.0
-        if not (0 < value < 1e6 or (zero and value == 0)):
-            raise argparse.ArgumentTypeError(f"{text!r} is {'neither 0 nor' if zero else 'not'} a positive number")
-        return value
-
-    return parse
 
 
 def report_parser(
     prog: str,
     description: str | None,
     *,
-    epilog: str = EXIT_CODES,
     quick: str = "a few rounds, to see that it works; trust no figure",
+    exit_codes: Mapping[int, str] | None = None,
 ) -> Parser:
-    """A parser with the options ``--quick``, ``--json`` and ``--csv``; ``quick`` says what the first does."""
-    parser = Parser(prog=prog, description=description, epilog=epilog, allow_abbrev=False)
-    parser.add_argument("--quick", action="store_true", help=quick)
-    parser.add_argument("-J", "--json", metavar="PATH", help="write the report; - prints it alone on standard output")
-    parser.add_argument("--csv", metavar="PATH", help="write the rows")
+    """A parser with the options ``--quick``, ``--json`` and ``--csv``.
+
+    Args:
+        prog: What was typed before the arguments.
+        description: What is measured.
+        quick: What the first of them does.
+        exit_codes: Those that it has besides the common ones.
+    """
+    parser = Parser(prog=prog, description=description, exit_codes=exit_codes)
+    add_quick(parser, quick)
+    add_json(parser)
+    add_csv(parser)
     return parser
+
+
+def tell_round(number: int) -> None:
+    """Tell a person who waits at a terminal that another round is whole."""
+    if sys.stderr.isatty():
+        print(f"round {number} is done", file=sys.stderr, flush=True)
 
 
 def require_device(device: str) -> None:
@@ -112,7 +105,7 @@ def run(
     prog: str,
     json: str | None,
     csv: str | None,
-    tables: Callable[[Sequence[Result]], Iterable[Table]],
+    tables: Callable[[Sequence[Result]], Iterable[Table | Text]],
     config: Callable[[], Mapping[str, Any]],
     failures: tuple[type[Exception], ...],
 ) -> int:
@@ -124,7 +117,7 @@ def run(
         prog: The program's name.
         json: File for the report, or ``-`` for standard output.
         csv: File for the rows.
-        tables: Lays the rows out for people.
+        tables: Lays the rows out for people, or what is left to say when they have been printed already.
         config: What the report says of the run; called when the run is over.
         failures: Errors that end the run with exit code 1, besides `BenchmarkError`, which has its own.
 
@@ -133,21 +126,26 @@ def run(
     """
     results: list[Result] = []
     errors: list[str] = []
-    exit_code = 0
+    exit_code = DONE
     try:
         measure(results)
     except BenchmarkError as error:
+        tell_origin()
         errors, exit_code = [str(error)], error.exit_code
     except failures as error:
-        errors, exit_code = [f"{type(error).__name__}: {error}"], 1
+        tell_origin()
+        errors, exit_code = [f"{type(error).__name__}: {error}"], FAILED
     except KeyboardInterrupt:
         errors, exit_code = ["interrupted"], INTERRUPTED
     for sentence in errors:
         print(f"{prog}: {sentence}", file=sys.stderr)
     if results:
-        console = output.console(json_on_stdout=json == output.STDOUT)
-        for table in tables(results):
-            console.print(table)
+        console = output.console(json_on_stdout=json == STDOUT)
+        try:
+            for table in tables(results):
+                console.print(table)
+        except BrokenPipeError:
+            reader_is_gone()
         if csv is not None:
             output.write_csv(results, csv)
     if json is not None:

@@ -12,16 +12,18 @@ from __future__ import annotations
 import math
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
+from typing import Generic, TypeVar
 
 __all__ = [
     "Contestant",
     "Samples",
     "Schedule",
     "Summary",
+    "WholeRounds",
     "interleave",
     "median_interval",
     "percentile",
@@ -32,6 +34,7 @@ __all__ = [
 ]
 
 Clock = Callable[[], int]
+Number = TypeVar("Number", int, float)
 
 
 def percentile(ordered: Sequence[float], rank: float) -> float:
@@ -256,6 +259,39 @@ def _finished(schedule: Schedule, done: int, elapsed_ns: int) -> bool:
     if schedule.iterations is not None and done >= schedule.iterations:
         return True
     return schedule.duration_s is not None and elapsed_ns >= schedule.duration_s * 1e9
+
+
+class WholeRounds(Generic[Number]):
+    """Figures that count once their round is whole: not those of the warm-up, nor of a round that was cut short.
+
+    Blocks `note` what they take, and `end_round` is the ``after_round`` of `interleave`.
+
+    Args:
+        kept: Gets the figures of each whole round, by what they are of.
+        on_round: Called with the number of whole rounds after each.
+    """
+
+    def __init__(self, kept: dict[str, list[Number]], on_round: Callable[[int], None] | None = None) -> None:
+        self._kept: dict[str, list[Number]] = kept
+        self._on_round = on_round
+        self._whole = 0
+        self._taken: dict[str, list[Number]] = {}
+        self._is_warm = False
+
+    def note(self, name: str, figures: Iterable[Number]) -> None:
+        """Take figures of the round that is under way."""
+        self._taken.setdefault(name, []).extend(figures)
+
+    def end_round(self) -> None:
+        """Keep what was taken since the last call; the first call ends the warm-up."""
+        if self._is_warm:
+            for name, figures in self._taken.items():
+                self._kept.setdefault(name, []).extend(figures)
+            self._whole += 1
+            if self._on_round is not None:
+                self._on_round(self._whole)
+        self._taken = {}
+        self._is_warm = True
 
 
 def timed(action: Callable[[], object]) -> int:

@@ -16,19 +16,23 @@ from skipper.benchmarks.actors.rounds import (
     measure,
 )
 from skipper.benchmarks.output import figures_table
-from skipper.benchmarks.program import report_parser, run
+from skipper.benchmarks.program import Parser, report_parser, run, tell_round
 from skipper.benchmarks.report import Result, latency, rate
 from skipper.control import ControlError
 
-__all__ = ["main", "rows"]
+__all__ = ["main", "parser", "rows"]
 
 _QUICK = ActorsPlan(rounds=2, calls=20, broadcasts=200, spawns=1, warmup=1)
 
 
+def parser(prog: str) -> Parser:
+    """The parser of the command."""
+    return report_parser(prog, "Latency and throughput of actor calls, beside raw gRPC and memcpy in the same run.")
+
+
 def main(argv: Sequence[str], *, prog: str = "skipper actors") -> int:
     """Measure the control plane; returns the exit code, as ``--help`` lists them."""
-    parser = report_parser(prog, "Latency and throughput of actor calls, beside raw gRPC and memcpy in the same run.")
-    given = parser.read(argv, "json", "csv")
+    given = parser(prog).read(argv)
     if isinstance(given, int):
         return given
     plan = _QUICK if given.quick else ActorsPlan()
@@ -39,9 +43,17 @@ def main(argv: Sequence[str], *, prog: str = "skipper actors") -> int:
         "pipelined_calls": PIPELINED,
         **asdict(plan),
     }
+
+    def measure_all(results: list[Result]) -> None:
+        times: Times = {}
+        try:
+            measure(plan, times, tell_round)
+        finally:  # what there is of a run that was cut short
+            results += rows(times, plan)
+
     return run(
         argv,
-        lambda results: results.extend(rows(measure(plan), plan)),
+        measure_all,
         prog=prog,
         json=given.json,
         csv=given.csv,
@@ -52,7 +64,9 @@ def main(argv: Sequence[str], *, prog: str = "skipper actors") -> int:
 
 
 def rows(times: Times, plan: ActorsPlan) -> list[Result]:
-    """The rows of a run, references first."""
+    """The rows of a run, references first; none where no round of it is whole."""
+    if "memcpy" not in times:
+        return []
     unary = latency("grpc_aio_unary_p50_us", times["grpc_unary"])
     stream = rate("grpc_aio_bidi_msgs_per_s", times["grpc_stream"], PIPELINED)
     bulk = {"nbytes": BULK_NBYTES}

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -154,6 +155,7 @@ async def _read(call: Any, count: int) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Be the server or the client until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the benchmark alone answers Ctrl-C, and ends this process
     asyncio.run(_serve() if arguments[0] == "server" else _call(arguments[1]))
 
 

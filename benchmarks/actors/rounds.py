@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter_ns
@@ -18,7 +17,7 @@ from skipper.benchmarks.actors.raw_grpc import RawGrpc
 from skipper.benchmarks.actors.rpc import RpcEcho
 from skipper.benchmarks.errors import BenchmarkError
 from skipper.benchmarks.machine import memcpy
-from skipper.benchmarks.statistics import Contestant, Schedule, interleave, time_runs, timed
+from skipper.benchmarks.statistics import Contestant, Schedule, WholeRounds, interleave, time_runs, timed
 from skipper.control import ActorMesh
 from skipper.control.services import Service
 
@@ -63,26 +62,29 @@ Times = dict[str, list[int]]
 """Durations in ns by what took them."""
 
 
-def measure(plan: ActorsPlan) -> Times:
+def measure(plan: ActorsPlan, times: Times, on_round: Callable[[int], None] | None = None) -> None:
     """Run the plan, and leave no process behind.
+
+    Args:
+        plan: How much is measured.
+        times: Gets what was measured, the figures of a round once it is whole.
+        on_round: Called with the number of rounds after each.
 
     Raises:
         BenchmarkError: A message was lost, or a reference process ended.
         ControlError: A call failed.
     """
-    times: Times = defaultdict(list)
     with contextlib.ExitStack() as stack:
         stack.callback(control.shutdown)
         raw = stack.enter_context(RawGrpc.start())
         rpc = stack.enter_context(RpcEcho.start(timeout=TIMEOUT_S))
+        times["spawn"] = []
         for _ in range(plan.spawns):
             times["spawn"].append(_time_spawn())
-        work = _Work(plan, raw, rpc, times)
+        rounds = WholeRounds(times, on_round)
+        work = _Work(plan, raw, rpc, rounds)
         contestants = [Contestant(name, functools.partial(work.run, name)) for name in work.blocks]
-        interleave(contestants, Schedule(iterations=plan.rounds, warmup=plan.warmup))
-        for name in work.blocks:  # the rounds before the first that counts
-            del times[name][: len(times[name]) * plan.warmup // (plan.warmup + plan.rounds)]
-    return dict(times)
+        interleave(contestants, Schedule(plan.rounds, warmup=plan.warmup), after_round=rounds.end_round)
 
 
 def _time_spawn() -> int:
@@ -97,9 +99,9 @@ def _time_spawn() -> int:
 class _Work:
     """The actors of the run, and one function for each kind of block."""
 
-    def __init__(self, plan: ActorsPlan, raw: RawGrpc, rpc: RpcEcho, times: Times) -> None:
+    def __init__(self, plan: ActorsPlan, raw: RawGrpc, rpc: RpcEcho, rounds: WholeRounds[int]) -> None:
         self._plan = plan
-        self._times = times
+        self._rounds = rounds
         procs = control.this_host().spawn_procs({"procs": FANOUT})
         self._all: ActorMesh[Echo] = procs.spawn("echo", Echo)
         self._one = self._all.slice(procs=0)
@@ -132,7 +134,7 @@ class _Work:
 
     def run(self, name: str) -> None:
         """Run one block."""
-        self._times[name] += self.blocks[name]()
+        self._rounds.note(name, self.blocks[name]())
 
     def _each(self, call: Callable[[], control.Future[Any]]) -> list[int]:
         return time_runs(lambda: call().get(TIMEOUT_S), self._plan.calls)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -57,6 +58,7 @@ class RpcEcho:
 
 
 def _serve() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the benchmark alone answers Ctrl-C, and ends this process
     secret = bytes.fromhex(sys.stdin.readline())
     with ActorServer("127.0.0.1", 0, secret=secret) as server:
         server.register(_NAME, _Echo())

@@ -10,12 +10,13 @@ import sys
 from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from skipper.benchmarks import output, program
+from skipper.benchmarks import program
 from skipper.benchmarks.bandwidth.channel import handle_secret
-from skipper.benchmarks.bandwidth.compare import COMPARE, compare_main
-from skipper.benchmarks.bandwidth.options import LOOPBACK, TOKEN_VARIABLE, Options, parse
+from skipper.benchmarks.bandwidth.compare import COMPARE
+from skipper.benchmarks.bandwidth.compare import main as compare_main
+from skipper.benchmarks.bandwidth.options import LOOPBACK, TOKEN_VARIABLE, Options, parse, parser
 from skipper.benchmarks.bandwidth.pairs import run_pairs
-from skipper.benchmarks.bandwidth.rows import table
+from skipper.benchmarks.bandwidth.rows import RowPrinter, notes
 from skipper.benchmarks.bandwidth.server import listen, reach, serve
 from skipper.benchmarks.bandwidth.session import run
 from skipper.benchmarks.bandwidth.side import configure, footprint, require_feasible
@@ -23,12 +24,13 @@ from skipper.benchmarks.errors import BelowMinimumError, BenchmarkError, UsageEr
 from skipper.benchmarks.output import plot_rates
 from skipper.benchmarks.report import Result
 from skipper.benchmarks.sizes import format_size
+from skipper.commandline import INTERRUPTED, STDOUT
 from skipper.dataplane.errors import DataplaneError
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.text import Text
 
-__all__ = ["main"]
+__all__ = ["main", "parser"]
 
 _EVERYWHERE = ("0.0.0.0", "::")
 
@@ -48,7 +50,7 @@ def main(argv: Sequence[str], *, prog: str = "skipper bw") -> int:
         _complain(prog, error)
         return error.exit_code
     except KeyboardInterrupt:
-        return program.INTERRUPTED
+        return INTERRUPTED
 
 
 def _serve(options: Options, prog: str) -> int:
@@ -91,11 +93,13 @@ def _measure(options: Options, argv: Sequence[str], prog: str) -> int:
     if not token:
         raise UsageError(f"a client needs the server's token: set {TOKEN_VARIABLE}, as the server printed it")
 
+    printer = RowPrinter(sys.stderr if options.json == STDOUT else sys.stdout, lambda first: _title(first, options))
+
     def measure(results: list[Result]) -> None:
         with contextlib.closing(_rows(options, token.encode())) as rows:
             for row in rows:
                 results.append(row)
-                _show_progress(row)
+                printer.add(row)
         _require_minimum(results, options)
 
     return program.run(
@@ -104,7 +108,7 @@ def _measure(options: Options, argv: Sequence[str], prog: str) -> int:
         prog=prog,
         json=options.json,
         csv=options.csv,
-        tables=lambda results: _show(results, options),
+        tables=lambda results: _below(results, options),
         config=options.config,
         failures=(DataplaneError, OSError, MemoryError),
     )
@@ -142,23 +146,20 @@ def _require_minimum(results: Sequence[Result], options: Options) -> None:
         raise BelowMinimumError(f"below --min-bw {options.min_bw:g} GB/s: {', '.join(low)}")
 
 
-def _show(results: Sequence[Result], options: Options) -> Iterator[Table]:
-    """The table, and after it the picture if one was asked for."""
+def _title(first: Result, options: Options) -> str:
     workload = options.workload
     ways = ", both directions at once" if workload.bidirectional else ""
     pairs = f", {options.pairs} pairs at once" if options.pairs > 1 else ""
-    title = f"{workload.op}, {results[0].parameters['backend']}, {workload.mem} memory{ways}{pairs}"
-    yield table(results, title=title)
+    return f"{workload.op}, {first.parameters['backend']}, {workload.mem} memory{ways}{pairs}"
+
+
+def _below(results: Sequence[Result], options: Options) -> Iterator[Text]:
+    """What stands below the table, and then the picture if one was asked for."""
+    from rich.text import Text
+
+    yield Text(notes(results))
     if options.plot is not None:
-        plot_rates(results, options.plot, title=title)
-
-
-def _show_progress(row: Result) -> None:
-    """Tell a person who waits that another row is there; the table comes when all are."""
-    if sys.stderr.isatty():
-        size = row.parameters.get("size")
-        label = f" {format_size(size)}" if isinstance(size, int) else ""
-        _log(f"{row.name}{label}: {output.significant(row.value)} {row.unit}")
+        plot_rates(results, options.plot, title=_title(results[0], options))
 
 
 def _complain(prog: str, what: object) -> None:

@@ -7,7 +7,6 @@ machines, or two days of one machine, than absolute figures do.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,23 +15,34 @@ from typing import TYPE_CHECKING, Any
 
 from skipper.benchmarks import output
 from skipper.benchmarks.errors import BelowMinimumError, BenchmarkError, ReportError, UsageError
-from skipper.benchmarks.program import Parser, number
+from skipper.benchmarks.program import Parser
 from skipper.benchmarks.report import Report, Result, Scalar
 from skipper.benchmarks.sizes import format_size
+from skipper.commandline import STDOUT, add_json, number
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["COMPARE", "Comparison", "compare", "compare_main", "differences", "load", "matches", "require_at_least"]
+__all__ = [
+    "COMPARE",
+    "Comparison",
+    "compare",
+    "main",
+    "parser",
+    "differences",
+    "load",
+    "matches",
+    "require_at_least",
+]
 
 COMPARE = "compare"
 """The word; a server on a host of that name is reached as ``compare:PORT``."""
 
 _STYLES = {"faster": "green", "slower": "red", "unclear": "dim"}
 
-_EPILOG = """\
+_NOTES = """\
 A and B are reports that a benchmark here wrote with --json: skipper bw, skipper actors, ... What speeds up is
-above 1, for rates and for times. exit codes: 0 compared; 2 nothing to compare; 4 below --fail-below for sure
+above 1, for rates and for times.
 """
 
 # Parameters that say how a row was measured and what came out, not what was measured.
@@ -235,9 +245,9 @@ def _shown(environment: Mapping[str, Any], key: str) -> str:
     return str(environment.get(key, "?"))
 
 
-def compare_main(argv: Sequence[str], *, prog: str) -> int:
+def main(argv: Sequence[str], *, prog: str = "skipper bw compare") -> int:
     """Compare two reports, given the arguments after ``compare``; returns the exit code, as ``--help`` lists them."""
-    given = _parser(prog).read(argv, "json")
+    given = parser(prog).read(argv)
     if isinstance(given, int):
         return given
     errors: list[str] = []
@@ -258,7 +268,7 @@ def compare_main(argv: Sequence[str], *, prog: str) -> int:
     warnings = differences(before, after)
     for sentence in [*warnings, *errors]:
         print(f"{prog}: {sentence}", file=sys.stderr)
-    output.console(json_on_stdout=given.json == output.STDOUT).print(_table(comparisons, relative=given.relative))
+    output.console(json_on_stdout=given.json == STDOUT).print(_table(comparisons, relative=given.relative))
     if given.json is not None:
         config = {"tool": "compare", "relative": given.relative, "tolerance": given.tolerance, "warnings": warnings}
         results = [comparison.to_result() for comparison in comparisons]
@@ -268,31 +278,31 @@ def compare_main(argv: Sequence[str], *, prog: str) -> int:
     return exit_code
 
 
-def _parser(prog: str) -> Parser:
-    parser = Parser(
+def parser(prog: str) -> Parser:
+    """The parser of ``skipper bw compare``."""
+    own = Parser(
         prog=prog,
         description="Hold the rows of two reports against each other.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        notes=_NOTES,
+        exit_codes={0: "compared", 2: "bad arguments, or nothing to compare", 4: "below --fail-below for sure"},
     )
-    parser.add_argument("before", metavar="A.json")
-    parser.add_argument("after", metavar="B.json")
-    parser.add_argument(
+    own.add_argument("before", metavar="A.json", help="the report to compare with")
+    own.add_argument("after", metavar="B.json", help="the report that is compared")
+    own.add_argument(
         "--relative", action="store_true", help="compare the ratios to each run's own yardstick, not the figures"
     )
-    parser.add_argument(
+    own.add_argument(
         "--tolerance",
         type=number(zero=True),
         default=0.05,
         metavar="T",
         help="what differs by less is no difference (0.05)",
     )
-    parser.add_argument(
+    own.add_argument(
         "--fail-below", type=number(), metavar="R", help="exit with 4 when B is surely slower than R times A"
     )
-    parser.add_argument("-J", "--json", metavar="PATH", help="write the comparison; - prints it on standard output")
-    return parser
+    add_json(own, "the comparison")
+    return own
 
 
 def _table(comparisons: Sequence[Comparison], *, relative: bool) -> Table:

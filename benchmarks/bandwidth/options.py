@@ -10,11 +10,24 @@ from typing import Any
 
 from skipper.benchmarks.bandwidth.messages import ATOMICS, WORD, Workload
 from skipper.benchmarks.errors import UsageError
-from skipper.benchmarks.output import STDOUT, check_can_plot, check_writable
-from skipper.benchmarks.program import Parser, number, whole
+from skipper.benchmarks.output import check_can_plot
+from skipper.benchmarks.program import Parser
 from skipper.benchmarks.sizes import SWEEP, format_size, parse_size
+from skipper.commandline import (
+    STDOUT,
+    add_csv,
+    add_host,
+    add_json,
+    add_port,
+    add_quick,
+    add_timeout,
+    number,
+    output_path,
+    say_more,
+    whole,
+)
 
-__all__ = ["DEFAULT_PORT", "LOOPBACK", "TOKEN_VARIABLE", "Measure", "Options", "parse"]
+__all__ = ["DEFAULT_PORT", "LOOPBACK", "TOKEN_VARIABLE", "Measure", "Options", "parse", "parser"]
 
 DEFAULT_PORT = 18515
 """The port that perftest's tools use."""
@@ -28,14 +41,24 @@ TOKEN_VARIABLE = "SKIPPER_BW_TOKEN"
 
 LOOPBACK = "127.0.0.1"
 
-_EPILOG = f"""\
+_NOTES = f"""\
 With no HOST and without --local this is a server: it prints the command to type on the client, which then
 chooses everything else. Sizes are powers of two: 4K, 4800K, 64M, 1G. GB/s are decimal, Gb/s are bits.
 The token that both sides must hold comes from {TOKEN_VARIABLE}; a server without one makes one up.
-
-exit codes: 0 all is well; 1 the run could not be finished; 2 asked for something impossible, nothing was
-started; 3 --check found wrong data; 4 a bandwidth below --min-bw; 130 interrupted
+`skipper bw compare A.json B.json` holds two reports against each other.
 """
+
+_EXIT_CODES = {
+    2: "asked for something impossible; nothing was begun",
+    3: "--check found wrong data",
+    4: "a bandwidth below --min-bw",
+}
+
+_QUICK_ITERATIONS = 4
+_STEP_FACTOR = 4
+"""Of `SWEEP`."""
+
+_OF_A_SERVER = ("--bind", "--host", "-p", "--port", "-d", "--net-devices", "--ib-dev")
 
 _PEER = re.compile(r"(?:\[(?P<six>[^\]]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>[0-9]{1,5}))?")
 _MEM = re.compile(r"host|cuda(:[0-9]{1,3})?")
@@ -97,11 +120,10 @@ def parse(argv: Sequence[str], *, prog: str) -> Options:
         UsageError: It contradicts itself, or names something unknown.
         SystemExit: ``--help`` was asked for and printed.
     """
-    given = _parser(prog).parse_args(list(argv))
+    given = parser(prog).parse_args(list(argv))
+    say_more(given)
     role = "local" if given.local else "server" if given.peer is None else "client"
     _require_consistent(given, role)
-    for path in (given.json, given.csv, given.plot):
-        check_writable(path)
     if given.plot is not None:
         check_can_plot()
     host, port = _address(given)
@@ -123,7 +145,7 @@ def parse(argv: Sequence[str], *, prog: str) -> Options:
         workload=workload,
         pairs=given.pairs,
         sizes=sizes,
-        measure=Measure(given.iters, given.warmup, given.duration, check=given.check, latency=given.latency),
+        measure=_how(given),
         min_bw=given.min_bw,
         json=given.json,
         csv=given.csv,
@@ -133,68 +155,85 @@ def parse(argv: Sequence[str], *, prog: str) -> Options:
     )
 
 
-def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = Parser(
+def parser(prog: str) -> Parser:
+    """The parser of the command, but for ``skipper bw compare``."""
+    own = Parser(
         prog=prog,
         description="Bandwidth and latency of one-sided reads and writes, beside memcpy in the same run.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        notes=_NOTES,
+        exit_codes=_EXIT_CODES,
     )
-    ends = parser.add_argument_group("the two ends")
+    ends = own.add_argument_group("the two ends")
     ends.add_argument("peer", nargs="?", metavar="HOST[:PORT]", help="be the client of the server there")
     ends.add_argument("--local", action="store_true", help="start a server process too, and be its client")
-    ends.add_argument("--bind", metavar="ADDRESS", help=f"where a server listens (default: {LOOPBACK})")
-    ends.add_argument("-p", "--port", type=whole(0), help=f"TCP port (default: {DEFAULT_PORT}; 0: any free)")
+    add_host(ends, "--bind", default=None, what=f"where a server listens (default: {LOOPBACK})")
+    add_port(ends, "-p", what=f"TCP port (default: {DEFAULT_PORT}; 0: any free)")
     ends.add_argument(
+        "-d",
         "--net-devices",
+        "--ib-dev",
         metavar="NAMES",
         help="network devices that UCX may use (default: loopback only), or RDMA devices for verbs",
     )
     ends.add_argument(
         "--pairs", type=whole(1, MAX_PAIRS), default=1, metavar="N", help="clients and servers of them at once"
     )
-    ends.add_argument(
-        "--timeout", type=number(), default=60.0, metavar="S", help="deadline of one transfer (default: 60)"
-    )
+    add_timeout(ends, 60.0, "seconds that one transfer may take")
 
-    work = parser.add_argument_group("what is transferred")
-    work.add_argument("-s", "--size", action="append", type=_size, help="bytes; repeat for several")
+    work = own.add_argument_group("what is transferred")
+    work.add_argument("-s", "--size", action="append", type=_size, metavar="SIZE", help="bytes; repeat for several")
     sweep = f"{format_size(SWEEP[0])} to {format_size(SWEEP[-1])}"
     work.add_argument("-a", "--all", action="store_true", help=f"sizes from {sweep}, each four times the last")
+    work.add_argument("--minbytes", type=_size, metavar="SIZE", help="or sizes from this one on")
+    work.add_argument("-e", "--maxbytes", type=_size, metavar="SIZE", help="up to this one")
+    work.add_argument(
+        "-f",
+        "--stepfactor",
+        type=whole(2, 1 << 20),
+        metavar="N",
+        help=f"each so many times the last (default: {_STEP_FACTOR})",
+    )
     work.add_argument("--op", choices=("read", "write", *ATOMICS), default="read", help="as the client sees it")
     work.add_argument("-b", "--bidirectional", action="store_true", help="both ends transfer at once")
-    work.add_argument("--backend", choices=("auto", "shm", "cuda_ipc", "ucx", "verbs"), default="auto")
+    work.add_argument(
+        "--backend", choices=("auto", "shm", "cuda_ipc", "ucx", "verbs"), default="auto", help="by which way"
+    )
     work.add_argument("--mem", type=_mem, default="host", metavar="host|cuda[:N]", help="at both ends")
+    work.add_argument(
+        "--use_cuda", dest="mem", type=_cuda, default=argparse.SUPPRESS, metavar="N", help="as --mem cuda:N"
+    )
     work.add_argument("--batch", type=whole(1, MAX_BATCH), default=1, metavar="N", help="buffers in one transfer")
     work.add_argument(
         "--copy-threads", type=whole(1, 64), default=0, metavar="N", help="threads that copy large blocks"
     )
 
-    how = parser.add_argument_group("how it is measured")
+    how = own.add_argument_group("how it is measured")
     how.add_argument("-n", "--iters", type=whole(1), metavar="N", help="timed transfers of each size")
-    how.add_argument("-w", "--warmup", type=whole(0), metavar="N", help="untimed transfers before them")
+    how.add_argument(
+        "-w", "--warmup", "--warmup_iters", type=whole(0), metavar="N", help="untimed transfers before them"
+    )
     how.add_argument("-D", "--duration", type=number(), metavar="S", help="seconds for each size instead")
+    add_quick(how, f"{_QUICK_ITERATIONS} transfers of each size, to see that it works; trust no figure")
     how.add_argument("--latency", action="store_true", help="report the time of a transfer, not the rate")
     how.add_argument("--check", action="store_true", help="verify the data, and that a wrong byte is noticed")
 
-    out = parser.add_argument_group("what comes of it")
+    out = own.add_argument_group("what comes of it")
     out.add_argument("--min-bw", type=number(), metavar="GB/s", help="fail when a median lies below")
-    out.add_argument("-J", "--json", metavar="PATH", help="write the report; - for standard output, alone")
-    out.add_argument("--csv", metavar="PATH", help="write the rows")
-    out.add_argument("--plot", metavar="PATH.png", help="draw the rates over the sizes")
-    return parser
+    add_json(out)
+    add_csv(out)
+    out.add_argument("--plot", type=output_path, metavar="PATH.png", help="draw the rates over the sizes")
+    return own
 
 
 def _require_consistent(given: argparse.Namespace, role: str) -> None:
     if given.peer is not None and given.local:
         raise UsageError("--local starts its own server; leave the host away, or --local")
-    if given.bind is not None and role != "server":
-        raise UsageError("--bind says where a server listens; it means nothing here")
+    if given.host is not None and role != "server":
+        raise UsageError("--bind (--host) says where a server listens; it means nothing here")
     if given.latency and (given.bidirectional or given.min_bw is not None):
         raise UsageError("--latency times one transfer at a time; --bidirectional and --min-bw ask for rates")
     if given.op in ATOMICS and (
-        given.size or given.all or given.batch > 1 or given.bidirectional or given.pairs > 1 or given.min_bw is not None
+        _chooses_sizes(given) or given.batch > 1 or given.bidirectional or given.pairs > 1 or given.min_bw is not None
     ):
         raise UsageError(f"{given.op} is timed on one word: no --size, --batch, --bidirectional, --pairs, --min-bw")
     if given.pairs > 1 and (given.latency or given.bidirectional):
@@ -205,7 +244,7 @@ def _require_consistent(given: argparse.Namespace, role: str) -> None:
 
 def _address(given: argparse.Namespace) -> tuple[str, int]:
     """Where the server is, or listens."""
-    host, port = (given.bind or LOOPBACK, None) if given.peer is None else _peer(given.peer)
+    host, port = (given.host or LOOPBACK, None) if given.peer is None else _peer(given.peer)
     if given.port is not None and port is not None and port != given.port:
         raise UsageError(f"{given.peer} and --port {given.port} name two ports")
     port = next(value for value in (port, given.port, DEFAULT_PORT) if value is not None)
@@ -215,12 +254,36 @@ def _address(given: argparse.Namespace) -> tuple[str, int]:
 
 
 def _sizes(given: argparse.Namespace) -> tuple[int, ...]:
-    if given.all and given.size:
-        raise UsageError("--all and --size exclude each other")
+    swept = given.minbytes or given.maxbytes or given.stepfactor
+    if sum(map(bool, (given.all, given.size, swept))) > 1:
+        raise UsageError("--size, --all, and --minbytes with --maxbytes exclude each other")
     if given.op in ATOMICS:
         return (WORD,)
+    if swept:
+        return _swept(given.minbytes or SWEEP[0], given.maxbytes or SWEEP[-1], given.stepfactor or _STEP_FACTOR)
     default = parse_size("4K") if given.latency else parse_size("64M")
     return SWEEP if given.all else tuple(dict.fromkeys(given.size or [default]))
+
+
+def _chooses_sizes(given: argparse.Namespace) -> bool:
+    return bool(given.size or given.all or given.minbytes or given.maxbytes or given.stepfactor)
+
+
+def _swept(least: int, most: int, factor: int) -> tuple[int, ...]:
+    if least > most:
+        raise UsageError(f"--minbytes {format_size(least)} is more than --maxbytes {format_size(most)}")
+    sizes = [least]
+    while sizes[-1] * factor <= most:
+        sizes.append(sizes[-1] * factor)
+    return tuple(sizes)
+
+
+def _how(given: argparse.Namespace) -> Measure:
+    iterations, warmup = given.iters, given.warmup
+    if given.quick:
+        iterations = iterations if given.duration or iterations else _QUICK_ITERATIONS
+        warmup = 1 if warmup is None else warmup
+    return Measure(iterations, warmup, given.duration, check=given.check, latency=given.latency)
 
 
 def _peer(text: str) -> tuple[str, int | None]:
@@ -236,10 +299,10 @@ def _client_flags(argv: Sequence[str]) -> tuple[str, ...]:
     arguments = iter(argv)
     for argument in arguments:
         flag, equals, _ = argument.partition("=")
-        if flag in ("--bind", "--port", "--net-devices") or argument == "-p":
+        if flag in _OF_A_SERVER:
             if not equals:
                 next(arguments, None)
-        elif not re.fullmatch(r"-p[0-9]+", argument):
+        elif not re.fullmatch(r"-(p[0-9]+|d[^-].*)", argument):
             kept.append(argument)
     return tuple(kept)
 
@@ -249,6 +312,10 @@ def _size(text: str) -> int:
         return parse_size(text)
     except UsageError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _cuda(text: str) -> str:
+    return _mem(f"cuda:{text}")
 
 
 def _mem(text: str) -> str:

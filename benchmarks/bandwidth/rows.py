@@ -1,35 +1,36 @@
-"""What was timed, as rows of a report, and these as a table for people that fits 80 columns."""
+"""What was timed, as rows of a report, and these as a table for people that fits 80 columns and grows row by row."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TextIO
 
 from skipper.benchmarks.bandwidth import ceiling
 from skipper.benchmarks.bandwidth.messages import Wire, Workload
 from skipper.benchmarks.bandwidth.timing import KERNEL, MEMCPY, ONE, TRANSFER, Timed, Together
-from skipper.benchmarks.output import plain_table, significant
+from skipper.benchmarks.errors import BenchmarkError
+from skipper.benchmarks.output import significant
 from skipper.benchmarks.report import Reference, Result, Scalar
 from skipper.benchmarks.sizes import format_size
 from skipper.benchmarks.statistics import median_interval, percentile, stretches
+from skipper.commandline import reader_is_gone
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-__all__ = ["first_use_row", "pairs_row", "percentiles_us", "size_rows", "table", "wire_row"]
+__all__ = ["RowPrinter", "first_use_row", "notes", "pairs_row", "percentiles_us", "size_rows", "wire_row"]
 
 _COLUMNS = (
-    "size",
-    "iterations",
-    "p50\nµs",
-    "p99\nµs",
-    "p99.9\nµs",
-    "GB/s\naverage",
-    "GB/s\npeak",
-    "Gb/s",
-    "memcpy\nGB/s",
-    "ratio",
+    ("", "size", 12),
+    ("", "n", 6),
+    ("p50", "µs", 7),
+    ("p99", "µs", 7),
+    ("p99.9", "µs", 7),
+    ("GB/s", "p50", 7),
+    ("", "ratio", 6),
+    ("memcpy", "GB/s", 7),
+    ("GB/s", "average", 8),
+    ("GB/s", "peak", 7),
+    ("Gb/s", "", 6),
 )
+"""Two lines of a heading, and the width with the space before it: 80 together. What is wider moves the rest along."""
 
 _SPEEDS = ("p50_us", "p99_us", "p99_9_us", "average_gb_per_s", "peak_gb_per_s", "average_gbit_per_s")
 
@@ -194,53 +195,90 @@ def _speeds(times_us: Sequence[float], average: float, peak: float) -> dict[str,
     }
 
 
-def table(results: Sequence[Result], *, title: str) -> Table:
-    """Lay the rows out. ``ratio`` compares medians, and more than 1 is always faster than memcpy."""
-    out = plain_table(title, *_COLUMNS)
-    out.padding = (0, 1, 0, 0)
-    out.caption_justify = "left"
-    notes = []
-    for result in results:
-        if result.name == "first_use":
-            parts = {part: _number(result.parameters[f"{part}_us"]) for part in ("register", "connect")}
-            out.add_row("first use", "1", significant(result.value))
-            costs = " + ".join(f"{part} {significant(value)} µs" for part, value in parts.items())
-            notes.append(f"first use: {costs}")
-        elif result.name == "wire_bandwidth":
-            rate = significant(result.value)
-            out.add_row(
-                "wire", "", "", "", "", rate, rate, significant(_number(result.parameters["average_gbit_per_s"]))
-            )
-            notes.append(f"wire: {result.parameters['wire']}")
-        elif "operations_per_s" in result.parameters:
-            times = [significant(_number(result.parameters[key])) for key in _SPEEDS[:3]]
-            out.add_row(str(result.parameters["op"]), str(result.n), *times)
-            if result.reference is not None:
-                notes.append(f"a read of the same word takes {significant(result.reference.value)} µs")
-        else:
-            out.add_row(*_cells(result))
-            notes += _notes(result)
-    out.caption = "\n".join(dict.fromkeys(notes))
-    return out
+class RowPrinter:
+    """Prints the rows as a table, each as soon as it is there. ``ratio`` compares the medians on both sides of it.
+
+    Args:
+        out: Where to; it is flushed after each row, so that who reads a pipe sees it.
+        title: Of the table, given its first row.
+    """
+
+    def __init__(self, out: TextIO, title: Callable[[Result], str]) -> None:
+        self._out = out
+        self._title = title
+        self._is_begun = False
+
+    def add(self, result: Result) -> None:
+        """Print a row.
+
+        Raises:
+            BenchmarkError: Nobody reads the rows any more.
+        """
+        lines = [] if self._is_begun else [self._title(result), *_heading()]
+        self._is_begun = True
+        try:
+            print(*lines, _line(_cells(result)), sep="\n", file=self._out, flush=True)
+        except BrokenPipeError as error:
+            reader_is_gone()
+            raise BenchmarkError("whoever read the rows is gone") from error
+
+
+def _heading() -> list[str]:
+    above, below, widths = zip(*_COLUMNS, strict=True)
+    return [_line(above), _line(below), "─" * sum(widths)]
+
+
+def _line(cells: Sequence[str]) -> str:
+    padded = (f"{cell:>{width - 1}}" for cell, (_, _, width) in zip(cells, _COLUMNS, strict=False))
+    return " " + " ".join(padded).rstrip()
 
 
 def _cells(result: Result) -> list[str]:
     parameters = result.parameters
+    if result.name == "first_use":
+        return ["first use", "1", significant(result.value)]
+    if result.name == "wire_bandwidth":
+        rate = significant(result.value)
+        return ["wire", *[""] * 7, rate, rate, significant(_number(parameters["average_gbit_per_s"]))]
+    if "operations_per_s" in parameters:
+        return [str(parameters["op"]), str(result.n), *(significant(_number(parameters[key])) for key in _SPEEDS[:3])]
     label = format_size(int(_number(parameters["size"])))
     if parameters["batch"] != 1:
         label = f"{parameters['batch']} x {label}"
-    if result.parameters["backend"] == "kernel":
+    if parameters["backend"] == "kernel":
         label = f"kernel {label}"
     elif result.name.startswith("one_transfer"):
         label = f"as one {label}"
-    reference, ratio = _beside_reference(result)
-    speeds = [significant(_number(parameters[key])) for key in _SPEEDS]
-    return [label, str(result.n), *speeds, significant(reference), f"{ratio:.3f}"]
+    times, rates = ([significant(_number(parameters[key])) for key in keys] for keys in (_SPEEDS[:3], _SPEEDS[3:]))
+    own, ratio, reference = _beside_reference(result)
+    return [label, str(result.n), *times, significant(own), f"{ratio:.3f}", significant(reference), *rates]
+
+
+def notes(results: Sequence[Result]) -> str:
+    """What a reader of the table must know besides; it is printed below it."""
+    return "\n".join(dict.fromkeys(note for result in results for note in (*_notes(result), *_checked(result))))
+
+
+def _checked(result: Result) -> list[str]:
+    if not result.parameters.get("verified"):
+        return []
+    if "operations_per_s" in result.parameters:
+        return ["checked: each answer was the one before plus one, and a word that another had changed was noticed"]
+    return ["checked: the data was compared at both ends, and a byte that was wrong on purpose was noticed"]
 
 
 def _notes(result: Result) -> list[str]:
-    """What a reader of the table must know about a row; it is printed below the table."""
+    """What a reader must know about one row."""
     parameters = result.parameters
+    if result.name == "first_use":
+        parts = {part: _number(parameters[f"{part}_us"]) for part in ("register", "connect")}
+        costs = " + ".join(f"{part} {significant(value)} µs" for part, value in parts.items())
+        return [f"first use: {costs}"]
+    if result.name == "wire_bandwidth":
+        return [f"wire: {parameters['wire']}"]
+    if "operations_per_s" in parameters:
+        reference = result.reference
+        return [] if reference is None else [f"a read of the same word takes {significant(reference.value)} µs"]
     if parameters["backend"] == "kernel":
         call = "process_vm_readv" if parameters["op"] == "read" else "process_vm_writev"
         return [f"kernel: {call}, what UCX itself uses within a host"]
@@ -258,14 +296,14 @@ def _notes(result: Result) -> list[str]:
     ]
 
 
-def _beside_reference(result: Result) -> tuple[float, float]:
-    """The reference in GB/s, and how fast the row is beside it, whichever unit the row is in."""
+def _beside_reference(result: Result) -> tuple[float, float, float]:
+    """The median rate in GB/s, how many times that of the reference it is, and that, in whichever unit the row is."""
     if result.reference is None or result.ratio is None:
-        return 0.0, 0.0
+        return 0.0, 0.0, 0.0
     if result.unit == "GB/s":
-        return result.reference.value, result.ratio
+        return result.value, result.ratio, result.reference.value
     nbytes = _number(result.parameters["nbytes"])
-    return nbytes / (result.reference.value * 1e3), 1 / result.ratio
+    return nbytes / (result.value * 1e3), 1 / result.ratio, nbytes / (result.reference.value * 1e3)
 
 
 def _number(value: Scalar) -> float:

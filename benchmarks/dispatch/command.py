@@ -18,22 +18,23 @@ from skipper.benchmarks.dispatch.rounds import (
 )
 from skipper.benchmarks.dispatch.steps import USUAL_NETWORK, TrainedNetwork, messages_per_step
 from skipper.benchmarks.output import figures_table
-from skipper.benchmarks.program import report_parser, run, whole
+from skipper.benchmarks.program import Parser, report_parser, run, tell_round
 from skipper.benchmarks.report import Result, Scalar, latency, rate
+from skipper.commandline import add_certs, add_insecure, add_secret_file, whole
 from skipper.control import ControlError, attach_to_hosts
 from skipper.tensor_engine import TensorEngineError
 
-__all__ = ["main", "rows"]
+__all__ = ["main", "parser", "rows"]
 
 _QUICK = DispatchPlan(rounds=2, ops=200, calls=10, many=3, warmup=1, steps=4)
 
 
-def main(argv: Sequence[str], *, prog: str = "skipper dispatch") -> int:
-    """Measure the tensor engine; returns the exit code, as ``--help`` lists them."""
-    parser = report_parser(
+def parser(prog: str) -> Parser:
+    """The parser of the command."""
+    own = report_parser(
         prog, "Issuing, running and fetching operations of the tensor engine, beside raw gRPC, torch and memcpy."
     )
-    size = parser.add_argument_group("network", "What the steps of training train: linear layers, two workers.")
+    size = own.add_argument_group("network", "What the steps of training train: linear layers, two workers.")
     network = USUAL_NETWORK
     size.add_argument("--layers", metavar="N", type=whole(1, 1000), default=network.layers, help="how many layers (4)")
     size.add_argument(
@@ -42,13 +43,18 @@ def main(argv: Sequence[str], *, prog: str = "skipper dispatch") -> int:
     size.add_argument(
         "--samples", metavar="N", type=whole(1, 1 << 20), default=network.samples, help="of each worker (64)"
     )
-    where = parser.add_argument_group("hosts", "With them, messages per step and host are counted, too.")
+    where = own.add_argument_group("hosts", "With them, messages per step and host are counted, too.")
     where.add_argument("--hosts", metavar="FILE", help="attach the agents whose addresses are in this file")
     where.add_argument("--per-host", metavar="N", type=whole(1, 1024), default=2, help="processes on each host (2)")
-    where.add_argument("--secret-file", metavar="FILE", help="the agents' secret")
-    where.add_argument("--certs", metavar="DIR", help="the folder of this machine's certificates")
-    where.add_argument("--insecure", action="store_true", help="go without TLS to other machines")
-    given = parser.read(argv, "json", "csv")
+    add_secret_file(where)
+    add_certs(where)
+    add_insecure(where)
+    return own
+
+
+def main(argv: Sequence[str], *, prog: str = "skipper dispatch") -> int:
+    """Measure the tensor engine; returns the exit code, as ``--help`` lists them."""
+    given = parser(prog).read(argv)
     if isinstance(given, int):
         return given
     network = TrainedNetwork(given.layers, given.width, given.samples)
@@ -62,7 +68,11 @@ def main(argv: Sequence[str], *, prog: str = "skipper dispatch") -> int:
     }
 
     def measure_all(results: list[Result]) -> None:
-        results.extend(rows(measure(plan), plan))
+        times: Times = {}
+        try:
+            measure(plan, times, tell_round)
+        finally:  # what there is of a run that was cut short
+            results += rows(times, plan)
         if given.hosts is not None:
             results.extend(_message_rows(given, plan))
 
@@ -100,23 +110,26 @@ def _message_rows(given: argparse.Namespace, plan: DispatchPlan) -> list[Result]
 
 
 def rows(times: Times, plan: DispatchPlan) -> list[Result]:
-    """The rows of a run, references first."""
+    """The rows of a run, references first; those that are there, where it was cut short."""
+    return [
+        row
+        for last, rows_of in (("memcpy", _rows_of_few), ("issue_to_many", _rows_of_both), ("step", _rows_of_steps))
+        if last in times
+        for row in rows_of(times, plan)
+    ]
+
+
+def _rows_of_few(times: Times, plan: DispatchPlan) -> list[Result]:
     elements: dict[str, Scalar] = {"elements": ELEMENTS}
     program: dict[str, Scalar] = {"program_ops": PROGRAM_OPS}
     workers: dict[str, Scalar] = {"workers": plan.few}
-    both: dict[str, Scalar] = {"few_workers": plan.few, "many_workers": plan.many}
     bulk: dict[str, Scalar] = {"nbytes": BULK_NBYTES}
     unary = latency("grpc_aio_unary_p50_us", times["grpc_unary"])
     call = latency("call_one_p50_us", times["call_one"], unary)
     eager = latency("eager_torch_op_us", times["eager_op"], parameters=elements)
     memcpy = rate("memcpy_64MiB_gb_per_s", times["memcpy"], BULK_NBYTES, unit="GB/s", parameters=bulk)
-    few = latency("issue_to_few_us", times["issue_to_few"], parameters=workers)
-    many = latency("issue_to_many_us", times["issue_to_many"], few, {"workers": plan.many})
     replayed = [there - here for there, here in zip(times["worker_replay_op"], times["eager_op"], strict=True)]
     beyond = [there - here for there, here in zip(times["worker_op"], times["eager_op"], strict=True)]
-    training: dict[str, Scalar] = {"workers": plan.few, **asdict(plan.network)}
-    ddp = latency("ddp_step_us", times["ddp_step"], parameters=training)
-    growth = [late / early for late, early in zip(times["issue_to_many"], times["issue_to_few"], strict=True)]
     return [
         unary,
         call,
@@ -128,9 +141,21 @@ def rows(times: Times, plan: DispatchPlan) -> list[Result]:
         latency("worker_op_overhead_us", beyond, eager, elements),
         latency("fetch_small_p50_us", times["fetch_small"], call, elements),
         rate("fetch_64MiB_gb_per_s", times["fetch_bulk"], BULK_NBYTES, memcpy, unit="GB/s", parameters=bulk),
-        few,
-        many,
-        Result.from_samples("issue_cost_vs_world", "x", growth, parameters=both),
+    ]
+
+
+def _rows_of_both(times: Times, plan: DispatchPlan) -> list[Result]:
+    both: dict[str, Scalar] = {"few_workers": plan.few, "many_workers": plan.many}
+    few = latency("issue_to_few_us", times["issue_to_few"], parameters={"workers": plan.few})
+    many = latency("issue_to_many_us", times["issue_to_many"], few, {"workers": plan.many})
+    growth = [late / early for late, early in zip(times["issue_to_many"], times["issue_to_few"], strict=True)]
+    return [few, many, Result.from_samples("issue_cost_vs_world", "x", growth, parameters=both)]
+
+
+def _rows_of_steps(times: Times, plan: DispatchPlan) -> list[Result]:
+    training: dict[str, Scalar] = {"workers": plan.few, **asdict(plan.network)}
+    ddp = latency("ddp_step_us", times["ddp_step"], parameters=training)
+    return [
         ddp,
         latency("step_us", times["step"], ddp, training),
         latency("compiled_step_us", times["compiled_step"], ddp, training),

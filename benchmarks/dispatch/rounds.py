@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
@@ -16,7 +15,7 @@ from skipper import control, tensor_engine
 from skipper.benchmarks.actors.parties import Echo
 from skipper.benchmarks.actors.raw_grpc import RawGrpc
 from skipper.benchmarks.dispatch.steps import USUAL_NETWORK, EngineStep, TrainedNetwork, ddp_steps
-from skipper.benchmarks.statistics import Contestant, Schedule, interleave, time_runs
+from skipper.benchmarks.statistics import Contestant, Schedule, WholeRounds, interleave, time_runs
 from skipper.control import ProcMesh
 from skipper.tensor_engine import Tensor, inspect
 from skipper.tensor_engine.script.fetch import ask
@@ -72,31 +71,33 @@ Times = dict[str, list[float]]
 """Durations in ns by what took them; for operations, per operation."""
 
 
-def measure(plan: DispatchPlan) -> Times:
+def measure(plan: DispatchPlan, times: Times, on_round: Callable[[int], None] | None = None) -> None:
     """Run the plan, and leave no process behind.
+
+    Args:
+        plan: How much is measured.
+        times: Gets what was measured, the figures of a round once it is whole.
+        on_round: Called with the number of rounds after each, anew for each group of figures.
 
     Raises:
         ControlError: A call failed.
         TensorEngineError: An operation failed.
     """
-    times: Times = defaultdict(list)
     with contextlib.ExitStack() as stack:
         stack.callback(control.shutdown)
         stack.callback(tensor_engine.shutdown)
         raw = stack.enter_context(RawGrpc.start())
         work = _Work(plan, raw)
         for blocks in (work.few_blocks, work.both_blocks, functools.partial(work.step_blocks, stack)):
+            rounds = WholeRounds(times, on_round)
             contestants = [
-                Contestant(name, functools.partial(_note, times[name], block)) for name, block in blocks().items()
+                Contestant(name, functools.partial(_run, rounds, name, block)) for name, block in blocks().items()
             ]
-            interleave(contestants, Schedule(iterations=plan.rounds, warmup=plan.warmup))
-    for durations in times.values():  # the rounds before the first that counts
-        del durations[: len(durations) * plan.warmup // (plan.warmup + plan.rounds)]
-    return dict(times)
+            interleave(contestants, Schedule(plan.rounds, warmup=plan.warmup), after_round=rounds.end_round)
 
 
-def _note(durations: list[float], block: Block) -> None:
-    durations += block()
+def _run(rounds: WholeRounds[float], name: str, block: Block) -> None:
+    rounds.note(name, block())
 
 
 class _Work:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from skipper.benchmarks import output, program
 from skipper.benchmarks.gpu import perftest, transfers
 from skipper.benchmarks.gpu.transfers import Sweep
-from skipper.benchmarks.program import EXIT_CODES, report_parser
+from skipper.benchmarks.program import Parser, report_parser
 from skipper.benchmarks.report import Result
 from skipper.benchmarks.sizes import format_size
 from skipper.dataplane.errors import DataplaneError
@@ -17,22 +17,27 @@ from skipper.dataplane.errors import DataplaneError
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["main"]
+__all__ = ["main", "parser"]
 
 _FULL = Sweep((8, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20), 30)
 _QUICK = Sweep((8, 1 << 20), 3)
 
 
-def main(argv: Sequence[str], *, prog: str = "python -m skipper.benchmarks.gpu") -> int:
-    """Run the benchmark of GPU memory; returns the exit code, as ``--help`` lists them."""
-    parser = report_parser(
+def parser(prog: str) -> Parser:
+    """The parser of the command."""
+    own = report_parser(
         prog,
         "Memory of GPUs between two processes of this host, beside CUDA's own copies.",
-        epilog=EXIT_CODES + "; 3 wrong data",
+        exit_codes={3: "wrong data"},
         quick="two sizes and few turns: for correctness, not speed",
     )
-    parser.add_argument("--part", choices=("transfers", "perftest"), default="transfers", help="perftest: UCX's own")
-    given = parser.read(argv, "json", "csv")
+    own.add_argument("--part", choices=("transfers", "perftest"), default="transfers", help="perftest: UCX's own")
+    return own
+
+
+def main(argv: Sequence[str], *, prog: str = "python -m skipper.benchmarks.gpu") -> int:
+    """Run the benchmark of GPU memory; returns the exit code, as ``--help`` lists them."""
+    given = parser(prog).read(argv)
     if isinstance(given, int):
         return given
     sweep = _QUICK if given.quick else _FULL

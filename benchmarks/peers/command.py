@@ -19,8 +19,9 @@ from skipper.benchmarks.peers.results import figures, results, standings
 from skipper.benchmarks.peers.roster import OURS, ROSTER, PeerLibrary
 from skipper.benchmarks.peers.runner import Outcome, PeersPlan, run
 from skipper.benchmarks.peers.work import ROWS, Row
-from skipper.benchmarks.program import INTERRUPTED, Parser, number, whole
+from skipper.benchmarks.program import Parser
 from skipper.benchmarks.report import Report
+from skipper.commandline import INTERRUPTED, add_quick, number, whole
 
 __all__ = ["main"]
 
@@ -133,11 +134,12 @@ def _parser(prog: str) -> Parser:
     parser = Parser(
         prog=prog,
         description="Skipper beside Monarch, Ray, NIXL, Mooncake and others, doing the same work in turns.",
-        epilog="exit codes: 0 a page was written; 1 no peer gave a figure; 2 wrong arguments; 130 interrupted",
-        allow_abbrev=False,
+        exit_codes={0: "a page was written", 1: "no peer gave a figure"},
     )
-    parser.add_argument("--rounds", type=whole(1, 1000), default=8, help="at most (8)")
-    parser.add_argument("--minutes", type=number(), default=25.0, help="begin no round that would end later (25)")
+    parser.add_argument("--rounds", type=whole(1, 1000), default=8, metavar="N", help="at most (8)")
+    parser.add_argument(
+        "--minutes", type=number(), default=25.0, metavar="MIN", help="begin no round that would end later (25)"
+    )
     parser.add_argument("--peers", metavar="NAME,...", help="only these: " + ", ".join(peer.name for peer in ROSTER))
     parser.add_argument("--rows", metavar="NAME,...", help="only these: " + ", ".join(row.name for row in ROWS))
     parser.add_argument("--torchstore", metavar="PATH", help="a checkout of Meta's torchstore; without it, no rows")
@@ -145,5 +147,5 @@ def _parser(prog: str) -> Parser:
         "--output", metavar="FOLDER", help="where to write (benchmarks/results; with --quick its local)"
     )
     parser.add_argument("--no-plots", action="store_true", help="no pictures")
-    parser.add_argument("--quick", action="store_true", help="one round of a few samples, to see that it works")
+    add_quick(parser, "one round of a few samples, to see that it works")
     return parser

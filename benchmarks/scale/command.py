@@ -8,18 +8,19 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from skipper.benchmarks.output import plain_table, significant
-from skipper.benchmarks.program import report_parser, run, whole
+from skipper.benchmarks.program import Parser, report_parser, run, tell_round
 from skipper.benchmarks.report import Reference, Result, Scalar
 from skipper.benchmarks.scale.crowd import Crowd, gather_crowd
 from skipper.benchmarks.scale.model import Costs, latency_us, traffic
 from skipper.benchmarks.scale.rounds import MESSAGE_NBYTES, WAYS, ScalePlan, Times, costs_of, measure, sizes
 from skipper.benchmarks.statistics import percentile
+from skipper.commandline import whole
 from skipper.control import ControlError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["main"]
+__all__ = ["main", "parser"]
 
 _MOST = 1024
 
@@ -29,19 +30,31 @@ _TEXT_NBYTES = 14
 """Bytes of ``echo``, and of an axis called ``ranks`` with its size."""
 
 
-def main(argv: Sequence[str], *, prog: str = "skipper scale") -> int:
-    """Measure casts to many, and model them for more; returns the exit code, as ``--help`` lists them."""
+def parser(prog: str) -> Parser:
+    """The parser of the command."""
     description = (
         "Calls and broadcasts to many processes of this host, straight and down a tree, beside a model of them that "
         "goes on to many more."
     )
-    parser = report_parser(prog, description, quick="6 processes, to see that it works; trust no figure")
-    parser.add_argument(
-        "-n", "--procs", type=whole(4, _MOST), default=_MOST, help=f"at most so many processes (default: {_MOST})"
+    own = report_parser(prog, description, quick="6 processes, to see that it works; trust no figure")
+    own.add_argument(
+        "-n",
+        "--procs",
+        type=whole(4, _MOST),
+        default=_MOST,
+        metavar="N",
+        help=f"at most so many processes (default: {_MOST})",
     )
-    parser.add_argument("--fanout", type=whole(2, _MOST), default=8, help="of the trees (default: 8)")
-    parser.add_argument("--ranks", type=whole(4, 1 << 20), default=1 << 15, help="model up to these (default: 32768)")
-    given = parser.read(argv, "json", "csv")
+    own.add_argument("--fanout", type=whole(2, _MOST), default=8, metavar="N", help="of the trees (default: 8)")
+    own.add_argument(
+        "--ranks", type=whole(4, 1 << 20), default=1 << 15, metavar="N", help="model up to so many (default: 32768)"
+    )
+    return own
+
+
+def main(argv: Sequence[str], *, prog: str = "skipper scale") -> int:
+    """Measure casts to many, and model them for more; returns the exit code, as ``--help`` lists them."""
+    given = parser(prog).read(argv)
     if isinstance(given, int):
         return given
     plan = ScalePlan(given.procs, given.fanout)
@@ -53,10 +66,14 @@ def main(argv: Sequence[str], *, prog: str = "skipper scale") -> int:
         nonlocal limit
         with gather_crowd(plan.procs) as crowd:
             limit = crowd.limit
-            times = measure(crowd, plan)
-            costs = costs_of(times, plan)
-            results += measured(crowd, times, plan, costs)
-            results += modelled(crowd.straight.size, given.ranks, plan, costs[crowd.straight.size])
+            times = Times()
+            try:
+                measure(crowd, plan, times, tell_round)
+            finally:
+                if times.is_whole:  # also where it was cut short after that
+                    costs = costs_of(times, plan)
+                    results += measured(crowd, times, plan, costs)
+                    results += modelled(crowd.straight.size, given.ranks, plan, costs[crowd.straight.size])
 
     return run(
         argv,

@@ -6,7 +6,7 @@ import functools
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 
@@ -63,6 +63,7 @@ class Times:
             number of ranks that were called so.
         one: Durations of these calls in ns, likewise.
         cores: How many cores the processes got when all of them wanted one; other programs may have used the rest.
+        ends: How often `end_round` was called.
     """
 
     calls: dict[tuple[str, int], list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -71,6 +72,16 @@ class Times:
     member_cpu: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     one: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     cores: list[float] = field(default_factory=list)
+    ends: int = 0
+
+    def end_round(self) -> None:
+        """Called before the first round, and after each."""
+        self.ends += 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether there is a whole round: figures of each kind."""
+        return self.ends > 1
 
 
 def sizes(procs: int) -> list[int]:
@@ -78,14 +89,19 @@ def sizes(procs: int) -> list[int]:
     return [*(1 << power for power in range(2, procs.bit_length()) if 1 << power < procs), procs]
 
 
-def measure(crowd: Crowd, plan: ScalePlan) -> Times:
+def measure(crowd: Crowd, plan: ScalePlan, times: Times, on_round: Callable[[int], None] | None = None) -> None:
     """Run the plan.
+
+    Args:
+        crowd: The processes.
+        plan: How much is measured.
+        times: Gets what was measured.
+        on_round: Called with the number of rounds after each.
 
     Raises:
         BenchmarkError: A message was lost.
         ControlError: A call failed.
     """
-    times = Times()
     blocks = [Contestant("cores", functools.partial(_spin, crowd, times))]
     for count in sizes(crowd.straight.size):
         part = slice(0, count)
@@ -97,8 +113,13 @@ def measure(crowd: Crowd, plan: ScalePlan) -> Times:
             blocks.append(
                 Contestant(f"broadcast {way} {count}", functools.partial(_broadcasts, way, members, plan, times))
             )
-    interleave(blocks, Schedule(iterations=plan.rounds, warmup=0))
-    return times
+
+    def end_round() -> None:
+        times.end_round()
+        if times.is_whole and on_round is not None:
+            on_round(times.ends - 1)
+
+    interleave(blocks, Schedule(iterations=plan.rounds, warmup=0), after_round=end_round)
 
 
 def _go(way: str, plan: ScalePlan) -> None:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from skipper.benchmarks import output, program
 from skipper.benchmarks.errors import BenchmarkError, UsageError
 from skipper.benchmarks.machine import available_nbytes
-from skipper.benchmarks.program import EXIT_CODES, Parser, report_parser, whole
+from skipper.benchmarks.program import Parser, report_parser
 from skipper.benchmarks.report import Result
 from skipper.benchmarks.weight_sync.given_model import GivenModel, read_model
 from skipper.benchmarks.weight_sync.job import SyncWorkload, run
 from skipper.benchmarks.weight_sync.model import Model
 from skipper.benchmarks.weight_sync.progress import SyncProgress
+from skipper.commandline import whole
 from skipper.control import ControlError, shutdown
 from skipper.dataplane.errors import DataplaneError
 from skipper.torchstore.errors import StoreError
@@ -25,17 +26,41 @@ from skipper.torchstore.errors import StoreError
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["main"]
+__all__ = ["main", "parser"]
 
 _FULL = SyncWorkload(Model(), 2, 1, 2, 8, 10, 25, 300, 10_000, (64, 48))
 _QUICK = SyncWorkload(Model(layers=2, vocabulary=4096), 2, 1, 2, 3, 2, 2, 20, 480, (8, 6))
 _MOST_RANKS = 256
 
 
+def parser(prog: str) -> Parser:
+    """The parser of the command."""
+    own = report_parser(
+        prog,
+        "Weights from trainers to generators through torchstore, beside a memcpy of as many bytes.",
+        exit_codes={3: "wrong data"},
+        quick="a small model and few turns: for correctness, not speed",
+    )
+    own.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the weights lie, at both ends")
+    own.add_argument(
+        "--model",
+        metavar="CONFIG",
+        help="a model of yours: a config.json or its folder, a name in the local cache of Hugging Face, or a JSON file "
+        "of names and shapes; nothing is downloaded. With it, and with --mode, only whole models are synced",
+    )
+    own.add_argument("--layers", type=whole(1), metavar="N", help="so many layers of --model, where it is too large")
+    own.add_argument("--mode", choices=("direct", "snapshot"), help="one way to put weights only")
+    ranks = whole(1, _MOST_RANKS)
+    own.add_argument("--trainers", type=ranks, metavar="N", help="processes that hold the model as FSDP shards it (2)")
+    own.add_argument("--generators", type=ranks, metavar="N", help="engines that read all of it, each (1)")
+    own.add_argument("--tp", type=ranks, metavar="N", help="tensor-parallel processes of each engine (2)")
+    own.add_argument("-n", "--iterations", type=whole(1, 10_000), metavar="N", help="measured syncs of each mode (10)")
+    return own
+
+
 def main(argv: Sequence[str], *, prog: str = "skipper weight-sync") -> int:
     """Run the weight-sync benchmark; returns the exit code, as ``--help`` lists them."""
-    parser = _parser(prog)
-    given = parser.read(argv, "json", "csv")
+    given = parser(prog).read(argv)
     if isinstance(given, int):
         return given
     try:
@@ -56,34 +81,6 @@ def main(argv: Sequence[str], *, prog: str = "skipper weight-sync") -> int:
         )
     finally:
         shutdown()
-
-
-def _parser(prog: str) -> Parser:
-    parser = report_parser(
-        prog,
-        "Weights from trainers to generators through torchstore, beside a memcpy of as many bytes.",
-        epilog=EXIT_CODES + "; 3 wrong data",
-        quick="a small model and few turns: for correctness, not speed",
-    )
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the weights lie, at both ends")
-    parser.add_argument(
-        "--model",
-        metavar="CONFIG",
-        help="a model of yours: a config.json or its folder, a name in the local cache of Hugging Face, or a JSON file "
-        "of names and shapes; nothing is downloaded. With it, and with --mode, only whole models are synced",
-    )
-    parser.add_argument("--layers", type=whole(1), metavar="N", help="so many layers of --model, where it is too large")
-    parser.add_argument("--mode", choices=("direct", "snapshot"), help="one way to put weights only")
-    ranks = whole(1, _MOST_RANKS)
-    parser.add_argument(
-        "--trainers", type=ranks, metavar="N", help="processes that hold the model as FSDP shards it (2)"
-    )
-    parser.add_argument("--generators", type=ranks, metavar="N", help="engines that read all of it, each (1)")
-    parser.add_argument("--tp", type=ranks, metavar="N", help="tensor-parallel processes of each engine (2)")
-    parser.add_argument(
-        "-n", "--iterations", type=whole(1, 10_000), metavar="N", help="measured syncs of each mode (10)"
-    )
-    return parser
 
 
 def _workload(given: argparse.Namespace) -> SyncWorkload:

@@ -10,11 +10,12 @@ from functools import partial
 from importlib import resources
 from typing import Any
 
+from skipper.commandline import CommandParser, add_port, seconds
 from skipper.control.api.join import visiting
 from skipper.control.model.errors import ControlError, SupervisionError
 from skipper.control.observe.job_query import survey
 from skipper.control.observe.metrics import RecentResult
-from skipper.control.observe.program import parser_of, run, seconds, serve
+from skipper.control.observe.program import add_served_host, parser_of, run, serve
 from skipper.control.observe.status import ActorStatus, JobStatus, ProcessReport, ProcessStatus, status_of
 from skipper.control.runtime import current_runtime
 from skipper.control.runtime.history import Event
@@ -214,20 +215,21 @@ def _cut(text: str) -> str:
     return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]} …"
 
 
+def parser(prog: str) -> CommandParser:
+    """The parser of the command."""
+    own = parser_of(prog, "A running job in a browser; prints the address to open.", timeout_s=TIMEOUT_S)
+    add_port(own, default=0, what="to serve at (default: one that is free)")
+    add_served_host(own)
+    own.add_argument(
+        "--interval", type=seconds, default=INTERVAL_S, metavar="S", help=f"between looks (default: {INTERVAL_S:g})"
+    )
+    own.add_argument("--token", action="store_true", help="ask for a token on this host, too: it has other users")
+    return own
+
+
 def main(argv: Sequence[str], *, prog: str = "skipper dashboard") -> int:
     """Serve the dashboard of a job until Ctrl-C or the job's end; returns the exit code."""
-    parser = parser_of(prog, "A running job in a browser; prints the address to open.", timeout_s=TIMEOUT_S)
-    parser.add_argument("--port", type=int, default=0, metavar="PORT", help="to serve at; default: one that is free")
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="address to serve at; default: 127.0.0.1, this host only. Others need the token that is printed",
-    )
-    parser.add_argument(
-        "--interval", type=seconds, default=INTERVAL_S, metavar="S", help=f"between looks; default: {INTERVAL_S:g}"
-    )
-    parser.add_argument("--token", action="store_true", help="ask for a token on this host, too: it has other users")
-    return run(parser, argv, _serve)
+    return run(parser(prog), argv, _serve)
 
 
 def _serve(given: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
+from skipper.commandline import FAILED, CommandParser
 from skipper.control.api.join import visiting
 from skipper.control.observe.debugger import GONE, PARKED, BreakpointReport, Debugger
 from skipper.control.observe.program import parser_of, run
@@ -22,22 +23,29 @@ WHO is the name of an actor, with its rank or without: trainer, trainer:3
 """
 
 
-def main(argv: Sequence[str], *, prog: str = "skipper debug") -> int:
-    """Debug the actors of a job; returns the exit code, 1 where a command matched no actor or was unknown."""
-    parser = parser_of(
+def parser(prog: str) -> CommandParser:
+    """The parser of the command."""
+    own = parser_of(
         prog,
-        "Debug the actors of a running job that have come to a breakpoint(). Without -c it prompts for commands:\n\n"
-        + HELP,
+        "Debug the actors of a running job that have come to a breakpoint(). Without -c it prompts for commands.",
         timeout_s=5.0,
+        exit_codes={FAILED: "a command matched no actor, or there is none of that name"},
+        notes=f"commands:\n{HELP}",
     )
-    parser.add_argument(
+    own.add_argument(
         "-c",
+        "--command",
         dest="commands",
         action="append",
         metavar="COMMAND",
         help="run this command instead of prompting; may be given several times",
     )
-    return run(parser, argv, _debug)
+    return own
+
+
+def main(argv: Sequence[str], *, prog: str = "skipper debug") -> int:
+    """Debug the actors of a job; returns the exit code, 1 where a command matched no actor or was unknown."""
+    return run(parser(prog), argv, _debug)
 
 
 def _debug(given: argparse.Namespace) -> int:

@@ -12,10 +12,19 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from skipper.commandline import (
+    STDOUT,
+    BadArgumentsError,
+    CommandParser,
+    add_json,
+    add_port,
+    port_number,
+    write_json,
+)
 from skipper.control.api.join import visiting
 from skipper.control.model.errors import ControlError
 from skipper.control.observe.job_query import survey
-from skipper.control.observe.program import parser_of, run, serve
+from skipper.control.observe.program import add_served_host, parser_of, run, serve
 from skipper.control.observe.status import ActorStatus, JobStatus, ProcessReport, ProcessStatus, Transfers, status_of
 from skipper.control.runtime import current_runtime
 from skipper.control.support.exposition import CONTENT_TYPE, Labels, Sample, exposition
@@ -203,37 +212,48 @@ class RecentResult(Generic[T]):
             return self._found[0]
 
 
-def main(argv: Sequence[str], *, prog: str = "skipper metrics") -> int:
-    """Print or serve the figures of a job; returns the exit code."""
-    parser = parser_of(prog, "The figures of a running job in Prometheus' text format.", timeout_s=TIMEOUT_S)
-    parser.add_argument(
+def parser(prog: str) -> CommandParser:
+    """The parser of the command."""
+    own = parser_of(prog, "The figures of a running job in Prometheus' text format.", timeout_s=TIMEOUT_S)
+    own.add_argument(
         "--serve",
-        type=int,
+        nargs="?",
+        type=port_number,
+        const=0,
         metavar="PORT",
-        help="serve them under /metrics, and /health, until Ctrl-C or the job's end; 0: a port that is free",
+        help="serve them under /metrics, and /health, until Ctrl-C or the job's end; without PORT at one that is free",
     )
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="address to serve at; default: 127.0.0.1, this host only. Others need the token that is printed",
-    )
-    parser.add_argument("--token", action="store_true", help="ask for a token on this host, too: it has other users")
-    parser.add_argument(
+    add_served_host(own)
+    add_port(own, what="the same as --serve PORT")
+    add_json(own, "the status that they are made of")
+    own.add_argument("--token", action="store_true", help="ask for a token on this host, too: it has other users")
+    own.add_argument(
         "--token-file", type=Path, metavar="FILE", help="the token to ask for, in a file that only you can read"
     )
-    return run(parser, argv, _show)
+    return own
+
+
+def main(argv: Sequence[str], *, prog: str = "skipper metrics") -> int:
+    """Print or serve the figures of a job; returns the exit code."""
+    return run(parser(prog), argv, _show)
 
 
 def _show(given: argparse.Namespace) -> int:
     token: str | bool | None = given.token or None
     if given.token_file is not None:
         token = read_secret(given.token_file, least_nbytes=1).decode("utf-8", "replace").strip()
+    port = given.port if given.port is not None else given.serve
+    if given.json is not None and port is not None:
+        raise BadArgumentsError("--json writes the figures once, and --serve serves them: pass one of them")
     with visiting(given.job, timeout=given.timeout) as process:
-        if given.serve is None:
-            sys.stdout.write(metrics_text(status_of(survey(process, "status", timeout=given.timeout))))
-            return 0
-        return serve(
-            process,
-            lambda: serve_metrics(given.serve, given.host, timeout=given.timeout, token=token),
-            f"{given.host}:{given.serve}",
-        )
+        if port is not None:
+            return serve(
+                process,
+                lambda: serve_metrics(port, given.host, timeout=given.timeout, token=token),
+                f"{given.host}:{port}",
+            )
+        status = status_of(survey(process, "status", timeout=given.timeout))
+        write_json(status.to_dict(), given.json)
+        if given.json != STDOUT:
+            sys.stdout.write(metrics_text(status))
+        return 0

@@ -5,48 +5,38 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from skipper.commandline import CommandParser, add_host, add_job, add_timeout
+from skipper.commandline import run as run_command
 from skipper.control.model.errors import ControlError
 from skipper.control.runtime.process import Process
-from skipper.control.support import command_line
 from skipper.control.support.pages import PageServer
 
-EXIT_CODES = """\
-exit codes: 0 done; 1 something is not as it should be, and was said; 2 bad arguments; 3 the job cannot be reached
-"""
 UNREACHABLE = 3
 _LOOK_S = 2.0
 
 
-def parser_of(prog: str, description: str, *, timeout_s: float) -> argparse.ArgumentParser:
+def parser_of(
+    prog: str, description: str, *, timeout_s: float, exit_codes: Mapping[int, str] | None = None, notes: str = ""
+) -> CommandParser:
     """A parser with ``--job`` and ``--timeout``."""
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description=description,
-        epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "-j",
-        "--job",
-        metavar="JOB",
-        help="name of the job or path of its connection file; default: what SKIPPER_JOB says, or your only job",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=seconds,
-        default=timeout_s,
-        metavar="S",
-        help=f"seconds that a process has to answer; default: {timeout_s:g}",
-    )
+    codes = {UNREACHABLE: "the job cannot be reached", **(exit_codes or {})}
+    parser = CommandParser(prog=prog, description=description, exit_codes=codes, notes=notes)
+    add_job(parser)
+    add_timeout(parser, timeout_s, "seconds that a process has to answer")
     return parser
+
+
+def add_served_host(parser: CommandParser) -> None:
+    """``--host ADDRESS`` of pages about the job."""
+    what = "address to serve at (default: 127.0.0.1, this host only); others need the token that is printed"
+    add_host(parser, what=what)
 
 
 def run(parser: argparse.ArgumentParser, argv: Sequence[str], action: Callable[[argparse.Namespace], int]) -> int:
     """Parse the arguments and run ``action``; returns its exit code, 2 for bad arguments, 3 without a job."""
-    return command_line.run(parser, argv, action, errors=(ControlError,), status=UNREACHABLE)
+    return run_command(parser, argv, action, errors=(ControlError,), status=UNREACHABLE)
 
 
 def serve(process: Process, start: Callable[[], PageServer], place: str) -> int:
@@ -67,11 +57,3 @@ def serve(process: Process, start: Callable[[], PageServer], place: str) -> int:
             over.wait(_LOOK_S)
     sys.stderr.write("the job has ended\n")
     return 0
-
-
-def seconds(text: str) -> float:
-    """A time span given as an argument; it raises `ValueError` or `argparse.ArgumentTypeError` for anything else."""
-    span = float(text)
-    if not 0 < span < float("inf"):
-        raise argparse.ArgumentTypeError(f"a positive number of seconds, not {text}")
-    return span

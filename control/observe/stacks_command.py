@@ -4,49 +4,61 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 from collections.abc import Sequence
 
+from skipper.commandline import FAILED, STDOUT, CommandParser, add_json, write_json
 from skipper.control.observe.program import parser_of, run
 from skipper.control.observe.stacks import Frame, ProcessStacks, job_stacks
 
 _NAMES_SHOWN = 8
 
 
-def main(argv: Sequence[str], *, prog: str = "skipper stacks") -> int:
-    """Show the stacks of a job's processes; returns the exit code, 1 where one does not answer or none matches."""
-    parser = parser_of(
+def parser(prog: str) -> CommandParser:
+    """The parser of the command."""
+    own = parser_of(
         prog,
         "Where every thread of a running job is, the innermost call first. Processes that hang are looked at from "
         "outside, with py-spy where it is installed and permitted.",
         timeout_s=3.0,
+        exit_codes={FAILED: "a process does not answer, or nothing has that name"},
     )
-    parser.add_argument(
+    own.add_argument(
         "who",
         nargs="*",
         metavar="WHO",
         help="name of a mesh of processes or actors, with its rank or without (trainer, trainer:3), or a pid; "
         "default: all",
     )
-    parser.add_argument("--native", action="store_true", help="have py-spy look at all, C and C++ code included")
-    parser.add_argument("-a", "--all", action="store_true", help="also what is this library's own")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    return run(parser, argv, _show)
+    own.add_argument("--native", action="store_true", help="have py-spy look at all, C and C++ code included")
+    own.add_argument("-a", "--all", action="store_true", help="also what is this library's own")
+    add_json(own, "the stacks")
+    return own
+
+
+def main(argv: Sequence[str], *, prog: str = "skipper stacks") -> int:
+    """Show the stacks of a job's processes; returns the exit code, 1 where one does not answer or none matches."""
+    return run(parser(prog), argv, _show)
 
 
 def _show(given: argparse.Namespace) -> int:
+    if given.json not in (None, STDOUT) and not _is_path(given.json):
+        given.who.insert(0, given.json)  # the flag had no value, and WHO follows it
+        given.json = STDOUT
     found = job_stacks(given.job, native=given.native, timeout=given.timeout)
     chosen = [stacks for stacks in found if not given.who or any(map(stacks.is_meant_by, given.who))]
     if not chosen:
         known = ", ".join(f"{stacks.name} (pid {stacks.pid})" for stacks in found)
         sys.stderr.write(f"nothing is called {' or '.join(given.who)}; there are: {known}\n")
         return 1
-    if given.json:
-        sys.stdout.write(json.dumps([dataclasses.asdict(stacks) for stacks in chosen], indent=2) + "\n")
-    else:
+    write_json([dataclasses.asdict(stacks) for stacks in chosen], given.json)
+    if given.json != STDOUT:
         sys.stdout.write(shown(chosen, with_runtime=given.all))
     return 1 if any(stacks.problem for stacks in chosen) else 0
+
+
+def _is_path(word: str) -> bool:
+    return "/" in word or word.endswith(".json")
 
 
 def shown(found: Sequence[ProcessStacks], *, with_runtime: bool = False) -> str:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from skipper.commandline import FAILED, STDOUT, CommandParser, add_json, seconds, whole
 from skipper.control.api.join import visiting
 from skipper.control.model.errors import SupervisionError
 from skipper.control.observe.job_query import survey
-from skipper.control.observe.program import parser_of, run, seconds
+from skipper.control.observe.program import parser_of, run
 from skipper.control.observe.status import ActorStatus, JobStatus, ProcessReport, ProcessStatus, Transfers, status_of
 from skipper.control.runtime.history import Event
 
@@ -21,11 +23,16 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def main(argv: Sequence[str], *, prog: str = "skipper status") -> int:
-    """Show what a job is doing; returns the exit code, 1 where a process does not answer."""
-    parser = parser_of(prog, "What a running job consists of, and what it is doing.", timeout_s=3.0)
-    parser.add_argument("--json", action="store_true", help="print JSON; with --watch one line for each look")
-    parser.add_argument(
+_EXIT_CODES = {FAILED: "a process does not answer"}
+
+
+def parser(prog: str) -> CommandParser:
+    """The parser of the command."""
+    own = parser_of(
+        prog, "What a running job consists of, and what it is doing.", timeout_s=3.0, exit_codes=_EXIT_CODES
+    )
+    add_json(own, "the status, with --watch a line for each look,")
+    own.add_argument(
         "-w",
         "--watch",
         nargs="?",
@@ -35,8 +42,13 @@ def main(argv: Sequence[str], *, prog: str = "skipper status") -> int:
         metavar="S",
         help="look again every S seconds (1) until Ctrl-C or the job's end",
     )
-    parser.add_argument("-n", "--times", type=int, default=None, metavar="N", help="with --watch: N times at most")
-    return run(parser, argv, _show)
+    own.add_argument("-n", "--times", type=whole(1), default=None, metavar="N", help="with --watch: N times at most")
+    return own
+
+
+def main(argv: Sequence[str], *, prog: str = "skipper status") -> int:
+    """Show what a job is doing; returns the exit code, 1 where a process does not answer."""
+    return run(parser(prog), argv, _show)
 
 
 def _show(given: argparse.Namespace) -> int:
@@ -45,7 +57,7 @@ def _show(given: argparse.Namespace) -> int:
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 140  # a pipe has none
-    with visiting(given.job, timeout=given.timeout) as process:
+    with visiting(given.job, timeout=given.timeout) as process, _json_to(given.json) as write_json:
         previous: JobStatus | None = None
         left: int | None = given.times
         while True:
@@ -57,11 +69,9 @@ def _show(given: argparse.Namespace) -> int:
                     raise
                 sys.stderr.write("the job has ended\n")
                 return 0
-            if given.json:
-                text = json.dumps(status.to_dict(), indent=2 if given.watch is None else None)
-                sys.stdout.write(text + "\n")
-                sys.stdout.flush()
-            else:
+            if write_json is not None:
+                write_json(json.dumps(status.to_dict(), indent=2 if given.watch is None else None))
+            if given.json != STDOUT:
                 if given.watch is not None and console.is_terminal:
                     console.clear()
                 console.print(view(status, previous))
@@ -70,6 +80,21 @@ def _show(given: argparse.Namespace) -> int:
             if given.watch is None or left == 0:
                 return 0 if status.is_healthy else 1
             time.sleep(max(given.watch - (time.monotonic() - begun), 0.05))
+
+
+@contextlib.contextmanager
+def _json_to(where: str | None) -> Iterator[Callable[[str], None] | None]:
+    """A function that writes lines of JSON to standard output or a file; None where nobody wants them."""
+    if where is None:
+        yield None
+        return
+    with contextlib.nullcontext(sys.stdout) if where == STDOUT else open(where, "w", encoding="utf-8") as file:
+
+        def write(text: str) -> None:
+            file.write(text + "\n")
+            file.flush()
+
+        yield write
 
 
 MAX_DEATHS = 5

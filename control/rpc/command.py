@@ -11,14 +11,35 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from skipper.commandline import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    LOOPBACK,
+    STDOUT,
+    BadArgumentsError,
+    CommandParser,
+    add_certs,
+    add_command,
+    add_host,
+    add_insecure,
+    add_json,
+    add_port,
+    add_secret_file,
+    add_timeout,
+    run,
+    write_json,
+)
 from skipper.control.api.namespaces import ROOT
 from skipper.control.model.errors import ControlError
 from skipper.control.rpc.metadata import METADATA_VARIABLE, MetadataResolver, MetadataServer
 from skipper.control.rpc.urls import split_address
 from skipper.control.rpc.user_secret import SECRET_VARIABLE, read_secret
-from skipper.control.support.command_line import run
 from skipper.control.support.private_file import check_private
 from skipper.control.wire.certificates import Certificates, Tls
+
+_TIMEOUT_S = 5.0
+_ONE_OF_TWO = "pass --address HOST:PORT, or --host and --port"
 
 
 def main(argv: Sequence[str], *, prog: str = "skipper names") -> int:
@@ -29,32 +50,38 @@ def main(argv: Sequence[str], *, prog: str = "skipper names") -> int:
         prog: what was typed before them; shown in messages.
 
     Returns:
-        The exit code: 0 all is well, 1 it could not be done, 2 a wrong command line.
+        The exit code; ``--help`` lists them.
     """
-    return run(_parser(prog), argv, _do, errors=(ControlError, OSError, ValueError), status=1)
+    return run(parser(prog), argv, _do, errors=(ControlError, OSError, ValueError), status=FAILED)
 
 
 def _do(given: argparse.Namespace) -> int:
-    secret = None if given.secret_file is None else read_secret(given.secret_file)
+    secret = None if given.secret_file is None else read_secret(Path(given.secret_file))
     return _serve(given, secret) if given.command == "serve" else _list(given, secret)
 
 
 def _serve(given: argparse.Namespace, secret: bytes | None) -> int:
-    host, port = split_address(given.address) if not given.address.endswith(":0") else (given.address[:-2], 0)
+    host, port = _place(given)
     tls = None
     if (given.certificate is None) != (given.key is None):
-        raise ValueError("--certificate goes with --key")
+        raise BadArgumentsError("--certificate goes with --key")
     if given.certificate is not None:
         authority = None if given.authority is None else given.authority.read_bytes()
         tls = Tls(authority, given.certificate.read_bytes(), _private(given.key))
     ended = threading.Event()
+    received: list[int] = []
+
+    def end(number: int, _: object) -> None:
+        received.append(number)
+        ended.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
+        signal.signal(number, end)
     with MetadataServer(host, port, secret=secret, tls=tls, certs=given.certs, insecure=given.insecure) as server:
         sys.stdout.write(f"serving names at {server.address}\n")
         sys.stdout.flush()
         ended.wait()
-    return 0
+    return INTERRUPTED if received == [signal.SIGINT] else DONE
 
 
 def _private(path: Path) -> bytes:
@@ -71,32 +98,63 @@ def _private(path: Path) -> bytes:
 
 def _list(given: argparse.Namespace, secret: bytes | None) -> int:
     if given.certs is not None and given.authority is not None:
-        raise ValueError("--certs takes the place of --authority: pass one of them")
+        raise BadArgumentsError("--certs takes the place of --authority: pass one of them")
     tls = None
     if given.certs is not None:
         tls = Tls(*Certificates(given.certs).pems())
     elif given.authority is not None:
         tls = Tls(given.authority.read_bytes())
-    resolver = MetadataResolver(given.address, namespace=ROOT, secret=secret, tls=tls)
-    for name, urls in resolver.names(given.prefix).items():
+    resolver = MetadataResolver(_address(given), namespace=ROOT, secret=secret, tls=tls, timeout=given.timeout)
+    names = resolver.names(given.prefix)
+    write_json({name: list(urls) for name, urls in names.items()}, given.json)
+    for name, urls in names.items() if given.json != STDOUT else ():
         sys.stdout.write(f"{name}  {' '.join(urls)}\n")
     return 0
 
 
-def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=prog, description="Names of actors and services, and where they are.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    serve = commands.add_parser("serve", help="be the metadata service until interrupted")
-    serve.add_argument("--address", default="127.0.0.1:0", help="host:port to listen on; port 0 takes a free one")
-    serve.add_argument("--certificate", type=Path, help="PEM file with the certificate, for TLS")
-    serve.add_argument("--key", type=Path, help="PEM file with its key")
-    serve.add_argument("--certs", type=Path, help="in their place, a folder of skipper certs; clients then need roles")
-    serve.add_argument("--insecure", action="store_true", help="listen beyond this host without TLS")
-    listing = commands.add_parser("list", help="print absolute names and their URLs")
-    listing.add_argument("prefix", nargs="?", default="/", help="with which they begin")
-    listing.add_argument("--address", help=f"host:port of the metadata service, instead of {METADATA_VARIABLE}")
-    listing.add_argument("--certs", type=Path, help="a folder of skipper certs, for a service that has one")
+def _place(given: argparse.Namespace) -> tuple[str, int]:
+    """Where to listen."""
+    if given.address is None:
+        return given.host or LOOPBACK, given.port or 0
+    if given.host is not None or given.port is not None:
+        raise BadArgumentsError(_ONE_OF_TWO)
+    return (given.address[:-2], 0) if given.address.endswith(":0") else split_address(given.address)
+
+
+def _address(given: argparse.Namespace) -> str | None:
+    """The service's ``host:port``, however it was given; None where it was not."""
+    if given.host is None and given.port is None:
+        return None if given.address is None else str(given.address)
+    if given.address is not None or given.port is None:
+        raise BadArgumentsError(_ONE_OF_TWO)
+    host = given.host or LOOPBACK
+    return (f"[{host}]" if ":" in host else host) + f":{given.port}"
+
+
+def parser(prog: str) -> CommandParser:
+    """The parser of the command."""
+    own = CommandParser(prog=prog, description="Names of actors and services, and where they are.")
+    commands = own.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
+    serve = add_command(commands, "serve", "be the metadata service until SIGTERM or Ctrl-C")
+    serve.add_argument(
+        "--address", metavar="HOST:PORT", help="where to listen (default: 127.0.0.1:0); port 0 takes a free one"
+    )
+    serve.add_argument("--certificate", type=Path, metavar="FILE", help="PEM file with the certificate, for TLS")
+    serve.add_argument("--key", type=Path, metavar="FILE", help="PEM file with its key")
+    add_insecure(serve)
+    listing = add_command(commands, "list", "print absolute names and their URLs")
+    listing.add_argument("prefix", nargs="?", default="/", metavar="PREFIX", help="with which they begin (default: /)")
+    listing.add_argument(
+        "--address", metavar="HOST:PORT", help=f"of the metadata service; default: what {METADATA_VARIABLE} says"
+    )
+    add_timeout(listing, _TIMEOUT_S, "seconds that it has to answer")
+    add_json(listing, "names with their URLs")
     for command in (serve, listing):
-        command.add_argument("--authority", type=Path, help="PEM file with who signs the other end's certificate")
-        command.add_argument("--secret-file", type=Path, help=f"file with the secret, instead of {SECRET_VARIABLE}")
-    return parser
+        add_host(command, default=None, what="the same as --address, in two: the host")
+        add_port(command, what="and the port")
+        add_secret_file(command, f"what {SECRET_VARIABLE} says")
+        add_certs(command)
+        command.add_argument(
+            "--authority", type=Path, metavar="FILE", help="PEM file with who signs the other end's certificate"
+        )
+    return own

@@ -1,14 +1,13 @@
 """``skipper doctor`` from the command line to the exit code."""
 
 import argparse
-import json
 import pwd
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from skipper.commandline import FAILED, STDOUT, BadArgumentsError, CommandParser, add_json, run, whole, write_json
 from skipper.dataplane.doctor.checks import Check, Examination, Verdict
 from skipper.dataplane.doctor.examine import examine
 from skipper.dataplane.doctor.exposure import Exposure, Item, expose
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-_STDOUT = "-"
 _MARKS = {
     Verdict.OK: ("ok", "green"),
     Verdict.ABSENT: ("-", "dim"),
@@ -27,11 +25,48 @@ _MARKS = {
 _WIDTH = 120
 _MOST_PIDS = 4
 
-_EPILOG = """\
-exit codes: 0 the data plane works, and so does what this machine has; 1 something that should work here does
-not (a line says PROBLEM, and what to do); 2 bad arguments. With --exposure: 0 nothing is open that was not asked
-for; 1 something is (a line says OPEN), or a process could not be looked at; 2 bad arguments; 3 nothing of Skipper runs
-"""
+_EXIT_CODES = {
+    0: "the data plane works, and so does what this machine has; with --exposure: nothing is open unasked",
+    1: "something that should work here does not (a line says PROBLEM, and what to do); with --exposure: something is "
+    "open (a line says OPEN), or a process could not be looked at",
+    3: "with --exposure: nothing of Skipper runs",
+}
+
+
+def parser(prog: str) -> CommandParser:
+    """The parser of the command."""
+    own = CommandParser(
+        prog=prog,
+        description="What the data plane can use on this machine, and what to install or change for more.",
+        exit_codes=_EXIT_CODES,
+    )
+    add_json(own, "what was found")
+    own.add_argument("--ucx-library", metavar="PATH", help="look at this libucp.so.0 instead of the wheel's")
+    own.add_argument(
+        "--trial",
+        action="store_true",
+        help="let every usable backend move bytes between two processes (ucx then listens on the loopback meanwhile)",
+    )
+    own.add_argument(
+        "--exposure",
+        action="store_true",
+        help="instead, what the running processes of this user leave open, and to whom: sockets, memory, files",
+    )
+    own.add_argument(
+        "--pid",
+        type=whole(1),
+        metavar="PID",
+        action="append",
+        help="with --exposure: this process and its descendants (again for more)",
+    )
+    own.add_argument(
+        "--asked",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="with --exposure: open because you asked for it; HOST:PORT, HOST:*, @NAME or a path (again for more)",
+    )
+    return own
 
 
 def main(argv: Sequence[str], *, prog: str = "skipper doctor") -> int:
@@ -44,49 +79,17 @@ def main(argv: Sequence[str], *, prog: str = "skipper doctor") -> int:
     Returns:
         The exit code; ``--help`` lists them.
     """
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description="What the data plane can use on this machine, and what to install or change for more.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("-J", "--json", metavar="PATH", help="write it as JSON; - prints it alone on standard output")
-    parser.add_argument("--ucx-library", metavar="PATH", help="look at this libucp.so.0 instead of the wheel's")
-    parser.add_argument(
-        "--trial",
-        action="store_true",
-        help="let every usable backend move bytes between two processes (ucx then listens on the loopback meanwhile)",
-    )
-    parser.add_argument(
-        "--exposure",
-        action="store_true",
-        help="instead, what the running processes of this user leave open, and to whom: sockets, memory, files",
-    )
-    parser.add_argument(
-        "--pid", type=int, action="append", help="with --exposure: this process and its descendants (again for more)"
-    )
-    parser.add_argument(
-        "--asked",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="with --exposure: open because you asked for it; HOST:PORT, HOST:*, @NAME or a path (again for more)",
-    )
-    try:
-        given = parser.parse_args(list(argv))
-        if given.json not in (None, _STDOUT) and not Path(given.json).absolute().parent.is_dir():
-            parser.error(f"--json {given.json}: there is no such folder")
-        if (given.pid or given.asked) and not given.exposure:
-            parser.error("--pid and --asked go with --exposure")
-    except SystemExit as leave:
-        return leave.code if isinstance(leave.code, int) else 0
+    return run(parser(prog), argv, lambda given: _do(given, prog), errors=(OSError,), status=FAILED)
 
+
+def _do(given: argparse.Namespace, prog: str) -> int:
+    if (given.pid or given.asked) and not given.exposure:
+        raise BadArgumentsError("--pid and --asked go with --exposure")
     if given.exposure:
         return _look_for_exposure(given.pid, given.asked, given.json, prog)
     examination = examine(ucx_library=given.ucx_library, trials=given.trial)
-    _write(examination.to_dict(), given.json)
-    _show(examination, stderr=given.json == _STDOUT)
+    write_json(examination.to_dict(), given.json)
+    _show(examination, stderr=given.json == STDOUT)
     return 1 if examination.verdict is Verdict.PROBLEM else 0
 
 
@@ -96,20 +99,11 @@ def _look_for_exposure(pids: Sequence[int] | None, asked: Sequence[str], where: 
     except ProcessLookupError as error:
         sys.stderr.write(f"{prog}: {error}\n")
         return 2
-    _write(exposure.to_dict(), where)
-    _show_exposure(exposure, stderr=where == _STDOUT)
+    write_json(exposure.to_dict(), where)
+    _show_exposure(exposure, stderr=where == STDOUT)
     if not exposure.processes and not exposure.unseen:
         return 3
     return 1 if exposure.open or exposure.unseen else 0
-
-
-def _write(report: dict[str, Any], where: str | None) -> None:
-    if where is not None:
-        text = json.dumps(report, indent=2) + "\n"
-        if where == _STDOUT:
-            sys.stdout.write(text)
-        else:
-            Path(where).write_text(text)
 
 
 def _show_exposure(exposure: Exposure, *, stderr: bool) -> None:

@@ -23,7 +23,8 @@ Start = Callable[..., subprocess.Popen[str]]
 
 
 def environment(token: str | None) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if key != "SKIPPER_BW_TOKEN"}
+    """Of a program; without what would flush its output for it."""
+    kept = {key: value for key, value in os.environ.items() if key not in ("SKIPPER_BW_TOKEN", "PYTHONUNBUFFERED")}
     return kept if token is None else {**kept, "SKIPPER_BW_TOKEN": token}
 
 

@@ -1,8 +1,14 @@
+import json
+import os
+import signal
+import subprocess
+
 import pytest
 
 from skipper.benchmarks.actors.command import main, rows
 from skipper.benchmarks.actors.rounds import FANOUT, PIPELINED, ActorsPlan
 
+from .programs import LIMIT_S, ROOT, SKIPPER, Terminal
 from .quick import quick_run
 
 NAMES = {
@@ -42,6 +48,28 @@ def test_a_quick_run_prints_every_figure_beside_its_reference() -> None:
     assert all(row.value > 0 for row in report.results)
     assert report.errors == ()
     assert "call_one_p50_us" in told  # the table
+
+
+def test_ctrl_c_leaves_the_rows_of_the_rounds_that_are_whole(terminal: Terminal) -> None:
+    with subprocess.Popen(
+        [*SKIPPER, "actors", "--json"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=terminal.theirs,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        terminal.wait_for("round 1 is done")
+        os.killpg(process.pid, signal.SIGINT)
+        out, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 130
+    report = json.loads(out)
+    assert ({row["name"] for row in report["results"]}, report["errors"]) == (NAMES, ["interrupted"])
+    assert "Traceback" not in terminal.rest()
+
+
+def test_before_the_first_round_is_whole_there_are_no_rows() -> None:
+    assert rows({"spawn": [1]}, ActorsPlan()) == []
 
 
 def test_rates_and_ratios_follow_from_the_durations() -> None:

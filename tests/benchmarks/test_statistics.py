@@ -12,6 +12,7 @@ from skipper.benchmarks.statistics import (
     Contestant,
     Samples,
     Schedule,
+    WholeRounds,
     interleave,
     median_interval,
     percentile,
@@ -211,3 +212,20 @@ def test_stretches_are_medians_of_the_whole_run_in_order(values: list[float]) ->
     assert len(found) == min(STRETCHES, len(values))
     assert found == values or len(values) > STRETCHES
     assert set(found) <= set(values)
+
+
+def test_figures_count_once_their_round_is_whole_and_not_those_of_the_warm_up() -> None:
+    kept: dict[str, list[int]] = {}
+    told: list[int] = []
+    rounds = WholeRounds(kept, told.append)
+    number = iter(range(100))
+
+    def block(name: str) -> None:
+        if (taken := next(number)) == 9:
+            raise KeyboardInterrupt
+        rounds.note(name, [taken])
+
+    field = [Contestant("a", lambda: block("a")), Contestant("b", lambda: block("b"))]
+    with pytest.raises(KeyboardInterrupt):
+        interleave(field, Schedule(iterations=20, warmup=2), after_round=rounds.end_round)
+    assert (kept, told) == ({"a": [4, 7], "b": [5, 6]}, [1, 2]), "the tenth block cut the third round short"

@@ -60,7 +60,7 @@ def test_the_dashboard_serves_its_page_and_all_that_belongs_to_it(environment: E
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_a_tool_explains_itself(tool: str, environment: Environment) -> None:
-    assert environment.run("skipper", tool, "--help").stdout.startswith(f"usage: skipper {tool}")
+    assert environment.run("skipper", *tool.split(), "--help").stdout.startswith(f"usage: skipper {tool}")
 
 
 def test_the_doctor_finds_the_extensions(environment: Environment) -> None:

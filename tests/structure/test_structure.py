@@ -58,7 +58,7 @@ def test_the_house_is_as_its_limits_say() -> None:
     assert done.returncode == 0, done.stderr
     rooms = {line.split()[0] for line in done.stdout.split("\n\n")[0].splitlines()[1:]}
     assert rooms == {
-        "skipper", "control", "dataplane", "tensor_engine", "torchstore", "benchmarks", "cli", "trust"
+        "skipper", "control", "dataplane", "tensor_engine", "torchstore", "benchmarks", "cli", "commandline", "trust"
     }  # fmt: skip
     for layer in ("model", "support", "wire", "runtime", "api", "services", "cluster", "observe", "rpc"):
         assert f"\n  {layer} " in done.stdout

@@ -221,7 +221,7 @@ class CheckpointEngineRegistry:
 
 def install() -> None:
     """Have ``import vllm`` and ``import verl`` find these where the projects themselves are not installed."""
-    if find_spec("vllm") is None:
+    if "vllm" not in sys.modules and find_spec("vllm") is None:
         here = sys.modules[__name__]
         _module("vllm.distributed.weight_transfer.base", **vars(here))
         _module(
@@ -233,7 +233,7 @@ def install() -> None:
         _module("vllm.model_executor.model_loader.reload.layerwise", **RELOADS)
         _module("vllm.model_executor.model_loader.weight_utils", default_weight_loader=torch.Tensor.copy_)
         _module("vllm.model_executor.model_loader.mtp_validation", disable_mtp_completeness_check=_incomplete)
-    if find_spec("verl") is None:
+    if "verl" not in sys.modules and find_spec("verl") is None:
         engines = {"CheckpointEngine": CheckpointEngine, "CheckpointEngineRegistry": CheckpointEngineRegistry}
         _module("verl.checkpoint_engine.base", **engines)
 

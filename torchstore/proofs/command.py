@@ -10,11 +10,11 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from skipper.commandline import CommandParser, add_command, add_job, add_timeout, run, whole
 from skipper.control.api.join import join
 from skipper.control.model.errors import ControlError
-from skipper.control.observe.program import EXIT_CODES, UNREACHABLE, seconds
+from skipper.control.observe.program import UNREACHABLE
 from skipper.control.runtime import current_runtime
-from skipper.control.support import command_line
 
 if TYPE_CHECKING:
     from skipper.torchstore.proofs.certificate import Certificate
@@ -32,7 +32,7 @@ def main(argv: Sequence[str], *, prog: str = "skipper weights") -> int:
         argv: The arguments, without the program's name.
         prog: What was typed before them; shown in messages.
     """
-    return command_line.run(_parser(prog), argv, _do, errors=(ControlError,), status=UNREACHABLE)
+    return run(parser(prog), argv, _do, errors=(ControlError,), status=UNREACHABLE)
 
 
 def _do(given: argparse.Namespace) -> int:
@@ -139,21 +139,20 @@ def _saved(path: Path) -> dict[str, Any]:
     return flatten(content)[0]
 
 
-def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description="Whether weights are those that a certificate says.",
-        epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    verify = commands.add_parser(
+def parser(prog: str) -> CommandParser:
+    """The parser of the command."""
+    codes = {_WRONG: "weights are others, or it could not be done", UNREACHABLE: "the job cannot be reached"}
+    own = CommandParser(prog=prog, description="Whether weights are those that a certificate says.", exit_codes=codes)
+    commands = own.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    verify = add_command(
+        commands,
         "verify",
-        help="compare weights with a certificate; names the first wrong tensor and where in it",
-        allow_abbrev=False,
+        "compare weights with a certificate; names the first wrong tensor and where in it",
+        exit_codes=codes,
     )
-    verify.add_argument("certificate", type=Path, help="file that Certificate.save or this command has written")
+    verify.add_argument(
+        "certificate", type=Path, metavar="CERTIFICATE", help="file that Certificate.save or this command has written"
+    )
     verify.add_argument(
         "files",
         type=Path,
@@ -162,25 +161,14 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         help="files of safetensors, or of torch.save, that hold the state dict together; none: the store of a job",
     )
     verify.set_defaults(action=_verify)
-    save = commands.add_parser("certificate", help="save the certificate of a version in a store", allow_abbrev=False)
-    save.add_argument("key", help="under which the state dict was put")
-    save.add_argument("file", type=Path, help="where to")
-    save.add_argument("--version", type=int, default=None, metavar="N", help="which one; default: the newest")
+    save = add_command(commands, "certificate", "save the certificate of a version in a store", exit_codes=codes)
+    save.add_argument("key", metavar="KEY", help="under which the state dict was put")
+    save.add_argument("file", type=Path, metavar="FILE", help="where to")
+    save.add_argument("--version", type=whole(0), default=None, metavar="N", help="which one; default: the newest")
     save.set_defaults(action=_save)
     for command in (verify, save):
         command.set_defaults(prog=prog)
         command.add_argument("--store", default="default", metavar="NAME", help="name of the store; default: default")
-        command.add_argument(
-            "-j",
-            "--job",
-            metavar="JOB",
-            help="name of the job or path of its connection file; default: what SKIPPER_JOB says, or your only job",
-        )
-        command.add_argument(
-            "--timeout",
-            type=seconds,
-            default=60.0,
-            metavar="S",
-            help="seconds that each answer, and the read of a version, may take; default: 60",
-        )
-    return parser
+        add_job(command)
+        add_timeout(command, 60.0, "seconds that each answer, and the read of a version, may take")
+    return own

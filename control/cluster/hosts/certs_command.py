@@ -6,8 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from skipper.commandline import FAILED, CommandParser, add_command, run, whole
 from skipper.control.model.errors import CertificateError
-from skipper.control.support.command_line import EXIT_CODES, run
 from skipper.control.wire.identity import Role
 
 
@@ -21,7 +21,7 @@ def main(argv: Sequence[str], *, prog: str = "skipper certs") -> int:
     Returns:
         The exit code; ``--help`` lists them.
     """
-    return run(_parser(prog), argv, lambda given: _make(given, prog), errors=(CertificateError,), status=1)
+    return run(parser(prog), argv, lambda given: _make(given, prog), errors=(CertificateError,), status=FAILED)
 
 
 def _make(given: argparse.Namespace, prog: str) -> int:
@@ -55,28 +55,25 @@ def _make(given: argparse.Namespace, prog: str) -> int:
     return 0
 
 
-def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description="Make an authority, and with it a certificate for every machine of a cluster.",
-        epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+def parser(prog: str) -> CommandParser:
+    """The parser of the command."""
+    own = CommandParser(
+        prog=prog, description="Make an authority, and with it a certificate for every machine of a cluster."
     )
-    commands = parser.add_subparsers(title="commands", required=True, dest="command", metavar="COMMAND")
+    commands = own.add_subparsers(title="commands", required=True, dest="command", metavar="COMMAND")
 
-    init = commands.add_parser("init", help="make an authority and a secret for agents, in a new folder")
-    init.add_argument("folder", metavar="DIR")
-    init.add_argument("--days", type=int, default=365, metavar="N", help="how long it is valid (default: 365)")
+    init = add_command(commands, "init", "make an authority and a secret for agents, in a new folder")
+    init.add_argument("folder", metavar="DIR", help="the folder to make")
+    init.add_argument("--days", type=whole(1), default=365, metavar="N", help="how long it is valid (default: 365)")
     init.add_argument("--cluster", metavar="NAME", help="whose certificates it signs (default: a fresh name)")
 
-    issue = commands.add_parser("issue", help="make the folder of one machine, to be copied there")
+    issue = add_command(commands, "issue", "make the folder of one machine, to be copied there")
     issue.add_argument(
         "--host", action="append", default=[], metavar="IP", help="where the machine is reached; as often as needed"
     )
     issue.add_argument("--name", metavar="NAME", help="by which it is revoked (default: the first --host)")
 
-    delegate = commands.add_parser("delegate", help="make an authority below this one, that signs for one role alone")
+    delegate = add_command(commands, "delegate", "make an authority below this one, that signs for one role alone")
     for command in (issue, delegate):
         command.add_argument("authority", metavar="AUTHORITY", help="the folder that init made")
         command.add_argument("folder", metavar="DIR", help="the folder to make")
@@ -84,20 +81,24 @@ def _parser(prog: str) -> argparse.ArgumentParser:
             "--role", required=True, choices=list(Role), help="what may be done with it: see the page on many hosts"
         )
 
-    renew = commands.add_parser("renew", help="replace key and certificate in folders that issue made")
+    renew = add_command(commands, "renew", "replace key and certificate in folders that issue made")
     for command in (issue, renew):
-        command.add_argument("--days", type=int, metavar="N", help="how long it is valid (default: as its authority)")
+        command.add_argument(
+            "--days", type=whole(1), metavar="N", help="how long it is valid (default: as its authority)"
+        )
 
-    revoke = commands.add_parser("revoke", help="let certificates count no more")
-    rotate = commands.add_parser("rotate", help="replace the authority; both are trusted until --finish")
-    update = commands.add_parser("update", help="bring who is trusted and what is revoked to folders that issue made")
+    revoke = add_command(commands, "revoke", "let certificates count no more")
+    rotate = add_command(commands, "rotate", "replace the authority; both are trusted until --finish")
+    update = add_command(commands, "update", "bring who is trusted and what is revoked to folders that issue made")
     for command in (renew, revoke, rotate, update):
         command.add_argument("authority", metavar="AUTHORITY", help="the folder that init made")
     for command in (renew, update):
         command.add_argument("folder", nargs="+", metavar="DIR", help="the folder of a machine")
     revoke.add_argument("who", nargs="+", metavar="NAME", help="NAME, ROLE/NAME, a certificate, or a folder with one")
     rotate.add_argument("--finish", action="store_true", help="trust the old authority no more")
-    rotate.add_argument("--days", type=int, default=365, metavar="N", help="how long the new one is valid")
+    rotate.add_argument(
+        "--days", type=whole(1), default=365, metavar="N", help="how long the new one is valid (default: 365)"
+    )
     for command in (revoke, rotate):
         command.add_argument("--update", nargs="+", default=[], metavar="DIR", help="as the command update, besides")
-    return parser
+    return own

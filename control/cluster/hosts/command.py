@@ -8,19 +8,43 @@ import ipaddress
 import logging
 import os
 import secrets
+import signal
 import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from skipper.commandline import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    STDOUT,
+    BadArgumentsError,
+    CommandParser,
+    add_certs,
+    add_command,
+    add_host,
+    add_insecure,
+    add_json,
+    add_port,
+    add_secret_file,
+    add_timeout,
+    number,
+    run,
+    seconds,
+    whole,
+    write_json,
+)
 from skipper.control.cluster.hosts import adopted, protocol
 from skipper.control.cluster.hosts.agent_link import AgentLink
 from skipper.control.cluster.hosts.attach import LEAST_SECRET_NBYTES, read_secret
 from skipper.control.model.errors import ControlError, InsecureHostError
-from skipper.control.support.command_line import EXIT_CODES, run
 from skipper.control.wire import addresses, grpc_poller
 from skipper.control.wire.certificates import SECRET, Certificates
 from skipper.control.wire.identity import Role
+
+_TIMEOUT_S = 10.0
+_MOST_SECRET_NBYTES = 4096
 
 
 def main(argv: Sequence[str], *, prog: str = "skipper host") -> int:
@@ -33,62 +57,77 @@ def main(argv: Sequence[str], *, prog: str = "skipper host") -> int:
     Returns:
         The exit code; ``--help`` lists them.
     """
-    parser = _parser(prog)
-    return run(parser, argv, lambda given: int(given.run(given)), errors=(ControlError, ValueError, OSError), status=1)
+    errors = (ControlError, ValueError, OSError)
+    return run(parser(prog), argv, lambda given: int(given.run(given)), errors=errors, status=FAILED)
 
 
-def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description="Let scripts on other machines start processes of their jobs on this one.",
-        epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+def parser(prog: str) -> CommandParser:
+    """The parser of the command."""
+    own = CommandParser(
+        prog=prog, description="Let scripts on other machines start processes of their jobs on this one."
     )
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    commands = own.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    secret = commands.add_parser("secret", help="make a secret for agents and scripts, in a new file of mode 0600")
-    secret.add_argument("file", metavar="FILE")
+    secret = add_command(commands, "secret", "make a secret for agents and scripts, in a new file of mode 0600")
+    secret.add_argument("file", metavar="FILE", help="the file to make")
     kind = secret.add_mutually_exclusive_group()
     kind.add_argument("--per-host", action="store_true", help="make one for scripts alone, and each host's part of it:")
     kind.add_argument("--of", metavar="FILE", help="make the part, of the secret in this file, of the host --host")
     secret.add_argument("--host", metavar="IP", help="with --of: where scripts reach the agent")
     secret.set_defaults(run=_secret)
 
-    serve = commands.add_parser("serve", help="be the agent of this machine, until SIGTERM or a drain")
-    serve.add_argument("--insecure", action="store_true", help="listen for other machines without TLS")
+    serve = add_command(commands, "serve", "be the agent of this machine, until SIGTERM or a drain")
+    add_insecure(serve)
     serve.add_argument("--announce", metavar="FILE", help="write address and pid there, as JSON, once it listens")
-    serve.add_argument("--idle-timeout", type=float, metavar="S", help="end after so long without a job")
+    serve.add_argument("--idle-timeout", type=seconds, metavar="S", help="end after so long without a job")
     serve.add_argument("--until-eof", action="store_true", help="end when standard input does")
     serve.set_defaults(run=_serve)
 
-    drain = commands.add_parser("drain", help="have an agent take no new jobs, and end with the last that it has")
-    drain.add_argument("--timeout", type=float, default=0.0, metavar="S", help="wait so long for its end (default: 0)")
+    drain = add_command(
+        commands,
+        "drain",
+        "have an agent take no new jobs, and end with the last that it has",
+        exit_codes={FAILED: "it cannot be reached, or has not ended within --timeout"},
+    )
+    drain.add_argument(
+        "--timeout", type=number(zero=True), default=0.0, metavar="S", help="wait so long for its end (default: 0)"
+    )
     drain.set_defaults(run=_drain)
 
-    status = commands.add_parser("status", help="what an agent is and has")
+    status = add_command(commands, "status", "what an agent is and has")
+    add_timeout(status, _TIMEOUT_S, "seconds that it has to answer")
+    add_json(status, "it")
     status.set_defaults(run=_status)
 
     serve.add_argument(
         "--fd",
-        type=int,
+        type=whole(0, 1 << 20),
         metavar="N",
         help="take over the listening socket that this process has inherited as descriptor N; "
         "without --address and this: the one that systemd passes on (LISTEN_FDS)",
     )
     serve.add_argument("--secret-stdin", action="store_true", help="the secret is the first line of standard input")
     for command in (serve, drain, status):
-        command.add_argument(
-            "--address", required=command is not serve, metavar="tcp://HOST:PORT", help="where the agent listens"
-        )
-        command.add_argument("--secret-file", metavar="FILE", help="the agents' secret; default: secret in --certs")
-        command.add_argument("--certs", metavar="DIR", help="the folder of this machine's certificates, for TLS")
-    return parser
+        command.add_argument("--address", metavar="tcp://HOST:PORT", help="where the agent listens")
+        add_host(command, default=None, what="the same as --address, in two: its IP")
+        add_port(command, what="and its port")
+        add_secret_file(command, "secret in --certs")
+        add_certs(command)
+    return own
+
+
+def _address(given: argparse.Namespace) -> str | None:
+    """Where the agent is: as one address, however it was given; None where it was not."""
+    if given.host is None and given.port is None:
+        return None if given.address is None else str(given.address)
+    if given.address is not None or given.host is None or given.port is None:
+        raise BadArgumentsError("pass --address tcp://HOST:PORT, or --host with --port")
+    return addresses.SCHEME + (f"[{given.host}]" if ":" in given.host else given.host) + f":{given.port}"
 
 
 def _secret(given: argparse.Namespace) -> int:
     if (given.of is None) != (given.host is None):
-        raise ValueError("--of and --host go together: the file of the scripts' secret, and the IP of the host")
+        raise BadArgumentsError("--of and --host go together: the file of the scripts' secret, and the IP of the host")
     text = secrets.token_hex(32)
     if given.per_host:
         text = protocol.PER_HOST.decode() + text
@@ -110,7 +149,7 @@ def _serve(given: argparse.Namespace) -> int:
 
 
 def _serve_at(given: argparse.Namespace, listening: socket.socket | None) -> int:
-    host, port = listening.getsockname()[:2] if listening is not None else addresses.parse(given.address)
+    host, port = listening.getsockname()[:2] if listening is not None else addresses.parse(str(_address(given)))
     if given.certs is None and not given.insecure and not addresses.is_loopback(host):
         raise InsecureHostError(
             f"other machines reach {host}: pass --certs for TLS, or --insecure where the whole network is trusted"
@@ -127,6 +166,13 @@ def _serve_at(given: argparse.Namespace, listening: socket.socket | None) -> int
         )
     agent = HostAgent(host, port, secret, certs=given.certs, idle_timeout_s=given.idle_timeout, listening=listening)
     agent.end_by_signals()
+    interrupts: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        interrupts.append(number)
+        agent.end()
+
+    signal.signal(signal.SIGINT, interrupt)
     if given.until_eof:
         agent.end_with(sys.stdin.fileno())
     if given.announce is not None:
@@ -134,53 +180,57 @@ def _serve_at(given: argparse.Namespace, listening: socket.socket | None) -> int
     sys.stdout.write(f"serving at {addresses.SCHEME}{agent.address}\n")
     sys.stdout.flush()
     agent.run()
-    return 0
+    return INTERRUPTED if interrupts else DONE
 
 
 def _listening(given: argparse.Namespace) -> socket.socket | None:
     """The socket that the agent is to take over, if any."""
-    if given.address is not None:
+    if _address(given) is not None:
         if given.fd is not None:
-            raise ValueError("pass --address or --fd, not both: a socket that listens already has its address")
+            raise BadArgumentsError("pass --address or --fd, not both: a socket that listens already has its address")
         return None
     fd = adopted.passed_on() if given.fd is None else given.fd
     if fd is None:
-        raise ValueError("pass --address tcp://HOST:PORT, or a socket that listens already: --fd N, or LISTEN_FDS")
+        raise BadArgumentsError(
+            "pass --address tcp://HOST:PORT, or a socket that listens already: --fd N, or LISTEN_FDS"
+        )
     return adopted.adopt(fd)
 
 
 def _drain(given: argparse.Namespace) -> int:
-    with _connect(given) as link:
+    with _connect(given, _TIMEOUT_S) as link:
         jobs = link.ask("drain", {}, timeout=_TIMEOUT_S)["jobs"]
         sys.stdout.write(f"{jobs} jobs are left\n")
         return 0 if given.timeout <= 0 or link.wait_for_end(given.timeout) else 1
 
 
 def _status(given: argparse.Namespace) -> int:
-    with _connect(given) as link:
-        there = link.ask("status", {}, timeout=_TIMEOUT_S)
+    with _connect(given, given.timeout) as link:
+        there = link.ask("status", {}, timeout=given.timeout)
+    write_json({"name": link.name, "versions": there["versions"], "jobs": there["jobs"]}, given.json)
+    if given.json == STDOUT:
+        return 0
     versions = ", ".join(f"{name} {version}" for name, version in there["versions"].items())
     sys.stdout.write(f"{link.name}: {versions}; jobs: {len(there['jobs'])}\n")
     return 0
 
 
-_TIMEOUT_S = 10.0
-_MOST_SECRET_NBYTES = 4096
-
-
-def _connect(given: argparse.Namespace) -> AgentLink:
-    host, port = addresses.parse(given.address)
+def _connect(given: argparse.Namespace, timeout_s: float) -> AgentLink:
+    address = _address(given)
+    if address is None:
+        raise BadArgumentsError("which agent? Pass --address tcp://HOST:PORT")
+    host, port = addresses.parse(address)
     certificates = None if given.certs is None else Certificates(given.certs)
     if certificates is not None:
         certificates.require(Role.SCRIPT, "what agents are asked")
-    return AgentLink(host, port, protocol.secret_of_host(_secret_of(given), host), certificates, timeout=_TIMEOUT_S)
+    return AgentLink(host, port, protocol.secret_of_host(_secret_of(given), host), certificates, timeout=timeout_s)
 
 
 def _secret_of(given: argparse.Namespace) -> bytes:
     if getattr(given, "secret_stdin", False):
         return _secret_from(sys.stdin.fileno())
     if given.secret_file is None and given.certs is None:
-        raise ValueError("pass --secret-file FILE (skipper host secret FILE makes one), or --certs DIR")
+        raise BadArgumentsError("pass --secret-file FILE (skipper host secret FILE makes one), or --certs DIR")
     return read_secret(Path(given.secret_file) if given.secret_file is not None else Path(given.certs) / SECRET)
 
 

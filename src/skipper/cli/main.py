@@ -1,55 +1,59 @@
 """The console script ``skipper``: one word says which tool, the tool reads the rest.
 
-A tool is a module with ``main(argv, *, prog) -> int``, imported only when it is asked for, so that one
-tool's libraries never slow another down. To add one, add a line to `TOOLS`.
+A tool is a module with ``main(argv, *, prog) -> int`` and ``parser(prog)``, a `CommandParser`. It is imported only when
+it is asked for, so that one tool's libraries never slow another down. To add one, add a line to `GROUPS`, and run
+``make cli`` for the page and for what shells complete.
 """
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib import import_module
+from typing import NamedTuple
 
-__all__ = ["TOOLS", "Tool", "main"]
+__all__ = ["GROUPS", "TOOLS", "Tool", "main"]
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
+class Tool(NamedTuple):
     """One sub-command: the module that holds its ``main``, and a line for the usage text."""
 
     module: str
     summary: str
 
 
-TOOLS: dict[str, Tool] = {
-    "bw": Tool("skipper.benchmarks.bandwidth.command", "bandwidth and latency of one-sided reads and writes"),
-    "doctor": Tool(
-        "skipper.dataplane.doctor.command", "what the data plane can use on this machine, and what it lacks"
-    ),
-    "host": Tool("skipper.control.cluster.hosts.command", "the agent of this machine, for scripts on others"),
-    "certs": Tool("skipper.control.cluster.hosts.certs_command", "certificates for TLS between the machines of a job"),
-    "actors": Tool("skipper.benchmarks.actors.command", "latency and throughput of actor calls beside raw gRPC"),
-    "names": Tool("skipper.control.rpc.command", "names of actors and services: serve them, list them"),
-    "dispatch": Tool("skipper.benchmarks.dispatch.command", "operations of the tensor engine: issued, run, fetched"),
-    "scale": Tool(
-        "skipper.benchmarks.scale.command", "casts to many processes, straight and by tree, and a model beyond"
-    ),
-    "dashboard": Tool("skipper.control.observe.dashboard", "a running job in a browser"),
-    "debug": Tool(
-        "skipper.control.observe.debug_command", "pdb for the actors of a running job that are at a breakpoint()"
-    ),
-    "metrics": Tool("skipper.control.observe.metrics", "the figures of a running job for Prometheus, and its health"),
-    "stacks": Tool(
-        "skipper.control.observe.stacks_command", "where every thread of a running job is, also of hung processes"
-    ),
-    "status": Tool("skipper.control.observe.status_command", "what a running job consists of, and what it is doing"),
-    "weights": Tool("skipper.torchstore.proofs.command", "whether weights are those that a certificate says"),
-    "weight-sync": Tool(
-        "skipper.benchmarks.weight_sync.command", "weights from trainers to generators, beside a memcpy"
-    ),
+GROUPS: dict[str, dict[str, Tool]] = {
+    "measure": {
+        "bw": Tool("skipper.benchmarks.bandwidth.command", "bandwidth and latency of one-sided reads and writes"),
+        "bw compare": Tool("skipper.benchmarks.bandwidth.compare", "is one report faster than another, or slower"),
+        "actors": Tool("skipper.benchmarks.actors.command", "latency and throughput of actor calls beside raw gRPC"),
+        "dispatch": Tool(
+            "skipper.benchmarks.dispatch.command", "operations of the tensor engine: issued, run, fetched"
+        ),
+        "scale": Tool("skipper.benchmarks.scale.command", "casts to many processes, straight and by tree, and a model"),
+        "weight-sync": Tool("skipper.benchmarks.weight_sync.command", "weights from trainers to generators"),
+    },
+    "run a job on several machines": {
+        "host": Tool("skipper.control.cluster.hosts.command", "the agent of this machine, for scripts on others"),
+        "certs": Tool("skipper.control.cluster.hosts.certs_command", "certificates for TLS between the machines"),
+        "names": Tool("skipper.control.rpc.command", "names of actors and services: serve them, list them"),
+    },
+    "look into a running job": {
+        "status": Tool("skipper.control.observe.status_command", "what it consists of, and what it is doing"),
+        "stacks": Tool("skipper.control.observe.stacks_command", "where every thread is, also of hung processes"),
+        "debug": Tool("skipper.control.observe.debug_command", "pdb for the actors that are at a breakpoint()"),
+        "dashboard": Tool("skipper.control.observe.dashboard", "all of it in a browser"),
+        "weights": Tool("skipper.torchstore.proofs.command", "whether weights are those that a certificate says"),
+        "metrics": Tool("skipper.control.observe.metrics", "its figures for Prometheus, and its health"),
+    },
+    "this machine": {
+        "doctor": Tool("skipper.dataplane.doctor.command", "what the data plane can use here, and what it lacks"),
+        "completion": Tool("skipper.cli.completion", "make bash, zsh or fish complete what is typed after skipper"),
+    },
 }
+"""The tools by what they are for, in the order in which they are shown."""
+
+TOOLS: dict[str, Tool] = {word: tool for tools in GROUPS.values() for word, tool in tools.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,34 +63,55 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments after the program's name; ``None`` takes the process' own.
 
     Returns:
-        The exit code: that of the tool, 0 for help, 2 for an unknown tool or none.
+        The exit code: that of the tool, 0 for help, 2 for an unknown tool or none, 130 for Ctrl-C.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:  # while a tool was being imported, or cleaned up behind itself
+        return 130
+
+
+def _run(arguments: list[str]) -> int:
     if not arguments:
         print(_usage(), file=sys.stderr)
         return 2
-    word, rest = arguments[0], arguments[1:]
-    if word in ("-h", "--help"):
+    word, *rest = arguments
+    if word == "help" and rest:
+        word, *rest = [*rest, "--help"]
+    if word in ("-h", "--help", "help"):
         print(_usage())
         return 0
     if word in ("-V", "--version"):
         print(f"skipper {_version()}")
         return 0
+    if rest and f"{word} {rest[0]}" in TOOLS:
+        word = f"{word} {rest.pop(0)}"
     tool = TOOLS.get(word)
     if tool is None:
-        print(f"skipper: there is no tool {word!r}\n\n{_usage()}", file=sys.stderr)
+        from skipper.commandline import did_you_mean
+
+        guess = did_you_mean(word, [*TOOLS, "help", "--help", "--version"])
+        more = "; see skipper --help" if guess else f"\n\n{_usage()}"
+        print(f"skipper: there is no tool {word!r}{guess}{more}", file=sys.stderr)
         return 2
-    exit_code: int = importlib.import_module(tool.module).main(rest, prog=f"skipper {word}")
+    exit_code: int = import_module(tool.module).main(rest, prog=f"skipper {word}")
     return exit_code
 
 
 def _usage() -> str:
     width = max(map(len, TOOLS))
-    tools = "\n".join(f"  {word:<{width}}  {tool.summary}" for word, tool in TOOLS.items())
-    return f"usage: skipper TOOL [OPTIONS]\n\ntools:\n{tools}\n\n`skipper TOOL --help` tells more."
+    parts = ["usage: skipper TOOL [OPTIONS]"]
+    for group, tools in GROUPS.items():
+        lines = (f"  {word:<{width}}  {tool.summary}" for word, tool in tools.items())
+        parts.append("\n".join([f"{group}:", *lines]))
+    parts.append("`skipper TOOL --help`, or `skipper help TOOL`, tells more; `skipper --version` which one this is.")
+    return "\n\n".join(parts)
 
 
 def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version("skipper-mesh")
     except PackageNotFoundError:

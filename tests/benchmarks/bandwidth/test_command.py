@@ -70,12 +70,43 @@ def test_the_table_shows_every_column_and_files_are_written(tmp_path: Path) -> N
     out = ["--json", str(names["json"]), "--csv", str(names["csv"]), "--plot", str(names["png"])]
     done = bw("bw", "--local", "-s", "4K", "-s", "64K", *QUICK, *out, program=SKIPPER)
     assert done.returncode == 0, done.stderr
-    for column in ("size", "iterations", "p50", "p99.9", "average", "peak", "Gb/s", "memcpy", "ratio"):
+    for column in ("size", "p50", "p99.9", "average", "peak", "Gb/s", "memcpy", "ratio"):
         assert column in done.stdout
     assert "first use: register" in done.stdout
+    assert "checked:" not in done.stdout
     assert len(rows(names["json"].read_text())) == 3
     assert names["csv"].read_text().count("\n") == 4
     assert names["png"].stat().st_size > 1000
+
+
+def test_the_ratio_stands_between_the_two_medians_that_it_compares() -> None:
+    done = bw("--local", "-s", "64K", *QUICK, "--check")
+    cells = next(line for line in done.stdout.splitlines() if line.split()[:1] == ["64K"]).split()
+    own, ratio, memcpy = map(float, cells[5:8])
+    assert ratio == pytest.approx(own / memcpy, rel=0.01)
+    assert "checked: the data was compared at both ends" in done.stdout
+
+
+def test_a_row_is_in_the_pipe_as_soon_as_it_is_there_and_ctrl_c_leaves_the_rows(start: Start) -> None:
+    client = start("--local", "-s", "4K", "-D", "300")
+    assert client.stdout is not None
+    seen = [client.stdout.readline()]
+    while "first use" not in seen[-1]:
+        seen.append(client.stdout.readline())
+    os.killpg(client.pid, signal.SIGINT)
+    out, err = client.communicate(timeout=LIMIT_S)
+    assert (client.returncode, err.splitlines()[-1]) == (130, "python -m skipper.benchmarks.bandwidth: interrupted")
+    assert "first use: register" in out
+
+
+def test_a_run_ends_when_nobody_reads_its_rows(start: Start) -> None:
+    client = start("--local", "-s", "4K", "-s", "8K", "-D", "1")
+    assert client.stdout is not None
+    assert "memory" in client.stdout.readline()
+    client.stdout.close()
+    assert client.stderr is not None
+    assert "whoever read the rows is gone" in client.stderr.read()
+    assert client.wait(LIMIT_S) == 1
 
 
 def test_a_rate_below_the_minimum_fails() -> None:
@@ -176,7 +207,7 @@ def test_a_server_killed_midway_ends_the_client(start: Start, terminal: Terminal
     server = start("-p", "0")
     _, address, _ = printed_command(server)
     client = start(address, "-s", "1M", "-D", "300", "--backend", backend, "--json", "-", stderr=terminal.theirs)
-    terminal.wait_for("first_use")
+    terminal.wait_for("first use")
     owners = psutil.Process(server.pid).children()
     assert len(owners) == 1
     server.kill()
@@ -192,7 +223,7 @@ def test_an_interrupted_client_leaves_a_report_and_the_server_goes_on(start: Sta
     server = start("-p", "0")
     _, address, _ = printed_command(server)
     client = start(address, "-s", "64K", "-D", "300", "--json", "-", stderr=terminal.theirs)
-    terminal.wait_for("first_use")
+    terminal.wait_for("first use")
     client.send_signal(signal.SIGINT)
     out, _ = client.communicate(timeout=LIMIT_S)
     assert client.returncode == 130
@@ -206,7 +237,7 @@ def test_an_interrupted_client_leaves_a_report_and_the_server_goes_on(start: Sta
 
 def test_an_interrupted_local_run_leaves_no_process(start: Start, terminal: Terminal) -> None:
     client = start("--local", "-s", "64K", "-D", "300", "--json", "-", stderr=terminal.theirs)
-    terminal.wait_for("first_use")
+    terminal.wait_for("first use")
     children = psutil.Process(client.pid).children()
     os.killpg(client.pid, signal.SIGINT)
     out, _ = client.communicate(timeout=LIMIT_S)
@@ -218,8 +249,8 @@ def test_an_interrupted_local_run_leaves_no_process(start: Start, terminal: Term
 
 
 def test_a_killed_client_takes_its_local_server_along(start: Start, terminal: Terminal) -> None:
-    client = start("--local", "-s", "64K", "-D", "300", stderr=terminal.theirs)
-    terminal.wait_for("first_use")
+    client = start("--local", "-s", "64K", "-D", "300", "--json", "-", stderr=terminal.theirs)
+    terminal.wait_for("first use")
     children = psutil.Process(client.pid).children()
     client.kill()
     gone, alive = psutil.wait_procs(children, timeout=LIMIT_S)
@@ -228,7 +259,7 @@ def test_a_killed_client_takes_its_local_server_along(start: Start, terminal: Te
 
 def test_an_owner_that_dies_ends_a_local_run(start: Start, terminal: Terminal) -> None:
     client = start("--local", "-s", "64K", "-D", "300", "--json", "-", stderr=terminal.theirs)
-    terminal.wait_for("first_use")
+    terminal.wait_for("first use")
     psutil.Process(client.pid).children()[0].kill()
     out, _ = client.communicate(timeout=LIMIT_S)
     assert client.returncode == 1

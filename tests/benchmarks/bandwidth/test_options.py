@@ -38,6 +38,25 @@ def test_sizes_repeat_in_the_order_given_and_once() -> None:
     assert options("--local", "--latency").sizes == (4096,)
 
 
+def test_flags_of_perftest_and_nccl_tests_mean_the_same_here() -> None:
+    given = options("--local", "--minbytes", "4K", "-e", "64K", "-f", "2", "--warmup_iters", "3", "-n", "7")
+    assert given.sizes == (4096, 8192, 16384, 32768, 65536)
+    assert (given.measure.warmup, given.measure.iterations) == (3, 7)
+    assert options("--local", "-e", "64K").sizes == (4096, 16384, 65536)
+    assert options("--local", "--minbytes", "256M").sizes == (256 << 20, 1 << 30)
+    given = options("node7", "-d", "mlx5_0", "--use_cuda", "1")
+    assert (given.net_devices, given.workload.mem) == ("mlx5_0", "cuda:1")
+    assert options("--ib-dev=mlx5_0", "--host", "0.0.0.0").net_devices == "mlx5_0"
+
+
+def test_a_quick_run_takes_four_transfers_unless_it_is_told_otherwise() -> None:
+    quick = options("--local", "--quick").measure
+    assert (quick.iterations, quick.warmup, quick.duration_s) == (4, 1, None)
+    told = options("--local", "--quick", "-n", "9", "-w", "2").measure
+    assert (told.iterations, told.warmup) == (9, 2)
+    assert options("--local", "--quick", "-D", "1").measure.iterations is None
+
+
 def test_the_workload_says_what_both_sides_prepare_for() -> None:
     given = options("--local", "-s", "4K", "-s", "1M", "--op", "write", "-b", "--batch", "3", "--timeout", "5")
     assert given.workload.largest == 1 << 20
@@ -49,6 +68,7 @@ def test_the_printed_client_command_repeats_what_concerns_the_client() -> None:
     argv = ["--bind", "0.0.0.0", "-s", "1M", "-p", "7", "--check", "--port=8", "-p9", "--net-devices", "eth0"]
     assert options(*argv[:7]).client_flags == ("-s", "1M", "--check")
     assert options(*argv[2:4], *argv[7:]).client_flags == ("-s", "1M")
+    assert options("--host", "0.0.0.0", "-d", "mlx5_0", "-s", "1M", "-dmlx5_1").client_flags == ("-s", "1M")
 
 
 @pytest.mark.parametrize(
@@ -61,6 +81,12 @@ def test_the_printed_client_command_repeats_what_concerns_the_client() -> None:
         (["node7", "--bind", "0.0.0.0"], "--bind"),
         (["--local", "-s", "4KB"], "not a size"),
         (["--local", "-a", "-s", "4K"], "exclude"),
+        (["--local", "-e", "4K", "-s", "4K"], "exclude"),
+        (["--local", "--minbytes", "1M", "-e", "4K"], "more than --maxbytes 4K"),
+        (["--local", "-f", "1"], "from 2"),
+        (["--local", "--op", "fetch-add", "--maxbytes", "4K"], "one word"),
+        (["--local", "--use_cuda", "x"], "host nor cuda"),
+        (["--local", "-p", "70000"], "there is no port"),
         (["--local", "-n", "0"], "whole number"),
         (["--local", "-n", "1.5"], "whole number"),
         (["--local", "-w", "-1"], "expected one argument|whole number"),
@@ -81,6 +107,8 @@ def test_the_printed_client_command_repeats_what_concerns_the_client() -> None:
         (["--json", "-"], "measures nothing"),
         (["--local", "--json", "no/such/folder/x.json"], "no folder"),
         (["--local", "--bogus"], "--bogus"),
+        (["--local", "--sizes", "4K"], "did you mean --size"),
+        (["--local", "--it", "4"], "unrecognized arguments: --it"),
     ],
 )
 def test_contradictions_are_refused_in_words(argv: list[str], complaint: str) -> None:

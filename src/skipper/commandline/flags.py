@@ -1,0 +1,88 @@
+"""The flags that several commands have. Each is defined here once, so that it means the same everywhere."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, Protocol
+
+from skipper.commandline.json_output import STDOUT
+from skipper.commandline.values import output_path, port_number, seconds
+
+LOOPBACK = "127.0.0.1"
+
+
+class TakesArguments(Protocol):
+    """A parser, or a group of its arguments."""
+
+    def add_argument(self, *names: str, **how: Any) -> argparse.Action:
+        """As of `argparse.ArgumentParser`."""
+
+
+def add_json(parser: TakesArguments, what: str = "the report") -> None:
+    """``-J``, ``--json [PATH]``: ``given.json`` is a path, `STDOUT`, or None."""
+    parser.add_argument(
+        "-J",
+        "--json",
+        nargs="?",
+        const=STDOUT,
+        type=output_path,
+        metavar="PATH",
+        help=f"write {what} as JSON to PATH; without PATH, or with -, alone on standard output",
+    )
+
+
+def add_csv(parser: TakesArguments) -> None:
+    """``--csv PATH``: ``given.csv`` is a path or None."""
+    parser.add_argument("--csv", type=output_path, metavar="PATH", help="write the rows as CSV")
+
+
+def add_quick(parser: TakesArguments, what: str = "a few rounds, to see that it works; trust no figure") -> None:
+    """``--quick``: ``what`` says what it leaves out."""
+    parser.add_argument("--quick", action="store_true", help=what)
+
+
+def add_job(parser: TakesArguments) -> None:
+    """``-j``, ``--job JOB``: which running job is meant."""
+    parser.add_argument(
+        "-j",
+        "--job",
+        metavar="JOB",
+        help="name of the job or path of its connection file; default: what SKIPPER_JOB says, or your only job",
+    )
+
+
+def add_timeout(parser: TakesArguments, default_s: float, what: str) -> None:
+    """``--timeout S``: how long what is asked has to answer; ``what`` says what that is."""
+    parser.add_argument(
+        "--timeout", type=seconds, default=default_s, metavar="S", help=f"{what} (default: {default_s:g})"
+    )
+
+
+def add_host(parser: TakesArguments, *aliases: str, default: str | None = LOOPBACK, what: str) -> None:
+    """``--host ADDRESS``: where something listens, or is reached."""
+    parser.add_argument(*aliases, "--host", dest="host", default=default, metavar="ADDRESS", help=what)
+
+
+def add_port(parser: TakesArguments, *aliases: str, default: int | None = None, what: str) -> None:
+    """``--port PORT``: at which TCP port."""
+    parser.add_argument(*aliases, "--port", dest="port", type=port_number, default=default, metavar="PORT", help=what)
+
+
+def add_secret_file(parser: TakesArguments, default: str = "") -> None:
+    """``--secret-file FILE``: the secret that both ends have to know; ``default`` says which one is taken without."""
+    ending = f"; default: {default}" if default else ""
+    parser.add_argument(
+        "--secret-file", metavar="FILE", help=f"file, readable by you alone, with the secret of both ends{ending}"
+    )
+
+
+def add_certs(parser: TakesArguments) -> None:
+    """``--certs DIR``: TLS with the certificates that ``skipper certs`` makes."""
+    parser.add_argument("--certs", metavar="DIR", help="folder of this machine's certificates (skipper certs), for TLS")
+
+
+def add_insecure(parser: TakesArguments) -> None:
+    """``--insecure``: other machines without TLS."""
+    parser.add_argument(
+        "--insecure", action="store_true", help="speak to other machines without TLS: the whole network is trusted"
+    )
