@@ -25,7 +25,7 @@ EXPORTED = """
     TracingMissingError
     UnreachableError UnsafeFileError ValueMesh WireError WorkspaceError as_endpoint attach_to_hosts
     concurrent_endpoint configure context current_actor_name current_rank current_size endpoint
-    get_or_spawn_controller idempotent join serve_job shutdown subscribe this_host this_proc unhandled_fault_hook
+    get_or_spawn_controller idempotent join leave serve_job shutdown subscribe this_host this_proc unhandled_fault_hook
 """
 FAILURE = MeshFailure("mesh", "mesh[0]", Extent(("gpus",), (2,)).point(1), FailureKind.PROCESS, "it died")
 
