@@ -40,6 +40,9 @@ TOOLS: dict[str, Tool] = {
     "debug": Tool(
         "skipper.control.observe.debug_command", "pdb for the actors of a running job that are at a breakpoint()"
     ),
+    "logs": Tool(
+        "skipper.control.observe.logs_command", "what the processes of a job have written, also of one that has ended"
+    ),
     "metrics": Tool("skipper.control.observe.metrics", "the figures of a running job for Prometheus, and its health"),
     "stacks": Tool(
         "skipper.control.observe.stacks_command", "where every thread of a running job is, also of hung processes"
