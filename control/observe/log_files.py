@@ -1,8 +1,8 @@
 """The output of a job's processes in files: a folder for each job, in it a file for each process, of bounded size.
 
-The lines are those of Kubernetes' container logs (CRI), ``TIME stdout F TEXT``, so that other tools read them, too. ``P``
-stands where the line goes on in the next one of its stream. `processes.jsonl` says whose file is whose, `job.json`
-whose job it is. All of it is this user's alone, modes 0700 and 0600.
+The lines are those of Kubernetes' container logs (CRI), ``TIME stdout F TEXT``, so that other tools read them, too.
+``P`` stands where the line goes on in the next one of its stream. `processes.jsonl` says whose file is whose,
+`job.json` whose job it is. All of it is this user's alone, modes 0700 and 0600.
 """
 
 from __future__ import annotations

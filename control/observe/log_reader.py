@@ -22,6 +22,7 @@ from skipper.control.observe.log_lines import LineSplitter
 CHUNK_NBYTES = 64 << 10
 
 _MAX_WORDS_NBYTES = 4096
+_BACKLOG = 128
 _BETWEEN = "\x1f"
 
 
@@ -72,7 +73,7 @@ class LogReader:
         self._soon: deque[Callable[[], None]] = deque()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind("\0" + self.address)
-        self._listener.listen(128)
+        self._listener.listen(_BACKLOG)
         self._listener.setblocking(False)
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._wake, self._waker = os.pipe()
@@ -179,7 +180,7 @@ class LogReader:
 
     def _accept(self) -> None:
         """Let in all who wait: what a process says of itself counts for what it writes afterwards."""
-        while True:
+        for _ in range(_BACKLOG):
             try:
                 connection, _ = self._listener.accept()
             except OSError as error:

@@ -17,8 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from skipper.control import ActorMesh, ProcMesh, this_host
-from skipper.control.observe import LogOptions, Logs, collect_logs
-from skipper.control.observe import log_output, logs as logs_module
+from skipper.control.observe import LogOptions, Logs, collect_logs, log_output
 from tests.control.actors import Echo, Manager
 from tests.control.conftest import PATIENCE_S, Failures, Script, wait_until
 
@@ -227,3 +226,136 @@ sys.stderr.write("all is said\\n")
     assert 1000 < shown < 50_000
     dropped = re.findall(r"^\[logs\] … ([\d,]+) lines of speaker dropped", err, re.MULTILINE)
     assert shown + sum(int(number.replace(",", "")) for number in dropped) == 50_000
+
+
+# What a script has by default
+
+DEFAULT = """
+import os, signal, sys
+from skipper.control import Actor, endpoint, this_host
+from skipper.control.observe import shown_output
+
+class Speaker(Actor):
+    @endpoint
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+        print(text, file=sys.stderr, flush=True)
+
+    @endpoint
+    def fail(self) -> None:
+        raise ValueError("no batch")
+
+    @endpoint
+    def last(self) -> None:
+        os.write(1, b"x" * 10_000 + b"\\nlast words")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+speakers = this_host().spawn_procs({"gpus": 2}).spawn("speakers", Speaker)
+speakers.initialized.get(20)
+if logs := shown_output():
+    logs.change(aggregate_s=30.0)  # what both say comes as soon as both have, the rest in the end
+"""
+
+
+def started(tmp_path: Path, program: str, **environment: str) -> tuple[int, str, str]:
+    path = tmp_path / "train.py"
+    path.write_text(DEFAULT + program)
+    variables = {**os.environ, "SKIPPER_LOG_FOLDER": str(tmp_path / "kept"), **environment}
+    done = subprocess.run(
+        [sys.executable, path], env=variables, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_output_has_names_by_default(tmp_path: Path) -> None:
+    program = 'speakers.say.call("hello").get(20)\nspeakers.slice(gpus=1).say.call_one("alone").get(20)\n'
+    code, out, err = started(tmp_path, program)
+    assert code == 0
+    assert out == err == "[speakers x2] hello\n[speakers gpus=1] alone\n"
+    assert len(list(tmp_path.glob("kept/*/procs-gpus=*.log"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"), [("raw", "hello\n" * 2), ("off", ""), ("labelled", "[speakers x2] hello\n")]
+)
+def test_a_variable_says_how_it_is_shown(tmp_path: Path, word: str, shown: str) -> None:
+    code, out, err = started(tmp_path, 'speakers.say.call("hello").get(20)\n', SKIPPER_LOGS=word)
+    assert (code, out, err) == (0, shown, shown)
+    assert bool(list(tmp_path.glob("kept/*/*.log"))) == (word != "raw")
+
+
+def test_another_word_is_a_mistake(tmp_path: Path) -> None:
+    code, _, err = started(tmp_path, "", SKIPPER_LOGS="loud")
+    assert code == 1
+    assert err.endswith("ValueError: SKIPPER_LOGS is raw, off or labelled, not 'loud'\n")
+
+
+def test_options_of_the_default_change(tmp_path: Path) -> None:
+    program = 'shown_output().change(prefixed=False)\nspeakers.slice(gpus=1).say.call_one("bare").get(20)\n'
+    assert started(tmp_path, program) == (0, "bare\n", "bare\n")
+
+
+def test_the_last_words_of_a_killed_process_are_shown_and_kept(tmp_path: Path) -> None:
+    program = """
+try:
+    speakers.slice(gpus=1).last.call_one().get(20)
+except Exception as error:
+    print(type(error).__name__)
+"""
+    code, out, _ = started(tmp_path, program)
+    assert (code, out.count("x" * 10_000), out.count("[speakers gpus=1] last words\n")) == (0, 1, 1)
+    (file,) = tmp_path.glob("kept/*/procs-gpus=1-*.log")
+    assert file.read_bytes().endswith(b" stdout P last words\n")
+
+
+def test_an_error_of_an_actor_is_told_once(tmp_path: Path) -> None:
+    code, out, err = started(tmp_path, "speakers.slice(gpus=1).fail.call_one().get(20)\n")
+    assert (code, out) == (1, "")
+    assert "[speakers" not in err, "its process says nothing: the exception of the script tells all"
+    assert err.count("--- remote traceback ---") == 1
+
+
+def test_processes_forked_from_a_server_speak_under_their_names_too(tmp_path: Path) -> None:
+    code, out, _ = started(tmp_path, 'speakers.say.call("hello").get(20)\n', SKIPPER_PRELOAD="json")
+    assert (code, out) == (0, "[speakers x2] hello\n")
+
+
+def test_a_terminal_gets_colours_unless_nobody_wants_them(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(DEFAULT + 'speakers.slice(gpus=1).say.call_one("hello").get(20)\n')
+    for variables, expected in (
+        ({}, rb"\x1b\[\d+m\[speakers gpus=1\]\x1b\[0m hello"),
+        ({"NO_COLOR": "1"}, rb"^\[speakers gpus=1\] hello"),
+    ):
+        ours, theirs = os.openpty()
+        environment = {**os.environ, "TERM": "xterm", "SKIPPER_LOG_FOLDER": str(tmp_path / "kept"), **variables}
+        with subprocess.Popen([sys.executable, path], env=environment, stdout=theirs, stderr=theirs):
+            os.close(theirs)
+            shown = b""
+            while len(re.findall(rb"hello", shown)) < 2:
+                shown += os.read(ours, 4096)
+        os.close(ours)
+        assert re.search(expected, shown, re.MULTILINE), shown
+
+
+def test_what_is_not_shown_is_counted_exactly_and_kept(tmp_path: Path) -> None:
+    program = """
+from tests.control.observe.test_logs import flood
+class Flooding(Actor):
+    @endpoint
+    def flood(self, count: int) -> None:
+        flood(count)
+flooding = this_host().spawn_procs({"gpus": 4}, name="loud").spawn("flooding", Flooding)
+flooding.flood.call(20_000).get(20)
+"""
+    here = Path(__file__).parents[3]
+    code, out, err = started(tmp_path, program, PYTHONPATH=f"{here}/src:{here}")
+    assert code == 0
+    alike = re.findall(r"^\[flooding (?:x(\d+)|gpus=\d+(?: and (\d+) alike)?)\] flood \d+$", out, re.MULTILINE)
+    shown = sum(int(same) if same else 1 + int(others or 0) for same, others in alike)
+    dropped = re.findall(r"^\[logs\] … ([\d,]+) lines of .* dropped; all of them are in (.*)$", err, re.MULTILINE)
+    assert shown + sum(int(count.replace(",", "")) for count, _ in dropped) == 80_000
+    assert 1000 < shown < 10_000
+    kept = [file.read_text().count("flood") for file in tmp_path.glob("kept/*/loud-gpus=*.log")]
+    assert kept == [20_000] * 4
+    assert {Path(place).parent for _, place in dropped} <= {tmp_path / "kept", *tmp_path.glob("kept/*")}
