@@ -1,7 +1,6 @@
 """Output of processes at the script: whose it is, what is shown once, what is dropped, what a dead one said last."""
 
 import ctypes
-import io
 import logging
 import os
 import re
@@ -12,41 +11,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from skipper.control import ActorMesh, ProcMesh, this_host
-from skipper.control.observe import LogOptions, Logs, collect_logs, log_output
+from skipper.control.observe import LogOptions, Logs, collect_logs
 from tests.control.actors import Echo, Manager
-from tests.control.conftest import PATIENCE_S, Failures, Script, wait_until
-
-
-class Output:
-    """What has come out so far. Not by pytest's `capfd`, which loses what is written while it is read."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._out, self._err = io.StringIO(), io.StringIO()
-        # Not those of `sys` itself, which pytest sets anew between a test's fixtures and its body.
-        monkeypatch.setattr(log_output, "sys", SimpleNamespace(stdout=self._out, stderr=self._err))
-
-    @property
-    def out(self) -> str:
-        return self._out.getvalue()
-
-    @property
-    def err(self) -> str:
-        return self._err.getvalue()
-
-    def wait_for(self, text: str, *, on_stderr: bool = False) -> str:
-        """The stream with that text, once it is there."""
-        wait_until(lambda: text in (self.err if on_stderr else self.out), f"{text!r} comes out")
-        return self.err if on_stderr else self.out
-
-
-@pytest.fixture
-def output(monkeypatch: pytest.MonkeyPatch) -> Output:
-    return Output(monkeypatch)
+from tests.control.conftest import PATIENCE_S, Failures, Output, Script, wait_until
 
 
 @pytest.fixture
