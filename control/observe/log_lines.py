@@ -236,13 +236,14 @@ class Aggregator:
         self._numbers = itertools.count()
         self._held: OrderedDict[int, _LineGroup] = OrderedDict()
         self._of_kind: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
-        self._last_of: dict[str, int] = {}
+        self._last_of: dict[tuple[int, str], int] = {}
+        """Of each stream of each process: which of the two it wrote first is not known."""
 
     def add(self, stream: int, source: str, text: str, now_s: float) -> None:
         """Take a line."""
         kind = (stream, _NUMBERS.sub("#", text))
         alike = self._of_kind[kind]
-        behind = bisect_right(alike, self._last_of.get(source, -1))
+        behind = bisect_right(alike, self._last_of.get((stream, source), -1))
         if behind < len(alike):
             number = alike[behind]
         else:
@@ -250,7 +251,7 @@ class Aggregator:
             alike.append(number)
             self._held[number] = _LineGroup(kind, now_s + self.window_s)
         self._held[number].add(source, text)
-        self._last_of[source] = number
+        self._last_of[stream, source] = number
 
     def due(self, now_s: float, speakers: int) -> list[Line]:
         """The lines to show by now; a line that all ``speakers`` processes have said need not wait any longer."""

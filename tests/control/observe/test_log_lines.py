@@ -199,6 +199,13 @@ def test_the_two_streams_are_not_mixed() -> None:
     assert [(line.stream, line.alike) for line in lines.due(1.0, 9)] == [(1, 1), (2, 1)]
 
 
+def test_what_a_process_says_on_one_stream_keeps_nothing_of_the_other_apart() -> None:
+    lines = Aggregator(1.0)
+    for stream, source in ((1, "a"), (2, "a"), (2, "b"), (1, "b")):
+        lines.add(stream, source, "x", 0.0)
+    assert [(line.stream, line.alike) for line in lines.due(0.0, 2)] == [(1, 2), (2, 2)]
+
+
 def test_one_process_waits_for_nobody() -> None:
     lines = Aggregator(1.0)
     lines.add(1, "a", "x", 0.0)
