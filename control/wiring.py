@@ -30,6 +30,7 @@ def register(find_fault_hook: Callable[[], Callable[[MeshFailure], object]]) -> 
     runtime_context.make_with(context.ActorInstance, context.Context)
     breakpoints.park_by(_park)
     current_runtime.extend(_serve_tools)
+    current_runtime.at_start(_show_output)
     current_runtime.at_start(_trace_if_asked_to)
     current_runtime.at_start(join.serve_if_asked_to)
     join.reach_beyond_by(_remote_jobs)
@@ -39,6 +40,14 @@ def _park(frame: FrameType) -> None:
     from skipper.control.observe import debugger
 
     debugger.park(frame)
+
+
+def _show_output(process: Process) -> None:
+    """In a script; the other processes have been told by who launched them where to write."""
+    if process.root.id == process.me.id:
+        from skipper.control.observe import logs
+
+        logs.show_output(process)
 
 
 def _trace_if_asked_to(process: Process) -> None:

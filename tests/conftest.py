@@ -1,7 +1,10 @@
 """What every folder of tests has: how faults are recorded, Ctrl-C as on a terminal, time for examples of hypothesis."""
 
 import gc
+import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Generator
 
 import pytest
@@ -12,6 +15,8 @@ from tests.conformance.records import provoke, pytest_addoption
 from tests.reach import TCP_TOO
 
 __all__ = ["provoke", "pytest_addoption"]
+
+LOG_FOLDER = "SKIPPER_LOG_FOLDER"
 
 settings.register_profile("skipper", deadline=None)  # a busy machine is no failure
 settings.load_profile("skipper")
@@ -25,6 +30,9 @@ dataplane.configure(ucx=TCP_TOO)
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
+    if LOG_FOLDER not in os.environ:  # what actors print is kept, and not among what the user's own jobs have printed
+        os.environ[LOG_FOLDER] = folder = tempfile.mkdtemp(prefix="skipper-tests-logs-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     if (terminal := config.pluginmanager.get_plugin("terminalreporter")) is not None and config.getoption(
         "numprocesses"
     ):

@@ -482,9 +482,9 @@ class HostMesh(MeshLayout):
         """Start processes, owned by the calling actor. Returns at once; messages wait for them.
 
         On this host they are children of the calling process and never outlive it, however it ends; they import what
-        the caller can import, and write to its standard output and error. On attached hosts they are children of the
-        process that stands for the job there; they end when that is out of reach of the script, or their owner's
-        process is gone; they import from the same paths, and write to the standard output and error of the agent.
+        the caller can import. On attached hosts they are children of the process that stands for the job there; they
+        end when that is out of reach of the script, or their owner's process is gone; they import from the same paths.
+        What they print is shown by the script, with their names (see ``SKIPPER_LOGS`` in `observe.logs`).
 
         Args:
             per_host: axes and sizes, such as ``{"gpus": 8}``; None starts one process. The axes of the hosts,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,8 @@ LAST_WORDS_S = 2.0
 _lock = threading.Lock()
 _forwarder: LogForwarder | None = None
 """That of this process, which stands for its job on a host."""
+_earlier: list[LogForwarder] = []
+"""Those before it, to which processes may still write."""
 
 
 class LogForwarder(LogReader):
@@ -70,14 +73,14 @@ class LogForwarder(LogReader):
     # On the thread
 
     def _opened(self, source: LogSource) -> None:
-        self._batch.append((source.stream, source.name, source.pid, b""))
+        self._batch.append((source.stream, source.words(), source.pid, b""))
 
     def _take(self, source: LogSource, chunk: bytes) -> None:
-        self._batch.append((source.stream, source.name, source.pid, chunk))
+        self._batch.append((source.stream, source.words(), source.pid, chunk))
         self._nbytes += len(chunk)
 
     def _ended(self, source: LogSource) -> None:
-        self._batch.append((source.stream, source.name, source.pid, None))
+        self._batch.append((source.stream, source.words(), source.pid, None))
 
     def _has_room(self) -> bool:
         return self._nbytes < BATCH_NBYTES
@@ -134,6 +137,7 @@ def passed_on(process: Process, redirection: Redirection) -> Redirection:
             process.ending.settled.append(_flush_at_the_end)
         else:
             _forwarder.retire()
+            _earlier[:] = [*(one for one in _earlier if not one.is_over), _forwarder]
         if not redirection.sink:
             return redirection
         _forwarder = LogForwarder(process, redirection.sink)
@@ -148,7 +152,28 @@ def flushed(mail: Mail, _: None) -> Future[None]:
 
 def flush() -> Future[None]:
     """On a host: a future that ends when the script has what has been written here so far."""
-    return Future.of(None) if _forwarder is None else _forwarder.flush()
+    with _lock:
+        flushes = [one.flush() for one in dict.fromkeys([*_earlier, *([_forwarder] if _forwarder else [])])]
+    return _all_of(flushes)
+
+
+def _all_of(futures: Sequence[Future[None]]) -> Future[None]:
+    if not futures:
+        return Future.of(None)
+    over: Promise[None] = Promise()
+    left = set(range(len(futures)))
+    counting = threading.Lock()
+
+    def ended(number: int) -> None:
+        with counting:
+            left.discard(number)
+            is_last = not left
+        if is_last:
+            over.set_result(None)
+
+    for number, future in enumerate(futures):
+        future.add_done_callback(lambda _, number=number: ended(number))  # type: ignore[misc]
+    return over
 
 
 def _flush_at_the_end() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import array
+import contextlib
+import errno
 import json
 import os
 import secrets
@@ -15,7 +17,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from skipper.control.observe.log_lines import LineSplitter
+
 CHUNK_NBYTES = 64 << 10
+
+_MAX_WORDS_NBYTES = 4096
+_BACKLOG = 128
+_BETWEEN = "\x1f"
 
 
 @dataclass(slots=True, eq=False)
@@ -28,8 +36,8 @@ class LogSource:
         name: of the process.
         pid: of the process, on its host.
         host: its host, as that was attached; empty for this one.
-        rest: what was read behind the last line's end.
-        heard_s: when something was read last.
+        actors: the meshes of its actors, as far as it has told.
+        lines: what is made of what it says.
     """
 
     fd: int
@@ -37,8 +45,12 @@ class LogSource:
     name: str
     pid: int
     host: str = ""
-    rest: bytearray = field(default_factory=bytearray)
-    heard_s: float = 0.0
+    actors: tuple[str, ...] = ()
+    lines: LineSplitter = field(default_factory=LineSplitter)
+
+    def words(self) -> str:
+        """Name and actors, as they travel from another host."""
+        return _BETWEEN.join((self.name, *self.actors)) if self.actors else self.name
 
 
 class LogReader:
@@ -61,8 +73,9 @@ class LogReader:
         self._soon: deque[Callable[[], None]] = deque()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind("\0" + self.address)
-        self._listener.listen(128)
+        self._listener.listen(_BACKLOG)
         self._listener.setblocking(False)
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._wake, self._waker = os.pipe()
         os.set_blocking(self._waker, False)
         self._waking = threading.Lock()
@@ -136,8 +149,8 @@ class LogReader:
             self._selector.close()
             self._pipes.close()
             self._listener.close()
-            os.close(self._wake)
-            os.close(self._waker)
+            for fd in (self._wake, self._waker, self._spare):
+                os.close(fd)
         while self._soon:
             self._soon.popleft()()
         self._next_s()
@@ -166,35 +179,58 @@ class LogReader:
         return bool(ready)
 
     def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:
-            return  # it has gone already
-        with connection:
-            connection.settimeout(0.5)
+        """Let in all who wait: what a process says of itself counts for what it writes afterwards."""
+        for _ in range(_BACKLOG):
             try:
-                if not _is_same_user(connection):
-                    return
-                words, ancillary, _, _ = connection.recvmsg(4096, socket.CMSG_SPACE(2 * array.array("i").itemsize))
-                fds = _descriptors(ancillary)
-                try:
-                    said = json.loads(words)
-                    name, pid = str(said["name"]), int(said["pid"])
-                    if len(fds) != 2:
-                        raise ValueError("two pipes are needed")
-                except BaseException:
-                    for fd in fds:
-                        os.close(fd)
-                    raise
-                for stream, fd in zip((1, 2), fds, strict=True):
-                    os.set_blocking(fd, False)
-                    source = LogSource(fd, stream, name, pid)
-                    self._sources.add(source)
-                    self._pipes.register(fd, selectors.EVENT_READ, source)
-                    self._opened(source)
-                connection.send(b"+")
-            except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-                return  # that was no process of the job
+                connection, _ = self._listener.accept()
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._turn_away()
+                return  # there are no others, or it has gone already
+            with connection:
+                self._meet(connection)
+
+    def _turn_away(self) -> None:
+        """There are no descriptors left: hang up on one who waits, whose output stays where it is."""
+        os.close(self._spare)
+        with contextlib.suppress(OSError):
+            self._listener.accept()[0].close()
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _meet(self, connection: socket.socket) -> None:
+        connection.settimeout(0.5)
+        fds: list[int] = []
+        try:
+            if not _is_same_user(connection):
+                return
+            space = socket.CMSG_SPACE(2 * array.array("i").itemsize)
+            words, ancillary, _, _ = connection.recvmsg(_MAX_WORDS_NBYTES, space, socket.MSG_CMSG_CLOEXEC)
+            fds = _descriptors(ancillary)
+            said = json.loads(words)
+            pid, actors = int(said["pid"]), tuple(map(str, said.get("actors", ())))
+            if not fds:
+                self._hear_of_actors(pid, actors)
+                return
+            name = str(said["name"])
+            if len(fds) != 2:
+                raise ValueError("two pipes are needed")
+            for stream in (1, 2):
+                os.set_blocking(fds[0], False)
+                source = LogSource(fds.pop(0), stream, name, pid, actors=actors)
+                self._sources.add(source)
+                self._pipes.register(source.fd, selectors.EVENT_READ, source)
+                self._opened(source)
+            connection.send(b"+")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            return  # that was no process of the job
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _hear_of_actors(self, pid: int, actors: tuple[str, ...]) -> None:
+        for source in self._sources:
+            if source.pid == pid and source.fd >= 0:
+                source.actors = actors
 
     def _read(self, source: LogSource) -> None:
         try:
@@ -231,15 +267,9 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
     return list(fds)
 
 
-MAX_LINE_NBYTES = 16 << 10
-"""A longer line is cut into pieces of this size."""
-
-IDLE_S = 0.5
-"""What is written without a line's end is a line after this long: a prompt, or a bar of progress."""
-
 LogChunk = tuple[int, str, int, bytes | None]
-"""What a process of another host has written: which stream of it, its name, its pid there, and the bytes, of which
-there may be none; None: the stream is over."""
+"""What a process of another host has written: which stream of it, its `LogSource.words`, its pid there, and the bytes,
+of which there may be none; None: the stream is over."""
 
 
 class Collector(LogReader):
@@ -250,13 +280,24 @@ class Collector(LogReader):
     Args:
         take: called with every line, on this thread; must not wait.
         tick: called on this thread after each round; returns how many seconds the next may take, or None for any.
+        keep: called with every chunk, as it was written.
+        admit: called with how many lines come from a process; returns how many of them `take` is to have.
     """
 
-    def __init__(self, take: Callable[[LogSource, str], None], tick: Callable[[], float | None]) -> None:
+    def __init__(
+        self,
+        take: Callable[[LogSource, str], None],
+        tick: Callable[[], float | None],
+        keep: Callable[[LogSource, bytes], None] = lambda _, __: None,
+        admit: Callable[[LogSource, int], int] = lambda _, count: count,
+    ) -> None:
         super().__init__("control-logs")
         self._say = take
         self._tick = tick
+        self._keep = keep
+        self._admit = admit
         self._afar: dict[tuple[str, int, int], LogSource] = {}
+        self._unfinished: set[LogSource] = set()
 
     def speakers(self) -> int:
         """How many processes write to this."""
@@ -285,44 +326,41 @@ class Collector(LogReader):
     # On the thread
 
     def _take_from_afar(self, host_id: str, host: str, chunk: LogChunk) -> None:
-        stream, name, pid, content = chunk
+        stream, words, pid, content = chunk
         key = (host_id, pid, stream)
+        name, *actors = words.split(_BETWEEN)
         if key not in self._afar:
             self._afar[key] = LogSource(-1, stream, name, pid, host)
             self._sources.add(self._afar[key])
+        self._afar[key].actors = tuple(actors)
         if content is None:
             self._drop(self._afar.pop(key))
         elif content:
             self._take(self._afar[key], content)
 
     def _take(self, source: LogSource, chunk: bytes) -> None:
-        source.heard_s = time.monotonic()
-        source.rest += chunk
-        *lines, rest = source.rest.split(b"\n")
-        for line in lines:
-            for start in range(0, max(len(line), 1), MAX_LINE_NBYTES):
-                self._say(source, _text(line[start : start + MAX_LINE_NBYTES]))
-        while len(rest) > MAX_LINE_NBYTES:
-            self._say(source, _text(rest[:MAX_LINE_NBYTES]))
-            rest = rest[MAX_LINE_NBYTES:]
-        source.rest = bytearray(rest)
+        self._keep(source, chunk)
+        count = chunk.count(b"\n")
+        room = self._admit(source, count) if count else 0
+        for text in source.lines.feed(chunk, time.monotonic(), room):
+            self._say(source, text)
+        if source.lines.due_s() < float("inf"):
+            self._unfinished.add(source)
 
     def _ended(self, source: LogSource) -> None:
-        if source.rest:
-            self._say(source, _text(source.rest))
-            source.rest.clear()
+        if (text := source.lines.end()) is not None:
+            self._say(source, text)
+        self._unfinished.discard(source)
 
     def _next_s(self) -> float | None:
-        now = time.monotonic()
-        for source in self._sources:
-            if source.rest and now - source.heard_s > IDLE_S:
-                self._say(source, _text(source.rest))
-                source.rest.clear()
+        now, waits = time.monotonic(), []
+        for source in list(self._unfinished):
+            if (text := source.lines.overdue(now)) is not None:
+                self._say(source, text)
+            if (due := source.lines.due_s()) < float("inf"):
+                waits.append(due - now)
+            else:
+                self._unfinished.discard(source)
         until = self._tick()
-        if any(source.rest for source in self._sources):
-            return IDLE_S / 2 if until is None else min(until, IDLE_S / 2)
-        return until
-
-
-def _text(line: bytes | bytearray) -> str:
-    return line.decode("utf-8", "replace").removesuffix("\r").rpartition("\r")[2]
+        waits += [until] if until is not None else []
+        return max(min(waits), 0.001) if waits else None

@@ -1,42 +1,50 @@
-"""`collect_logs`: the output of every process of the job, at the script: prefixed, aggregated, in files, bounded."""
+"""The output of every process of the job at the script: whose it is, said once, bounded, and all of it in files.
+
+`show_output` is what a script has by default; `collect_logs` is for scripts that want something else.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
-import logging
 import os
-import re
-import sys
 import threading
 import time
-from bisect import bisect_right
-from collections import OrderedDict, defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from skipper.control.model.errors import AlreadyInJobError, ControlError
 from skipper.control.observe import log_forwarder
 from skipper.control.observe.job_query import survey
+from skipper.control.observe.log_files import LogFiles
+from skipper.control.observe.log_lines import Aggregator, Line, LineBudget, label_of
+from skipper.control.observe.log_output import OutputWriter
 from skipper.control.observe.log_reader import Collector, LogSource
 from skipper.control.runtime import current_runtime
 from skipper.control.runtime.procs.output_capture import Redirection
-from skipper.control.support.private_file import make_folder, open_log
+from skipper.control.support.private_file import make_folder
 
 if TYPE_CHECKING:
     from skipper.control.runtime.process import Process
 
+LOGS_VARIABLE = "SKIPPER_LOGS"
+"""Environment variable that says what a script does with the output of its job's processes."""
+RAW, OFF, LABELLED = "raw", "off", "labelled"
 
 LAST_WORDS_S = 2.0
 """How long the end of the script waits for what is still in the pipes, and for its own output."""
 
-MAX_WAITING = 20_000
-"""Lines that wait for a script whose output is slow; those beyond are dropped, and counted."""
+BURST_S = 10.0
+"""What the bounds allow for this long may come at once: a traceback of every rank is not cut."""
 
-_log = logging.getLogger("skipper.control")
-_INDEX = re.compile(r"'\w+': (\d+)")
+FIRST_REPORT_S = 1.0
+REPORT_S = 5.0
+"""How often the script is told that lines are dropped, while they are."""
+
+_FOR_ERRORS = 0.25
+"""The part of all lines that is for the standard error, however much comes on the standard output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +56,23 @@ class LogOptions:
         prefixed: whether each line says whose it is.
         aggregate_s: how long a line is held back to see who else says so; 0 for not at all. With one process nothing
             is held back.
-        max_lines_per_s: of one process; those beyond are dropped, and counted.
+        max_lines_per_s: of one process, on average; ten times as many may come at once. Those beyond are dropped, and
+            counted.
+        max_total_lines_per_s: of all processes, likewise, once what they have in common is one line.
     """
 
     shown: bool = True
     prefixed: bool = True
     aggregate_s: float = 0.2
-    max_lines_per_s: int = 2000
+    max_lines_per_s: int = 100
+    max_total_lines_per_s: int = 200
 
     def __post_init__(self) -> None:
         if self.aggregate_s < 0:
             raise ValueError(f"aggregate_s must not be negative, got {self.aggregate_s}")
-        if self.max_lines_per_s < 1:
-            raise ValueError(f"max_lines_per_s must be at least 1, got {self.max_lines_per_s}")
+        for name in ("max_lines_per_s", "max_total_lines_per_s"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
 class Logs:
@@ -68,28 +80,44 @@ class Logs:
 
     Attributes:
         options: those in force.
-        folder: where each process has its files; None for no files.
         dropped: lines that were not shown, since there were too many, or the script's output was too slow.
     """
 
-    def __init__(self, process: Process, options: LogOptions, folder: Path | None, level: int | None) -> None:
+    def __init__(
+        self, process: Process, options: LogOptions, files: Sequence[LogFiles], own: Sequence[LogFiles]
+    ) -> None:
         self.options = options
-        self.folder = folder
         self.dropped = 0
         self._process = process
         self._closed = False
-        self._is_keeping = folder is not None
-        self._files: dict[tuple[str, int, int], IO[str]] = {}
+        self._files = files
+        self._own_files = own
+        self._drops = DropReport()
         self._aggregator = Aggregator(options.aggregate_s)
-        self._rates: dict[tuple[str, int], _Rate] = {}
+        self._budgets: dict[tuple[str, int], LineBudget] = {}
+        self._budget = LineBudget(BURST_S)
+        self._labels: dict[tuple[str, tuple[str, ...]], str] = {}
         self._writer = OutputWriter()
-        self._collector = Collector(self._take, self._tick)
+        self._collector = Collector(self._take, self._tick, self._keep, self._admit)
         self._collector.start()
         log_forwarder.collects(process, self._collector)
+        self._before = process.state.redirection or Redirection("")
         process.ending.settled.append(self._hear_hosts)
-        process.ending.after.append(self._end)
-        self._redirect(Redirection(self._collector.address, level))
-        self._hear_hosts()  # so that it is known how many speak
+        process.ending.after.insert(0, self._end)
+
+    @property
+    def folder(self) -> Path | None:
+        """Where each process has its files; None for nowhere, or not yet."""
+        return self._files[-1].folder if self._files else None
+
+    def begin(self, level: int | None = None) -> None:
+        """Have all processes write to this, those that are there and those that come."""
+        redirection = Redirection(self._collector.address, level)
+        if self._process.children.alive() or self._process.remote_launch.hosts():
+            survey(self._process, "logs", redirection, timeout=5.0)
+            self._hear_hosts()  # so that it is known how many speak
+        else:
+            self._process.state.redirection = redirection
 
     def change(
         self,
@@ -98,6 +126,7 @@ class Logs:
         prefixed: bool | None = None,
         aggregate_s: float | None = None,
         max_lines_per_s: int | None = None,
+        max_total_lines_per_s: int | None = None,
     ) -> LogOptions:
         """Change options from now on; None leaves one as it is.
 
@@ -109,6 +138,7 @@ class Logs:
             "prefixed": prefixed,
             "aggregate_s": aggregate_s,
             "max_lines_per_s": max_lines_per_s,
+            "max_total_lines_per_s": max_total_lines_per_s,
         }
         self.options = dataclasses.replace(
             self.options, **{name: value for name, value in given.items() if value is not None}
@@ -119,7 +149,7 @@ class Logs:
     def close(self) -> None:
         """Let all processes write to where they wrote before; what they have written so far is still shown."""
         if not self._closed:
-            self._redirect(Redirection(""))
+            survey(self._process, "logs", self._before, timeout=5.0)
             self._hear_hosts()
             self._end()
 
@@ -128,9 +158,6 @@ class Logs:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _redirect(self, redirection: Redirection) -> None:
-        survey(self._process, "logs", redirection, timeout=5.0)
 
     def _hear_hosts(self) -> None:
         """Wait for what has been written on other hosts."""
@@ -155,69 +182,130 @@ class Logs:
             self._writer.close(LAST_WORDS_S)
         else:  # a process still writes there and must not get an error: its output is read to the end
             self._writer.flush(LAST_WORDS_S)
-        self._is_keeping = False
-        files, self._files = self._files, {}
-        for file in files.values():
-            file.close()
+        for files in self._own_files:
+            files.close()
 
     # On the collector's thread
 
-    def _take(self, source: LogSource, text: str) -> None:
-        label = label_of(source.name)
-        if self.folder is not None and self._is_keeping:
-            self._keep(source, text)
+    def _keep(self, source: LogSource, chunk: bytes) -> None:
+        for files in self._files:
+            files.keep(source, chunk)
+
+    def _admit(self, source: LogSource, count: int) -> int:
         if not self.options.shown:
-            return
-        rate = self._rates.setdefault((source.host, source.pid), _Rate())
-        if not rate.admits(self.options.max_lines_per_s):
-            self.dropped += 1
-            return
-        self._aggregator.add(source.stream, label, text, time.monotonic())
+            return 0
+        budget = self._budgets.get((source.host, source.pid))
+        if budget is None:
+            budget = self._budgets[source.host, source.pid] = LineBudget(BURST_S)
+        admitted = budget.admit(count, self.options.max_lines_per_s, time.monotonic())
+        if admitted < count:
+            self._drop(count - admitted, self._label(source), source)
+        return admitted
+
+    def _take(self, source: LogSource, text: str) -> None:
+        if self.options.shown:
+            self._aggregator.add(source.stream, self._label(source), text, time.monotonic())
+
+    def _label(self, source: LogSource) -> str:
+        key = (source.name, source.actors)
+        if key not in self._labels:
+            self._labels[key] = label_of(*key)
+        return self._labels[key]
 
     def _tick(self) -> float | None:
         now = float("inf") if self._collector.is_over else time.monotonic()
-        for (host, pid), rate in self._rates.items():
-            if number := rate.refused(now):
-                whose = f"pid {pid} on {host}" if host else f"pid {pid}"
-                text = f"{number} lines of {whose} dropped: more than {self.options.max_lines_per_s} in a second"
-                self._writer.put(Line(2, "logs", text), "[logs] ")
         for line in self._aggregator.due(now, self._collector.speakers()):
-            if not self._writer.put(line, self._prefix(line)):
-                self.dropped += 1
-        until = self._aggregator.next_s()
-        waits = [until - now] if until is not None else []
-        waits += [1.0] if any(rate.has_refused for rate in self._rates.values()) else []
+            reserved = 0.0 if line.stream == 2 else _FOR_ERRORS
+            is_admitted = self._budget.admit(1, self.options.max_total_lines_per_s, time.monotonic(), reserved=reserved)
+            if not is_admitted or not self._writer.put(line, prefixed=self.options.prefixed):
+                self._drop(line.alike, line.source)
+        if report := self._drops.due(now):
+            self._writer.put(Line(2, "logs", report), prefixed=True, even_if_full=True)
+        waits = [until - now for until in (self._aggregator.next_s(), self._drops.due_s()) if until is not None]
         return max(min(waits), 0.001) if waits else None
 
-    def _prefix(self, line: Line) -> str:
-        if not self.options.prefixed:
+    def _drop(self, count: int, label: str, source: LogSource | None = None) -> None:
+        self.dropped += count
+        place = None
+        for files in self._files:
+            place = files.folder if source is None else files.path_of(source)
+        self._drops.add(count, label, place, time.monotonic(), self.folder)
+
+
+class DropReport:
+    """Counts the lines that are dropped, and says from time to time how many, whose, and where they are to be found."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._labels: dict[str, None] = {}
+        self._places: set[Path | None] = set()
+        self._folder: Path | None = None
+        self._due_s: float | None = None
+        self._told_s = float("-inf")
+
+    def add(self, count: int, label: str, place: Path | None, now_s: float, folder: Path | None) -> None:
+        """Count lines; ``place``: the file or the folder that has them, None for none."""
+        self._count += count
+        self._labels[label] = None
+        self._places.add(place)
+        self._folder = folder
+        if self._due_s is None:
+            self._due_s = max(now_s + FIRST_REPORT_S, self._told_s + REPORT_S)
+
+    def due_s(self) -> float | None:
+        """When the next report is due; None where there is nothing to tell."""
+        return self._due_s
+
+    def due(self, now_s: float) -> str:
+        """The report that is due; empty for none."""
+        if self._due_s is None or now_s < self._due_s:
             return ""
-        return f"[{line.alike} similar lines] " if line.alike > 1 else f"[{line.source}] "
+        first, *others = self._labels
+        whose = f"{first} and {len(others)} more" if others else first
+        place = next(iter(self._places)) if len(self._places) == 1 else self._folder
+        where = "" if None in self._places else f"; all of them are in {place}"
+        text = f"… {self._count:,} lines of {whose} dropped{where}"
+        self._count, self._due_s, self._told_s = 0, None, now_s
+        self._labels.clear()
+        self._places.clear()
+        return text
 
-    def _keep(self, source: LogSource, text: str) -> None:
-        try:
-            self._file(source).write(f"{text}\n")
-        except (OSError, ValueError) as error:  # the disk is full, say: what is shown goes on
-            _log.warning("the output of processes is kept no more in %s: %s", self.folder, error)
-            self.folder = None
 
-    def _file(self, source: LogSource) -> IO[str]:
-        key = (source.host, source.pid, source.stream)
-        if key not in self._files:
-            assert self.folder is not None  # asked for where there is one
-            ending = "out" if source.stream == 1 else "err"
-            words = (label_of(source.name), source.host, str(source.pid))
-            name = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(word for word in words if word))
-            self._files[key] = os.fdopen(open_log(self.folder / f"{name}.{ending}"), "a", 1, "utf-8")
-        return self._files[key]
+_shown: Logs | None = None
+"""What the script has by default."""
+_kept: LogFiles | None = None
+_lock = threading.Lock()
+
+
+def show_output(process: Process) -> None:
+    """In a script that starts: show and keep what the processes of its job write, as `LOGS_VARIABLE` says.
+
+    Raises:
+        ValueError: the variable holds another word.
+    """
+    global _shown, _kept
+    mode = os.environ.get(LOGS_VARIABLE) or LABELLED
+    if mode not in (RAW, OFF, LABELLED):
+        raise ValueError(f"{LOGS_VARIABLE} is {RAW}, {OFF} or {LABELLED}, not {mode!r}")
+    with _lock:
+        _shown = _kept = None
+        if mode != RAW:
+            _kept = LogFiles(None, process.me.job)
+            _shown = Logs(process, LogOptions(shown=mode == LABELLED), [_kept], [_kept])
+            _shown.begin()
+
+
+def shown_output() -> Logs | None:
+    """The output as this script shows it by default, to `change` it; None where it does not, or nothing runs yet."""
+    return _shown
 
 
 def collect_logs(
     *, options: LogOptions | None = None, folder: str | Path | None = None, level: int | None = None
 ) -> Logs:
-    """Have the output of every process of this script's job, now and later, come to the script.
+    """Have the output of every process of this script's job, now and later, shown in another way than by default.
 
-    Each line says whose it is, ``[trainer 3] ...``; what several say alike is shown once, ``[16 similar lines] ...``.
+    Each line says whose it is, ``[trainers gpus=3] ...``; what several say alike is shown once, ``[trainers x16] ...``.
     It is taken from the descriptors 1 and 2, so what C libraries print comes, too, and so do the last words of a
     process that is killed. Who writes never waits for the script's output: lines that are too many are dropped, and
     counted.
@@ -234,202 +322,10 @@ def collect_logs(
     process = current_runtime.current()
     if process.root.id != process.me.id:
         raise AlreadyInJobError(f"{process.me.name} belongs to the job of another process, which collects the output")
-    where = None if folder is None else Path(folder)
-    if where is not None:
-        make_folder(where)
-    return Logs(process, options or LogOptions(), where, level)
-
-
-def label_of(name: str) -> str:
-    """A process as a prefix names it: ``workers{'gpus': 3}`` is ``workers 3``."""
-    base, brace, point = name.partition("{")
-    return f"{base} {','.join(_INDEX.findall(point))}" if brace else name
-
-
-class _Rate:
-    """The lines of one process in the current second."""
-
-    def __init__(self) -> None:
-        self._began_s = time.monotonic()
-        self._count = 0
-        self._refused = 0
-        self._untold = 0
-
-    @property
-    def has_refused(self) -> bool:
-        """Whether there is something to tell."""
-        return self._refused + self._untold > 0
-
-    def admits(self, most: int) -> bool:
-        """Count a line; whether it is one of the first ``most`` in its second."""
-        now = time.monotonic()
-        self._look_at(now)
-        self._count += 1
-        if self._count > most:
-            self._refused += 1
-            return False
-        return True
-
-    def refused(self, now: float) -> int:
-        """How many lines were refused in seconds that are over; each is reported once."""
-        self._look_at(now)
-        number, self._untold = self._untold, 0
-        return number
-
-    def _look_at(self, now: float) -> None:
-        if now - self._began_s >= 1.0:
-            self._untold += self._refused
-            self._began_s, self._count, self._refused = now, 0, 0
-
-
-class OutputWriter:
-    """A thread that writes to the script's output, which may be slow; what waits for it is bounded."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[tuple[int, str]] = deque()
-        self._changed = threading.Condition()
-        self._dropped = 0
-        self._writing = False
-        self._closing = False
-        threading.Thread(target=self._run, name="control-logs-writer", daemon=True).start()
-
-    def put(self, line: Line, prefix: str) -> bool:
-        """Take a line; False where it is dropped."""
-        with self._changed:
-            if len(self._waiting) >= MAX_WAITING:
-                self._dropped += 1
-                return False
-            self._waiting.append((line.stream, f"{prefix}{line.text}\n"))
-            self._changed.notify_all()
-            return True
-
-    def flush(self, timeout: float) -> bool:
-        """Wait until all is written, ``timeout`` seconds at most; False where it is not in time."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not (self._waiting or self._writing), timeout)
-
-    def close(self, timeout: float) -> None:
-        """End once all is written, and wait for that, ``timeout`` seconds at most."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        self.flush(timeout)
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._writing = False
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: bool(self._waiting) or self._closing)
-                if not self._waiting:
-                    return
-                batch, self._waiting = list(self._waiting), deque()
-                dropped, self._dropped = self._dropped, 0
-                self._writing = True
-            if dropped:
-                batch.append((2, f"[logs] {dropped} lines dropped: this output is too slow\n"))
-            try:
-                _write(batch)
-            except (OSError, ValueError):  # nobody reads any more, or it has been closed: the lines are lost with it
-                continue
-
-
-def _write(batch: list[tuple[int, str]]) -> None:
-    """Write, as few times as keeps the order between the two streams."""
-    stream, text = 1, ""
-    for number, line in batch:
-        if number != stream and text:
-            _write_to(stream, text)
-            text = ""
-        stream = number
-        text += line
-    _write_to(stream, text)
-
-
-def _write_to(number: int, text: str) -> None:
-    stream = sys.stdout if number == 1 else sys.stderr  # those of now: a notebook, or a test, has put others there
-    stream.write(text)
-    stream.flush()
-
-
-MAX_HELD = 1000
-"""How many lines are held back at most; the oldest come out when more come in."""
-
-_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?(?:e[+-]?\d+)?")
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A line as it is shown.
-
-    Attributes:
-        stream: 1 for the standard output, 2 for the standard error.
-        source: label of the process that said it, or that said it first.
-        text: without its end.
-        alike: how many processes said so.
-    """
-
-    stream: int
-    source: str
-    text: str
-    alike: int = 1
-
-
-@dataclass(slots=True)
-class _LineGroup:
-    kind: tuple[int, str]
-    source: str
-    text: str
-    until_s: float
-    sources: set[str]
-
-
-class Aggregator:
-    """Holds lines back for ``window_s`` seconds at most (0: not at all) to find those that several processes say.
-
-    Lines are alike if they differ in numbers only and come from different processes. What one process repeats stays
-    repeated, and its lines stay in their order: a line is never shown together with one that stands before something
-    that its process has said earlier.
-    """
-
-    def __init__(self, window_s: float) -> None:
-        self.window_s = window_s
-        self._numbers = itertools.count()
-        self._held: OrderedDict[int, _LineGroup] = OrderedDict()
-        self._of_kind: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
-        self._last_of: dict[str, int] = {}
-
-    def add(self, stream: int, source: str, text: str, now_s: float) -> None:
-        """Take a line."""
-        kind = (stream, _NUMBERS.sub("#", text))
-        alike = self._of_kind[kind]
-        behind = bisect_right(alike, self._last_of.get(source, -1))
-        if behind < len(alike):
-            number = alike[behind]
-            self._held[number].sources.add(source)
-        else:
-            number = next(self._numbers)
-            alike.append(number)
-            self._held[number] = _LineGroup(kind, source, text, now_s + self.window_s, {source})
-        self._last_of[source] = number
-
-    def due(self, now_s: float, speakers: int) -> list[Line]:
-        """The lines to show by now; a line that all ``speakers`` processes have said need not wait any longer."""
-        lines = []
-        while self._held:
-            number, group = next(iter(self._held.items()))
-            if now_s < group.until_s and len(group.sources) < speakers and len(self._held) <= MAX_HELD:
-                break
-            del self._held[number]
-            alike = self._of_kind[group.kind]
-            alike.pop(0)  # its number: groups of a kind come out in their order
-            if not alike:
-                del self._of_kind[group.kind]
-            lines.append(Line(group.kind[0], group.source, group.text, len(group.sources)))
-        if not self._held:
-            self._last_of.clear()
-        return lines
-
-    def next_s(self) -> float | None:
-        """When the next line is due; None where nothing is held back."""
-        return next(iter(self._held.values())).until_s if self._held else None
+    own: list[LogFiles] = []
+    if folder is not None:
+        make_folder(Path(folder))
+        own.append(LogFiles(Path(folder), process.me.job, is_stamped=False))
+    logs = Logs(process, options or LogOptions(), [*([_kept] if _kept else []), *own], own)
+    logs.begin(level)
+    return logs

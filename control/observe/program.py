@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from skipper.commandline import CommandParser, add_host, add_job, add_timeout
+from skipper.commandline import STDOUT, CommandParser, add_host, add_job, add_timeout
 from skipper.commandline import run as run_command
 from skipper.control.model.errors import ControlError
 from skipper.control.runtime.process import Process
@@ -32,6 +32,14 @@ def add_served_host(parser: CommandParser) -> None:
     """``--host ADDRESS`` of pages about the job."""
     what = "address to serve at (default: 127.0.0.1, this host only); others need the token that is printed"
     add_host(parser, what=what)
+
+
+def take_words(given: argparse.Namespace) -> None:
+    """Give WHO back the word that ``--json`` has taken for its PATH, if it is none: WHO may follow the flag."""
+    word = given.json
+    if word not in (None, STDOUT) and "/" not in word and not word.endswith(".json"):
+        given.who.insert(0, word)
+        given.json = STDOUT
 
 
 def run(parser: argparse.ArgumentParser, argv: Sequence[str], action: Callable[[argparse.Namespace], int]) -> int:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from skipper.commandline import FAILED, STDOUT, CommandParser, add_json, write_json
-from skipper.control.observe.program import parser_of, run
+from skipper.control.observe.program import parser_of, run, take_words
 from skipper.control.observe.stacks import Frame, ProcessStacks, job_stacks
 
 _NAMES_SHOWN = 8
@@ -42,9 +42,7 @@ def main(argv: Sequence[str], *, prog: str = "skipper stacks") -> int:
 
 
 def _show(given: argparse.Namespace) -> int:
-    if given.json not in (None, STDOUT) and not _is_path(given.json):
-        given.who.insert(0, given.json)  # the flag had no value, and WHO follows it
-        given.json = STDOUT
+    take_words(given)
     found = job_stacks(given.job, native=given.native, timeout=given.timeout)
     chosen = [stacks for stacks in found if not given.who or any(map(stacks.is_meant_by, given.who))]
     if not chosen:
@@ -55,10 +53,6 @@ def _show(given: argparse.Namespace) -> int:
     if given.json != STDOUT:
         sys.stdout.write(shown(chosen, with_runtime=given.all))
     return 1 if any(stacks.problem for stacks in chosen) else 0
-
-
-def _is_path(word: str) -> bool:
-    return "/" in word or word.endswith(".json")
 
 
 def shown(found: Sequence[ProcessStacks], *, with_runtime: bool = False) -> str:

@@ -13,6 +13,7 @@ from skipper.control.runtime.actor_state import ActorHost, ActorState
 from skipper.control.runtime.actor_table import ActorTable
 from skipper.control.runtime.executor import AsyncExecutor, SyncExecutor
 from skipper.control.runtime.messages import Mail, SpawnRequest
+from skipper.control.runtime.procs import output_capture
 from skipper.control.runtime.requests import CONTROLLER, SPAWN
 from skipper.control.wire.messages import Payload
 
@@ -51,6 +52,7 @@ class Spawner:
     ) -> ActorState:
         new_executor = AsyncExecutor if is_async else SyncExecutor
         actor = ActorState(self._host, request, rank, body, new_executor, asked_for=asked_for)
+        output_capture.note_actor(request.name)
         self._actors.add(actor)
         try:
             actor.executor.start()

@@ -1,5 +1,6 @@
 """Meshes for the tests, and the rule that a failure nobody expected fails its test."""
 
+import io
 import subprocess
 import sys
 import textwrap
@@ -7,12 +8,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from skipper import control
 from skipper.control import MeshFailure, ProcMesh, this_host
+from skipper.control.observe import log_output
 
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE_S = 20.0
@@ -108,6 +111,33 @@ def own_procs() -> Iterator[Callable[..., ProcMesh]]:
         mesh.stop().get(PATIENCE_S)
 
 
+class Output:
+    """What has come out so far. Not by pytest's `capfd`, which loses what is written while it is read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._out, self._err = io.StringIO(), io.StringIO()
+        # Not those of `sys` itself, which pytest sets anew between a test's fixtures and its body.
+        monkeypatch.setattr(log_output, "sys", SimpleNamespace(stdout=self._out, stderr=self._err))
+
+    @property
+    def out(self) -> str:
+        return self._out.getvalue()
+
+    @property
+    def err(self) -> str:
+        return self._err.getvalue()
+
+    def wait_for(self, text: str, *, on_stderr: bool = False) -> str:
+        """The stream with that text, once it is there."""
+        wait_until(lambda: text in (self.err if on_stderr else self.out), f"{text!r} comes out")
+        return self.err if on_stderr else self.out
+
+
+@pytest.fixture
+def output(monkeypatch: pytest.MonkeyPatch) -> Output:
+    return Output(monkeypatch)
+
+
 class Script:
     """A script in a process of its own."""
 
@@ -120,9 +150,10 @@ class Script:
             text=True,
             cwd=folder,
             env={
-                "PYTHONPATH": str(REPOSITORY),
+                "PYTHONPATH": f"{REPOSITORY}/src:{REPOSITORY}",
                 "PATH": "/usr/bin:/bin",
                 "PYTHONDONTWRITEBYTECODE": "1",
+                "SKIPPER_LOG_FOLDER": str(folder / "logs"),
                 # Python 3.12 and newer say so of every fork in a script that has threads; Skipper's have.
                 "PYTHONWARNINGS": "ignore:This process:DeprecationWarning",
             },

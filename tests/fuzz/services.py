@@ -3,15 +3,19 @@
 import json
 import os
 import socket
+import tempfile
 import threading
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 
 from skipper.control.api import namespaces
 from skipper.control.cluster.jobs import pods, slurm
 from skipper.control.model.errors import NameNotFoundError, ResolverError, SupervisionError
 from skipper.control.observe.dashboard import Dashboard, Feed
+from skipper.control.observe.log_files import PROCESSES_FILE, stamped
+from skipper.control.observe.log_history import JobLog, decode_processes
 from skipper.control.observe.log_reader import Collector
 from skipper.control.observe.status import JobStatus
 from skipper.control.rpc import encoding
@@ -234,3 +238,35 @@ def hand_in_pipes(data: bytes) -> None:
 def pipes_seeds() -> Iterator[bytes]:
     """What every process says."""
     yield b'{"name": "worker", "pid": 7}'
+    yield b'{"name": "worker", "pid": 7, "actors": ["trainers"]}'
+
+
+def read_log_files(data: bytes) -> None:
+    """A file of what a process has written, whoever has written to the file."""
+    with tempfile.TemporaryDirectory(prefix="skipper-fuzz-") as name:
+        folder = Path(name)
+        (folder / PROCESSES_FILE).write_bytes(next(iter(log_processes_seeds())))
+        (folder / "worker-7.log").write_bytes(data)
+        with JobLog(folder) as log:
+            entries = [*log.entries(), *log.rest()]
+    if any("\n" in entry.text or "\r" in entry.text for entry in entries):
+        raise Broken("a line of several lines")
+
+
+def log_files_seeds() -> Iterator[bytes]:
+    """Lines, a bar of progress, and a line in parts."""
+    yield stamped(b"one\ntwo\nthr", 1, 1.7e9) + stamped(b"ee\n", 1, 1.7e9) + stamped(b"\r1 %\r2 %", 2, 1.7e9)
+    yield stamped(b"x" * 20_000, 1, 1.7e9)
+
+
+def read_log_processes(data: bytes) -> None:
+    """The file that says whose files there are."""
+    for by in decode_processes(data):
+        by.is_meant_by("trainers[3]")
+        if "/" in by.file:
+            raise Broken("a file elsewhere")
+
+
+def log_processes_seeds() -> Iterator[bytes]:
+    """A line."""
+    yield b'{"file": "worker-7.log", "name": "procs{\'gpus\': 3}", "pid": 7, "host": "", "actors": ["trainers"]}'

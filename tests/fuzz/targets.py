@@ -59,6 +59,8 @@ TARGETS = (
     Target("page", services.ask_for_page, services.page_seeds),
     Target("lines", services.collect_lines, services.lines_seeds),
     Target("pipes", services.hand_in_pipes, services.pipes_seeds, (), mutate_json),
+    Target("log-files", services.read_log_files, services.log_files_seeds),
+    Target("log-processes", services.read_log_processes, services.log_processes_seeds, (), mutate_json),
     # The data plane
     Target("handle", moves.read_handle, moves.handle_seeds, (DescriptorError,)),
     Target("signed-handle", moves.read_signed_handle, moves.signed_handle_seeds, (DescriptorError,)),

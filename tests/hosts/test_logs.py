@@ -15,8 +15,7 @@ from skipper.control import Actor, ActorMesh, DeadlineError, HostMesh, attach_to
 from skipper.control.model.settings import adopt
 from skipper.control.observe import LogOptions, collect_logs
 from skipper.control.observe.log_forwarder import BATCH_NBYTES
-from tests.control.conftest import PATIENCE_S, Failures, Script, wait_until
-from tests.control.observe.test_logs import Output
+from tests.control.conftest import PATIENCE_S, Failures, Output, Script, wait_until
 from tests.hosts.conftest import LocalAgents
 from tests.hosts.netns import Network
 
@@ -67,7 +66,7 @@ def addresses(local_agent: LocalAgents) -> Iterator[list[str]]:
 
 def how_many_said(text: str, shown: str) -> int:
     """Also where several lines were shown as one, as those are that come at the same time."""
-    alike = re.findall(rf"^\[(?:(\d+) similar lines|.*)\] {text}$", shown, re.MULTILINE)
+    alike = re.findall(rf"^\[(?:.* x(\d+)|.*)\] {text}$", shown, re.MULTILINE)
     return sum(int(number or 1) for number in alike)
 
 
@@ -87,12 +86,12 @@ def test_lines_of_all_hosts_come_with_names_and_alike_ones_once(speakers: Speake
     _, actors = speakers
     with collect_logs(options=LogOptions(aggregate_s=30.0)) as logs:
         actors.say.call("step 1").get(PATIENCE_S)
-        output.wait_for("[4 similar lines] step 1\n")
+        output.wait_for("[speakers x4] step 1\n")
         logs.change(aggregate_s=0)
         actors.slice(hosts=1, gpus=0).say.call_one("alone").get(PATIENCE_S)
-        output.wait_for("[speakers 1,0] alone\n")
+        output.wait_for("[speakers hosts=1 gpus=0] alone\n")
         actors.slice(hosts=0, gpus=1).complain.call_one("on the other stream\n").get(PATIENCE_S)
-        output.wait_for("[speakers 0,1] on the other stream\n", on_stderr=True)
+        output.wait_for("[speakers hosts=0 gpus=1] on the other stream\n", on_stderr=True)
         grown = actors.slice(hosts=0, gpus=0).grow.call_one().get(PATIENCE_S)
         grown.say.call_one("from below").get(PATIENCE_S)
         output.wait_for("[grown] from below\n")
@@ -113,7 +112,7 @@ def test_they_are_off_and_on_at_any_time_and_nothing_is_lost_at_the_close(
         late.slice(hosts=0).say.call_one("again").get(PATIENCE_S)
     assert how_many_said("here, too", output.out) == 2
     assert how_many_said("again", output.out) == 1
-    assert "where it went" not in output.out
+    wait_until(lambda: how_many_said("where it went before", output.out) == 12, "the script shows it by default")
 
 
 def test_a_host_that_is_attached_later_is_heard(addresses: list[str], secret_file: Path, output: Output) -> None:
@@ -122,7 +121,7 @@ def test_a_host_that_is_attached_later_is_heard(addresses: list[str], secret_fil
         second = attach_to_hosts(addresses[1:], secret_file=secret_file)
         for name, hosts in (("first", first), ("second", second)):
             hosts.spawn_procs(name=name).spawn(name, Speaker).say.call("hello").get(PATIENCE_S)
-            output.wait_for(f"[{name} 0] hello\n")
+            output.wait_for(f"[{name} hosts=0] hello\n")
 
 
 def test_last_words_come_of_a_killed_process_and_of_hosts_that_are_let_go(speakers: Speakers, output: Output) -> None:
@@ -152,11 +151,10 @@ def test_files_are_whole_and_of_their_own_for_each_host(speakers: Speakers, outp
     times = 4 * BATCH_NBYTES // len("a line of a flood\n")
     with collect_logs(folder=tmp_path, options=LogOptions(max_lines_per_s=10, aggregate_s=0)) as logs:
         actors.say.call("a line of a flood", times).get(PATIENCE_S)
-        output.wait_for("dropped: more than 10 in a second", on_stderr=True)
-    assert "on 127.0.0." in output.err
+        output.wait_for(" dropped", on_stderr=True)
     assert logs.dropped + how_many_said("a line of a flood", output.out) == 4 * times
     for rank, (pid, host) in enumerate(zip(pids, ("127.0.0.2", "127.0.0.2", "127.0.0.3", "127.0.0.3"), strict=True)):
-        (file,) = tmp_path.glob(f"speakers-{rank // 2}-{rank % 2}-{host}-*-{pid}.out")
+        (file,) = tmp_path.glob(f"speakers-hosts={rank // 2}-gpus={rank % 2}-{host}-*-{pid}.out")
         assert file.read_text() == "a line of a flood\n" * times
 
 
@@ -215,7 +213,7 @@ def test_what_a_lost_host_has_said_is_shown_and_the_others_go_on(
         try:
             failures.wait()
             speakers.slice(hosts=0).say.call_one("goes on").get(PATIENCE_S)
-            output.wait_for("[speakers 0] goes on\n")
+            output.wait_for("[speakers hosts=0] goes on\n")
         finally:
             lost.plug()
         again = hosts.reattach().slice(hosts=1).spawn_procs(name="again").spawn("again", Speaker)

@@ -36,7 +36,7 @@ def test_a_default_job_has_no_port_and_nothing_that_others_may_read(target: Star
     for item in items:
         told = f"{item['kind']} {item['name']} {item['mode']}"
         if item["kind"] == "abstract":
-            assert re.fullmatch(r"@skipper-[0-9a-f]+-[0-9a-f]+(/local)?|@[0-9a-f]{5}", item["name"]), told
+            assert re.fullmatch(r"@skipper-(logs|[0-9a-f]+)-[0-9a-f]+(/local)?|@[0-9a-f]{5}", item["name"]), told
         elif item["kind"] == "file" and item["name"] == str(job.log):
             assert item["reach"] != "the network", told  # where its user has sent the errors
         elif item["kind"] == "memfd":

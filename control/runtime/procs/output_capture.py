@@ -12,8 +12,11 @@ import sys
 import threading
 from dataclasses import dataclass
 
-PIPE_NBYTES = 1 << 20
-"""What fits between a process and its collector before the process waits."""
+PIPE_NBYTES = 256 << 10
+"""What fits between a process and its collector before the process waits. A user may have some 64 MiB in all."""
+
+_MAX_ACTORS = 8
+_MAX_NAME = 64
 
 TIMEOUT_S = 5.0
 
@@ -21,6 +24,7 @@ _log = logging.getLogger("skipper.control")
 _lock = threading.Lock()
 _originals: tuple[int, int] | None = None
 _sink = ""
+_actors: list[str] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,21 @@ def redirect(redirection: Redirection, name: str) -> bool:
         return True
 
 
+def note_actor(name: str) -> None:
+    """Tell the collector that this process has an actor of this mesh: that is what its lines are called."""
+    name = name[:_MAX_NAME]
+    with _lock:
+        if name in _actors or len(_actors) >= _MAX_ACTORS:
+            return
+        _actors.append(name)
+        if not _sink:
+            return
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.settimeout(TIMEOUT_S)
+            connection.connect("\0" + _sink)
+            connection.send(json.dumps({"pid": os.getpid(), "actors": _actors}).encode())
+
+
 def _connect(sink: str, name: str) -> tuple[int, int]:
     """Two new pipes, of which the collector has the reading ends."""
     fds: list[int] = []
@@ -81,7 +100,7 @@ def _connect(sink: str, name: str) -> tuple[int, int]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.settimeout(TIMEOUT_S)
             connection.connect("\0" + sink)
-            words = json.dumps({"name": name, "pid": os.getpid()}).encode()
+            words = json.dumps({"name": name[:1000], "pid": os.getpid(), "actors": _actors}).encode()
             socket.send_fds(connection, [words], [fds[0], fds[2]])
             if connection.recv(1) != b"+":  # it holds them now: nothing that is written can be lost
                 raise OSError("the collector has refused")
@@ -116,6 +135,7 @@ def _forget() -> None:
     """A forked copy shares the pipes of its parent, and may get some of its own."""
     global _originals, _sink, _lock
     _originals, _sink, _lock = None, "", threading.Lock()
+    _actors.clear()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -41,6 +41,7 @@ GROUPS: dict[str, dict[str, Tool]] = {
     "look into a running job": {
         "status": Tool("skipper.control.observe.status_command", "what it consists of, and what it is doing"),
         "stacks": Tool("skipper.control.observe.stacks_command", "where every thread is, also of hung processes"),
+        "logs": Tool("skipper.control.observe.logs_command", "what its processes have written, also when it has ended"),
         "debug": Tool("skipper.control.observe.debug_command", "pdb for the actors that are at a breakpoint()"),
         "dashboard": Tool("skipper.control.observe.dashboard", "all of it in a browser"),
         "weights": Tool("skipper.torchstore.proofs.command", "whether weights are those that a certificate says"),

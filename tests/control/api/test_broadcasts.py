@@ -106,7 +106,7 @@ def test_what_is_said_while_the_script_ends_does_not_spoil_its_end(script: Calla
     running = script(Path(__file__).with_name("talking_script.py"))
     code, out, err = running.finish()
     assert (code, out) == (0, "ended\n")
-    assert err.startswith("actor hanging{} in procs did not end within")  # and nothing is said of the worker
+    assert err.startswith("[hanging] actor hanging{} in procs did not end within")  # and nothing is said of the worker
     assert not any(word in err for word in ("worker", "failure", "Traceback"))
 
 

@@ -223,7 +223,7 @@ def test_a_job_is_served_when_it_comes_to_a_breakpoint(
     )
     assert running.process.stderr is not None
     hint = re.fullmatch(
-        r"control: steppers{'x': \d} is parked at .*steppers.py:\d+: skipper debug --job (\S+)\n",
+        r"(?:\[.+\] )?control: steppers{'x': \d} is parked at .*steppers.py:\d+: skipper debug --job (\S+)\n",
         running.process.stderr.readline(),
     )
     assert hint is not None

@@ -253,6 +253,7 @@ def test_the_environment_turns_it_on_and_names_the_exporter(script: Callable[[st
         """
         import os
         os.environ.update(SKIPPER_TRACING="1", OTEL_TRACES_EXPORTER="console", OTEL_SERVICE_NAME="trainer")
+        os.environ["SKIPPER_LOGS"] = "raw"
         from skipper.control import shutdown, this_host
         from tests.control.observe.spans import Link
 

@@ -17,7 +17,7 @@ from skipper.control.api.actor import Actor
 from skipper.control.model.settings import adopt, settings
 from skipper.control.runtime import interruption
 from tests.control.actors import Echo
-from tests.control.conftest import PATIENCE_S, Failures, Script, alive, wait_until
+from tests.control.conftest import PATIENCE_S, Failures, Output, Script, alive, wait_until
 from tests.control.stuck import AsyncStuck, Owner, Stuck, compute
 from tests.freezing import freeze
 
@@ -255,7 +255,7 @@ def test_a_process_that_is_stopped_ends_as_programs_of_python_do(
 
 
 def test_threads_and_handlers_that_do_not_end_are_named_and_cost_no_more_than_the_bound(
-    own_procs: Callable[..., ProcMesh], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    own_procs: Callable[..., ProcMesh], tmp_path: Path, output: Output
 ) -> None:
     with_thread, with_handler = own_procs(name="with_thread"), own_procs(name="with_handler")
     path = str(tmp_path / "log")
@@ -267,11 +267,10 @@ def test_threads_and_handlers_that_do_not_end_are_named_and_cost_no_more_than_th
     stops = [with_thread.stop(4.0), with_handler.stop(4.0)]
     for ended in stops:
         ended.get(4.0 + SLACK_S)
-    said = capfd.readouterr().err
-    assert "process with_thread is ended by force: its threads endless have not ended" in said
+    output.wait_for("process with_thread is ended by force: its threads endless have not ended", on_stderr=True)
     assert lines(tmp_path / "log") == ["exit"]
-    assert "process with_handler is ended by force: what it does at its exit has not ended" in said
-    assert "in compute" in said
+    output.wait_for("process with_handler is ended by force: what it does at its exit has not ended", on_stderr=True)
+    assert "in compute" in output.wait_for("in compute", on_stderr=True)
 
 
 def test_a_script_that_ends_lets_what_waits_in_its_processes_unwind(

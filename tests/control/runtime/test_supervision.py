@@ -9,7 +9,7 @@ import pytest
 from skipper import control
 from skipper.control import ActorError, ActorMesh, FailureKind, MeshFailure, ProcMesh, SupervisionError, this_host
 from tests.control.actors import Answerer, AsyncManager, BadConstruction, Cleaner, Echo, Manager
-from tests.control.conftest import PATIENCE_S, Failures, alive, wait_until
+from tests.control.conftest import PATIENCE_S, Failures, Output, alive, wait_until
 
 
 def test_an_exception_without_a_reply_port_kills_the_actor_and_goes_to_its_owner(
@@ -94,14 +94,12 @@ def test_respawning_after_a_death_works_at_once(failures: Failures) -> None:
     wait_until(lambda: len(failures) == 3, "three failures")
 
 
-def test_a_bootstrap_that_raises_is_the_end_of_the_process(
-    failures: Failures, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bootstrap_that_raises_is_the_end_of_the_process(failures: Failures, output: Output) -> None:
     echo = this_host().spawn_procs(bootstrap=refuse_to_start).spawn("echo", Echo)
     with pytest.raises(SupervisionError, match="bootstrap raised"):
         echo.pid.call_one().get(PATIENCE_S)
     failures.wait()
-    assert "RuntimeError: not today" in capfd.readouterr().err
+    output.wait_for("RuntimeError: not today", on_stderr=True)
 
 
 def refuse_to_start() -> None:

@@ -34,6 +34,7 @@ _skipper_words() {
         "names list -") words="-h --help -v --verbose --address --timeout -J --json --host --port --secret-file --certs --authority" ;;
         "status -") words="-h --help -v --verbose -j --job --timeout -J --json -w --watch -n --times" ;;
         "stacks -") words="-h --help -v --verbose -j --job --timeout --native -a --all -J --json" ;;
+        "logs -") words="-h --help -v --verbose -j --job -f --follow --since -t --times -J --json" ;;
         "debug -") words="-h --help -v --verbose -j --job --timeout -c --command" ;;
         "dashboard -") words="-h --help -v --verbose -j --job --timeout --port --host --interval --token" ;;
         "weights -") words="-h --help -v --verbose" ;;
@@ -62,7 +63,7 @@ _skipper() {
         fi
     done
     if [[ -z $path ]]; then
-        words="bw actors dispatch scale weight-sync host certs names status stacks debug dashboard weights metrics doctor completion help --help --version"
+        words="bw actors dispatch scale weight-sync host certs names status stacks logs debug dashboard weights metrics doctor completion help --help --version"
     elif [[ $current == -* ]]; then
         _skipper_words "$path -"
     else

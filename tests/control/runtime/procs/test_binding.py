@@ -10,7 +10,7 @@ from skipper.control.runtime.procs.binding import CpuBinding
 from skipper.control.runtime.procs.children import describe_exit
 from skipper.control.runtime.procs.worker_config import EXIT_BINDING
 from tests.control.actors import Echo
-from tests.control.conftest import PATIENCE_S, Failures
+from tests.control.conftest import PATIENCE_S, Failures, Output
 
 CPUS = sorted(os.sched_getaffinity(0))
 NODE = next(iter(sorted(int(path.name[4:]) for path in binding._NODES.glob("node[0-9]*"))), None)
@@ -80,12 +80,12 @@ def test_lists_of_numbers_are_read_as_taskset_and_numactl_do() -> None:
 
 
 def test_a_process_that_cannot_be_bound_ends_with_the_reason(
-    failures: Failures, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    failures: Failures, output: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CpuBinding, "of", staticmethod(lambda options: CpuBinding(cpus=(99999,))))
     echo = this_host().spawn_procs(proc_bind=[{}]).spawn("echo", Echo)
     with pytest.raises(SupervisionError, match="could not be bound"):
         echo.pid.call_one().get(PATIENCE_S)
     failures.wait()
-    assert "Invalid argument" in capfd.readouterr().err
+    output.wait_for("Invalid argument", on_stderr=True)
     assert "proc_bind" in describe_exit(EXIT_BINDING)

@@ -30,7 +30,7 @@ from skipper.control.runtime.procs.guards import Guards
 from skipper.control.runtime.procs.inheritance import Surroundings
 from tests.control import preloaded
 from tests.control.actors import Echo
-from tests.control.conftest import PATIENCE_S, Failures, Script, alive, wait_until
+from tests.control.conftest import PATIENCE_S, Failures, Output, Script, alive, wait_until
 
 MODULES = ["numpy", preloaded.__name__]
 PR_GET_PDEATHSIG = 2
@@ -210,7 +210,7 @@ def test_what_the_script_has_changed_since_the_server_began_is_as_it_is_now(
     own_procs: Spawn,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    output: Output,
 ) -> None:
     server = server_of(procs.slice(gpus=0))
     monkeypatch.chdir(tmp_path)
@@ -219,9 +219,8 @@ def test_what_the_script_has_changed_since_the_server_began_is_as_it_is_now(
     assert ask(changed, surroundings) == (str(tmp_path), "1", sys.path)
     assert server_of(changed) == server  # none of this concerns what it has imported
     changed.stop().get(PATIENCE_S)
-    written = capfd.readouterr()
-    assert re.search(r"^process \d+ prints$", written.out, re.MULTILINE)
-    assert "and complains\n" in written.err
+    assert re.search(r"^\[.*\] process \d+ prints$", output.wait_for(" prints\n"), re.MULTILINE)
+    output.wait_for("and complains\n", on_stderr=True)
 
 
 def see(name: str) -> Any:
@@ -308,14 +307,14 @@ def test_their_deaths_are_told_with_the_reason(
     wait_until(lambda: all(alive(child.pid) for child in server.children()), "the server buries its dead")
 
 
-def test_a_bootstrap_that_raises_is_told(failures: Failures, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_bootstrap_that_raises_is_told(failures: Failures, output: Output) -> None:
     def fail() -> None:
         raise ValueError("no boots")
 
     with pytest.raises(SupervisionError, match="its bootstrap raised"):
         ask(this_host().spawn_procs(bootstrap=fail), os.getpid)
     failures.wait()
-    assert "ValueError: no boots" in capfd.readouterr().err
+    output.wait_for("ValueError: no boots", on_stderr=True)
 
 
 def test_those_of_a_server_that_dies_die_with_it_and_others_come(own_procs: Spawn, failures: Failures) -> None:

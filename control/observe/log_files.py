@@ -1,0 +1,263 @@
+"""The output of a job's processes in files: a folder for each job, in it a file for each process, of bounded size.
+
+The lines are those of Kubernetes' container logs (CRI), ``TIME stdout F TEXT``, so that other tools read them, too.
+``P`` stands where the line goes on in the next one of its stream. `processes.jsonl` says whose file is whose,
+`job.json` whose job it is. All of it is this user's alone, modes 0700 and 0600.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from skipper.control.model.errors import UnsafeFileError
+from skipper.control.observe.log_lines import label_of
+from skipper.control.observe.log_reader import LogSource
+from skipper.control.runtime.join_file import this_network
+from skipper.control.support.private_file import make_folder, open_log, replace
+
+FOLDER_VARIABLE = "SKIPPER_LOG_FOLDER"
+"""Environment variable that names another folder for the folders of jobs."""
+
+JOB_FILE = "job.json"
+PROCESSES_FILE = "processes.jsonl"
+SUFFIX = ".log"
+OLDER_SUFFIX = ".log.1"
+
+MAX_PROCESS_NBYTES = 64 << 20
+"""What is kept of one process, in two files: the older one goes when the newer one is full."""
+MAX_JOB_NBYTES = 4 << 30
+"""What is kept of all of them: with many, each has less."""
+MIN_PROCESS_NBYTES = 1 << 20
+KEPT_JOBS = 20
+"""Folders of so many ended jobs stay; older ones go when the next job writes."""
+MAX_KEPT_NBYTES = 8 << 30
+"""And of those no more than this."""
+
+MAX_NAME = 200
+"""Of a file; a file system takes 255."""
+
+_MAX_OPEN = 64
+_STREAMS = (b"", b"stdout", b"stderr")
+
+_log = logging.getLogger("skipper.control")
+
+
+def folders_home() -> Path:
+    """Where the folders of jobs lie: what the variable says, else ``skipper/logs`` in the user's folder for state.
+
+    Where that cannot be written, as in containers without a home, it is one for temporary files.
+    """
+    if named := os.environ.get(FOLDER_VARIABLE):
+        return Path(named)
+    state = os.environ.get("XDG_STATE_HOME", "")
+    home = Path(state) if os.path.isabs(state) else Path(os.path.expanduser("~"), ".local", "state")
+    nearest = next(folder for folder in (home, *home.parents) if folder.exists())
+    if home.is_absolute() and os.access(nearest, os.W_OK | os.X_OK):
+        return home / "skipper" / "logs"
+    return Path(tempfile.gettempdir(), f"skipper-{os.geteuid()}-logs")
+
+
+def start_time_of(pid: int) -> int:
+    """When a process of this host was started, in ticks since its boot; 0 where there is none, or it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state, *others = file.read().rpartition(b")")[2].split()  # of proc_pid_stat(5)
+            return 0 if state in (b"Z", b"X") else int(others[18])  # starttime; an ended one waits for its parent
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+class LogFiles:
+    """Writes what processes say to files; for any thread. Nothing is made before the first of them says something.
+
+    Args:
+        folder: for these files; None: a new one, for this job, in `folders_home`.
+        job: the id of the job.
+        is_stamped: as above; else each stream has a file of its own, whole and as it was written, without bounds.
+    """
+
+    def __init__(self, folder: Path | None, job: str, *, is_stamped: bool = True) -> None:
+        self.folder = folder
+        self._job = job
+        self._is_stamped = is_stamped
+        self._lock = threading.Lock()
+        self._is_ready = False
+        self._is_over = False
+        self._open: OrderedDict[Path, int] = OrderedDict()
+        self._sizes: dict[Path, int] = {}
+        self._said_of: dict[Path, tuple[str, ...]] = {}
+
+    def path_of(self, source: LogSource) -> Path | None:
+        """Where the words of a process are kept; None where nowhere."""
+        if self.folder is None or self._is_over:
+            return None
+        words = (label_of(source.name), source.host, str(source.pid))
+        name = re.sub(r"[^A-Za-z0-9._=-]+", "-", "-".join(word for word in words if word))[-MAX_NAME:].lstrip(".")
+        if self._is_stamped:
+            return self.folder / f"{name}{SUFFIX}"
+        return self.folder / f"{name}.{'out' if source.stream == 1 else 'err'}"
+
+    def keep(self, source: LogSource, chunk: bytes) -> None:
+        """Write a chunk; a failure is told once, and nothing is kept from then on."""
+        with self._lock:
+            if not self._is_over:
+                self._keep(source, chunk)
+
+    def close(self) -> None:
+        """Close all files. Nothing is kept any more."""
+        with self._lock:
+            self._close()
+
+    def _keep(self, source: LogSource, chunk: bytes) -> None:
+        try:
+            self._make_ready()
+            path = self.path_of(source)
+            assert path is not None  # it has just been made
+            if self._is_stamped:
+                self._describe(path, source)
+                chunk = stamped(chunk, source.stream, time.time())
+            self._write(path, chunk)
+        except OSError as error:  # the disk is full, say: what is shown goes on
+            _log.warning("the output of processes is kept no more in %s: %s", self.folder, error)
+            self._close()
+
+    def _close(self) -> None:
+        self._is_over = True
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def _make_ready(self) -> None:
+        if self._is_ready:
+            return
+        if self.folder is not None:
+            make_folder(self.folder)
+        else:
+            home = folders_home()
+            make_folder(home)
+            status = os.stat(home)
+            if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+                raise UnsafeFileError(
+                    f"{home} belongs to others, or others may write there: {FOLDER_VARIABLE} names another"
+                )
+            folder = home / f"{datetime.now().strftime('%Y%m%d-%H%M%S')}-{self._job}"
+            folder.mkdir(mode=0o700)
+            self.folder = folder
+            replace(self.folder / JOB_FILE, json.dumps(_of_this_job(self._job)).encode(), 0o600)
+            arguments = (home, self.folder.name)
+            threading.Thread(target=remove_old, args=arguments, name="control-logs-old", daemon=True).start()
+        self._is_ready = True
+
+    def _describe(self, path: Path, source: LogSource) -> None:
+        """Note whose file it is, and again when its actors are others."""
+        if self._said_of.get(path) == source.actors:
+            return
+        assert self.folder is not None
+        self._said_of[path] = source.actors
+        about = {"name": source.name, "pid": source.pid, "host": source.host, "actors": source.actors}
+        self._append(self.folder / PROCESSES_FILE, json.dumps({"file": path.name, **about}).encode() + b"\n")
+
+    def _write(self, path: Path, content: bytes) -> None:
+        size = self._append(path, content)
+        most = max(min(MAX_PROCESS_NBYTES, MAX_JOB_NBYTES // len(self._sizes)), MIN_PROCESS_NBYTES)
+        if self._is_stamped and size >= most // 2:
+            os.close(self._open.pop(path))
+            path.rename(path.with_name(path.name.removesuffix(SUFFIX) + OLDER_SUFFIX))
+            self._sizes[path] = 0
+
+    def _append(self, path: Path, content: bytes) -> int:
+        """Returns how large the file is now."""
+        if (fd := self._open.pop(path, None)) is None:
+            fd = open_log(path)
+            if path not in self._sizes:
+                self._sizes[path] = os.fstat(fd).st_size
+        self._open[path] = fd
+        view = memoryview(content)
+        while view:
+            view = view[os.write(fd, view) :]
+        self._sizes[path] += len(content)
+        if len(self._open) > _MAX_OPEN:
+            os.close(self._open.popitem(last=False)[1])
+        return self._sizes[path]
+
+
+def stamped(chunk: bytes, stream: int, at_s: float) -> bytes:
+    """A chunk as it is in a file: each line behind its time and stream."""
+    moment = datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ").encode()
+    head = b"%s %s " % (moment, _STREAMS[stream])
+    whole, end, part = chunk.rpartition(b"\n")
+    lines = b"%sF %s\n" % (head, whole.replace(b"\n", b"\n%sF " % head)) if end else b""
+    return lines + (b"%sP %s\n" % (head, part) if part else b"")
+
+
+def remove_old(home: Path, current: str) -> None:
+    """Remove folders of jobs of this host that have ended, beyond those that are kept."""
+    left, kept = MAX_KEPT_NBYTES, 0
+    for folder in sorted(_folders_of_jobs(home), key=lambda folder: folder.name, reverse=True):
+        if folder.name == current or is_running(about_job(folder)):
+            continue
+        with contextlib.suppress(OSError):  # another job removes it
+            left -= sum(entry.stat().st_size for entry in os.scandir(folder))
+        kept += 1
+        if kept > KEPT_JOBS or left < 0:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _folders_of_jobs(home: Path) -> Iterator[Path]:
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(home):
+            if entry.is_dir(follow_symlinks=False) and os.path.exists(os.path.join(entry.path, JOB_FILE)):
+                yield Path(entry.path)
+
+
+def jobs_with_files(home: Path) -> list[Path]:
+    """The folders of jobs, the latest first."""
+    return sorted(_folders_of_jobs(home), key=lambda folder: folder.name, reverse=True)
+
+
+def about_job(folder: Path) -> dict[str, object]:
+    """What a folder says of its job; empty where it does not."""
+    try:
+        with open(folder / JOB_FILE, "rb") as file:
+            about = json.loads(file.read(64 << 10))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return about if isinstance(about, dict) else {}
+
+
+def is_running(about: dict[str, object]) -> bool:
+    """Whether the script of a job may still run: of one on another host nobody here knows that it does not."""
+    if not about:
+        return False
+    if about.get("network") != this_network():
+        return (
+            about.get("hostname") != socket.gethostname()
+        )  # else it is of an earlier boot, or of a container that was
+    pid, start = about.get("pid"), about.get("start")
+    return isinstance(pid, int) and start_time_of(pid) == start != 0
+
+
+def _of_this_job(job: str) -> dict[str, object]:
+    return {
+        "version": 1,
+        "job": job,
+        "script": os.path.abspath(sys.argv[0]) if sys.argv and sys.argv[0] not in ("", "-c") else "",
+        "pid": os.getpid(),
+        "start": start_time_of(os.getpid()),
+        "hostname": socket.gethostname(),
+        "network": this_network(),
+        "began_s": time.time(),
+    }
