@@ -301,7 +301,7 @@ class MirrorReader:
         """Fetch what a version needs, and then fill the tensors."""
         held = self._held if delta else None
         filling = _Filling.of(self._key, manifest, into, strict, held)
-        needed = {(part.digest, part.nbytes) for part in filling.parts}
+        needed = list(dict.fromkeys((part.digest, part.nbytes) for part in filling.parts))
         fetched = [nbytes for nbytes in await self._files.run_all(end, self._ensure, needed) if nbytes]
         if delta or (self._held is not None and self._held.mark == filling.mark):
             self._held = None  # until all is written, the tensors hold no version

@@ -204,7 +204,7 @@ sys.stdin.close()
 time.sleep(30)
 """
     )
-    assert running.line() == "hello from there"
+    assert running.line() == "[worker] hello from there"
     running.process.kill()
 
 
