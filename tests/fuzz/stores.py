@@ -217,7 +217,7 @@ _MIRROR_SECRET = SharedSecret(bytes(32))
 def read_seal(data: bytes) -> None:
     """A file of a mirror that whoever can write there has put: nobody but who has the secret gets a body past it."""
     body = unseal(_MIRROR_SECRET, "version", data, "file")
-    if not data.endswith(body) or seal(_MIRROR_SECRET, "version", body).lower() != data.lower():
+    if not data.endswith(body) or seal(_MIRROR_SECRET, "version", body) != data:
         raise Broken("a body that was not signed so")
 
 

@@ -144,8 +144,8 @@ class MirrorManifest:
         objects: dict[str, Any] = {}
         for name, line in _object(whole.get("objects"), path, "objects").items():
             entry = _object(line, path, name)
-            if name in tensors or "value" not in entry:
-                raise MirrorFormatError(path, f"{name!r:.80} is there twice, or has no value")
+            if name in tensors or not _is_json(entry.get("value", ...)):
+                raise MirrorFormatError(path, f"{name!r:.80} is there twice, or has no value that JSON has")
             objects[name], paths[name] = entry["value"], _path(entry.get("path"), path, name)
         for name, tensor in tensors.items():
             for beside in tensor.scaled.beside() if tensor.scaled else ():

@@ -198,6 +198,10 @@ def unseal(verifier: Verifier, kind: str, data: bytes, path: str) -> bytes:
     try:
         name, version, scheme, hexadecimal = header.decode("ascii").split(" ")
         signature = bytes.fromhex(hexadecimal)
+        if signature.hex() != hexadecimal:
+            raise ValueError(
+                "it is written in another way"
+            )  # fromhex passes over spaces: one file, one way to write it
     except ValueError:
         raise MirrorSignatureError(path, "it does not begin with a signature") from None
     body = data[len(header) + len(line_end) :]
