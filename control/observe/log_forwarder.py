@@ -7,6 +7,7 @@ filled until the script has taken that one; once it is full, the pipes are not r
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -76,6 +77,7 @@ class LogForwarder(LogReader):
         self._batch.append((source.stream, source.words(), source.pid, b""))
 
     def _take(self, source: LogSource, chunk: bytes) -> None:
+        _copy_here(source.stream, chunk)
         self._batch.append((source.stream, source.words(), source.pid, chunk))
         self._nbytes += len(chunk)
 
@@ -114,6 +116,14 @@ class LogForwarder(LogReader):
         for flushed in waiting:
             flushed.set_result(None)
         return None
+
+
+def _copy_here(stream: int, chunk: bytes) -> None:
+    """Write it to the output of the agent, too: who looks at a pod, or at an agent's log, finds it there."""
+    view = memoryview(chunk)
+    with contextlib.suppress(OSError):  # nobody reads there any more
+        while view:
+            view = view[os.write(stream, view) :]
 
 
 def answer(process: Process, redirection: Redirection) -> bool:

@@ -176,10 +176,10 @@ class PeerFailures:
         if (link := self._transport.find(peer.id)) is not None:
             unsent, link.unsent = link.unsent, []
             for message in unsent:
-                if isinstance(message, Cast):
-                    self._casts.undelivered(peer, message, exit_reason)
-                else:
+                if not isinstance(message, Cast):
                     self.tell(peer, message, exit_reason)
+                elif not self._is_done(peer, message, exit_reason):
+                    self._casts.undelivered(peer, message, exit_reason)
         self._flow.forget(peer)
         self._loans.forget(peer.id)
         if exit_reason.kind is not None and peer.launcher is not None and peer.launcher.id == self._state.me.id:
@@ -204,10 +204,14 @@ class PeerFailures:
 
     def tell(self, to: ProcessRef, message: Message, loss: Loss) -> None:
         """Tell those who wait for the answer to a message why there will be none; from any thread."""
-        if is_noticed(message):
-            self._ports.undelivered(message.reply_to, loss)
-        else:
+        if not is_noticed(message):
             self._ports.process_lost(to.id, loss)
+        elif not self._is_done(to, message, loss):
+            self._ports.undelivered(message.reply_to, loss)
+
+    def _is_done(self, to: ProcessRef, message: Message, loss: Loss) -> bool:
+        """Whether a process has been stopped when it had had the message."""
+        return loss.kind is None and isinstance(message, Cast) and self._casts.is_done_with(to, message)
 
     def _forget(self, process_id: str) -> None:
         self._transport.forget(process_id)

@@ -148,10 +148,10 @@ def test_a_secret_that_others_can_read_is_not_used(secret_file: Path, tmp_path: 
         attach_to_hosts("tcp://127.0.0.2:7000", secret_file=loose)
 
 
-def test_an_agent_says_what_is_wrong_and_ends_with_1(secret_file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_agent_says_what_is_wrong_and_ends(secret_file: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert command.main(["serve", "--address", "tcp://10.1.2.3:0", "--secret-file", str(secret_file)]) == 1
     assert "pass --certs for TLS" in capfd.readouterr().err
-    assert command.main(["serve", "--address", "tcp://127.0.0.2:0"]) == 1
+    assert command.main(["serve", "--address", "tcp://127.0.0.2:0"]) == 2
     assert "--secret-file" in capfd.readouterr().err
     assert command.main([]) == 2
 

@@ -448,13 +448,13 @@ def test_the_part_of_a_secret_that_a_host_has_is_good_for_that_host_alone(
     for address, file, status in ((agents[1], parts["127.0.0.2"], 1), (agents[1], whole, 0)):
         assert host_command.main(["status", "--address", address, "--secret-file", str(file)]) == status
 
-    for wrong in (
-        ["secret", str(tmp_path / "x"), "--of", str(parts["127.0.0.2"]), "--host", "127.0.0.3"],
-        ["secret", str(tmp_path / "x"), "--of", str(whole)],
-        ["secret", str(tmp_path / "x"), "--of", str(whole), "--host", "node1"],
-        ["serve", "--address", "tcp://127.0.0.4:0", "--secret-file", str(whole)],
+    for status, *wrong in (
+        (1, "secret", str(tmp_path / "x"), "--of", str(parts["127.0.0.2"]), "--host", "127.0.0.3"),
+        (2, "secret", str(tmp_path / "x"), "--of", str(whole)),
+        (1, "secret", str(tmp_path / "x"), "--of", str(whole), "--host", "node1"),
+        (1, "serve", "--address", "tcp://127.0.0.4:0", "--secret-file", str(whole)),
     ):
-        assert host_command.main(wrong) == 1
+        assert host_command.main(wrong) == status
     assert "that is the secret of scripts" in capfd.readouterr().err
     assert not (tmp_path / "x").exists()
 

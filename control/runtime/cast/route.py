@@ -77,6 +77,8 @@ class Route:
         self._waited_for: deque[tuple[int, int]] = deque()
         self._settled_told = 0
         self._starts = starts
+        self._sent_again: dict[int, int] = {}
+        """By position, the last cast of those that were sent again, since nobody knew whether they had come."""
         self._seen: dict[int, int] = {other.number: other.last for other in others}
         """Up to which cast other routes are counted in."""
         self._common: dict[int, list[RankSpan]] = {}
@@ -119,8 +121,14 @@ class Route:
         return self._for(self._sent[-1], span)
 
     def unfinished(self, span: RankSpan) -> list[Cast]:
-        """All casts that the subtree may not have got."""
+        """All casts that the subtree may not have got, which are to be sent again."""
+        self._sent_again[span.first] = self.last
         return [self._for(sent, span) for sent in self._sent]
+
+    def may_have_come(self, process_id: str, number: int) -> bool:
+        """Whether a node may have had a cast before it was sent to that node again."""
+        position = self.position.get(process_id)
+        return position is not None and number <= self._sent_again.get(position, 0)
 
     def _for(self, sent: _Sent, span: RankSpan) -> Cast:
         return cast_for(span, self.number, sent.number, self._settled_told, sent.moves, sent.call)

@@ -210,6 +210,15 @@ class CastSender:
         else:
             self.relays.undelivered(peer, cast, loss)
 
+    def is_done_with(self, peer: ProcessRef, cast: Cast) -> bool:
+        """Whether a process that was stopped has been through a cast which could not be sent to it again.
+
+        Where all of a mesh is stopped, those in the middle of the tree may end before they have told what those below
+        them have done. It is sent again to these, which have done it, and may have been stopped since.
+        """
+        route = self._routes.get(cast.route)
+        return route is not None and route.may_have_come(peer.id, cast.number)
+
     def close(self, uid: int) -> None:
         """Give up the routes to a mesh that has ended."""
         with self._lock:

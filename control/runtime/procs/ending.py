@@ -83,7 +83,7 @@ class Ending:
         if self._state.closing:
             return
         deadline = time.monotonic() + grace_s
-        for call in self.before:
+        for call in list(self.before):  # which may take itself, and others, off the list
             call()
         if self._owners.root is not None:
             self._owners.root.stop_owned(deadline)
@@ -99,7 +99,7 @@ class Ending:
             call()
         self._loans.clear()
         self._loop_thread.run(self._transport.close(), timeout=CLOSE_TIMEOUT_S)
-        for call in self.after:
+        for call in list(self.after):
             call()
 
     def _asked_to_exit(self, mail: Mail, timeout: float) -> Future[None]:
