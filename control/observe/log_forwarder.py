@@ -7,7 +7,6 @@ filled until the script has taken that one; once it is full, the pipes are not r
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from skipper.control.api.mesh import HOST_NAME
 from skipper.control.model.errors import ControlError
 from skipper.control.model.future import Future, Promise
+from skipper.control.observe.log_copy import OutputCopy
 from skipper.control.observe.log_reader import Collector, LogChunk, LogReader, LogSource
 from skipper.control.runtime.procs import output_capture
 from skipper.control.runtime.procs.output_capture import Redirection
@@ -55,6 +55,7 @@ class LogForwarder(LogReader):
         self._is_under_way = False
         self._waiting: list[Promise[None]] = []
         self._is_retired = False
+        self._copies = {stream: OutputCopy(stream) for stream in (1, 2)}
 
     def retire(self) -> None:
         """End once nobody writes to it any more; for any thread."""
@@ -77,7 +78,7 @@ class LogForwarder(LogReader):
         self._batch.append((source.stream, source.words(), source.pid, b""))
 
     def _take(self, source: LogSource, chunk: bytes) -> None:
-        _copy_here(source.stream, chunk)
+        self._copies[source.stream].write(chunk)
         self._batch.append((source.stream, source.words(), source.pid, chunk))
         self._nbytes += len(chunk)
 
@@ -88,6 +89,9 @@ class LogForwarder(LogReader):
         return self._nbytes < BATCH_NBYTES
 
     def _next_s(self) -> float | None:
+        if self.is_over:
+            for copy in self._copies.values():
+                copy.close()
         if self._is_under_way:
             return None  # its answer wakes this thread up
         if self._batch:
@@ -116,14 +120,6 @@ class LogForwarder(LogReader):
         for flushed in waiting:
             flushed.set_result(None)
         return None
-
-
-def _copy_here(stream: int, chunk: bytes) -> None:
-    """Write it to the output of the agent, too: who looks at a pod, or at an agent's log, finds it there."""
-    view = memoryview(chunk)
-    with contextlib.suppress(OSError):  # nobody reads there any more
-        while view:
-            view = view[os.write(stream, view) :]
 
 
 def answer(process: Process, redirection: Redirection) -> bool:

@@ -53,10 +53,10 @@ IDLE = """
     from skipper.control.runtime.procs import stack_file
 
     def wait_for_the_end():
+        print("idle", flush=True)
         sys.stdin.read()
 
     stack_file.offer()
-    print("idle", flush=True)
     wait_for_the_end()
 """
 
