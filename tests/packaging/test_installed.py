@@ -44,11 +44,11 @@ def test_a_state_dict_goes_through_the_store(environment: Environment) -> None:
 
 
 def test_a_tensor_goes_through_the_store(environment: Environment) -> None:
-    environment.run_script(_shown("docs/torchstore.md", 0))
+    environment.run_script(_shown("docs/howto/store_values.md", 0))
 
 
 def test_the_tensor_engine_is_found_and_computes(environment: Environment) -> None:
-    printed = environment.run_script(_shown("docs/tensor_engine.md", 0))
+    printed = environment.run_script(_shown("docs/tutorials/tensor_engine.md", 0))
     assert printed.splitlines()[-1] == "tensor(4.5000) [[6.0], [6.0], [6.0]]"
 
 

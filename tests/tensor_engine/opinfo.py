@@ -57,7 +57,7 @@ REFUSED = frozenset(
         "to_sparse",
     }
 )
-"""What cannot be done, and is refused with words; docs/tensor_engine.md has the reasons."""
+"""What cannot be done, and is refused with words; docs/reference/tensor_engine.md has the reasons."""
 
 _MOST_SAMPLES = 400
 """Of operations with more, the first so many are looked at."""

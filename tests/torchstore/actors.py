@@ -301,7 +301,7 @@ class ShardedPeer(Actor):
         """Train two copies of a model, one of them in shared memory: their weights must stay equal."""
         plain, shared = self.fsdp_model(rows), self.fsdp_model(rows)
         if torch.__version__ < "2.10":  # compared as versions are
-            shared(torch.zeros(4, 32))  # as docs/torchstore.md says
+            shared(torch.zeros(4, 32))  # as docs/howto/publish_in_place.md says
         ts.share_memory_(shared)
         optimizers = [torch.optim.AdamW(model.parameters(), lr=0.1) for model in (plain, shared)]
         for step in range(3):

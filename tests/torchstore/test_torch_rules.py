@@ -1,4 +1,4 @@
-"""The table "Torch's rules" of docs/torchstore.md, row by row."""
+"""The table "Kinds of tensors" of docs/reference/store_tensors.md, row by row."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
