@@ -22,8 +22,7 @@ def configure(
 ) -> None:
     """Change how this process moves data. What is None stays as it is.
 
-    Applies to operations submitted and handles exported from then on; an `RDMAAction` that was compiled before keeps
-    its way. The UCX and verbs arguments must come before the first use of theirs.
+    Applies to operations submitted and handles exported from then on; an `RDMAAction` is compiled again. The UCX and verbs arguments must come before the first use of theirs.
 
     Args:
         backend: "auto" (default): the first of shm, cuda_ipc, ucx, verbs that works. A name: only that one between

@@ -58,10 +58,11 @@ def packages() -> list[Package]:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Add the pages to the navigation."""
+    """Add the pages to the navigation, as a part of the reference."""
     pages = [{package.name: package.page} for package in packages()]
     assert config.nav is not None
-    config.nav.append({"API reference": pages})
+    reference = next(section["Reference"] for section in config.nav if "Reference" in section)
+    reference.append({"API": pages})
     return config
 
 

@@ -1,7 +1,7 @@
-"""The table of faults in docs/dataplane.md, made of what the tests recorded.
+"""The table of faults in docs/reference/transfer_faults.md, made of what the tests recorded.
 
-    python -m tests.conformance.fault_table RECORDS... --write docs/dataplane.md
-    python -m tests.conformance.fault_table RECORDS... --check docs/dataplane.md
+    python -m tests.conformance.fault_table RECORDS... --write docs/reference/transfer_faults.md
+    python -m tests.conformance.fault_table RECORDS... --check docs/reference/transfer_faults.md
 
 Records come from `pytest --fault-record PATH`, on the host and in the guest. `--check` compares the kinds of errors,
 not the times: it fails where the table says something else than the records, or something that none of them shows.
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "dataplane.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "transfer_faults.md"
 BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 
 COLUMNS = {

@@ -15,6 +15,10 @@ from tests.preloading import plainly
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+GUIDES = [
+    page for kind in ("tutorials", "howto", "explanation") for page in sorted((ROOT / "docs" / kind).glob("*.md"))
+]
+LONGEST_GUIDE_WORDS = 1500
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\((?!https?://|mailto:|#)(?P<target>[^)#]+)")
 COVERED_ELSEWHERE = {"make test": "this very run", "make demo": "test_demo_reaches_its_reward_and_leaves_its_report"}
@@ -133,6 +137,11 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
     text = FENCE.sub("", page.read_text())
     broken = [m["target"] for m in LINK.finditer(text) if not (page.parent / m["target"]).exists()]
     assert broken == []
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_guide_is_short(page: Path) -> None:
+    assert len(page.read_text().split()) <= LONGEST_GUIDE_WORDS, "what is exact belongs in docs/reference"
 
 
 def test_the_readme_has_blocks_to_run() -> None:
