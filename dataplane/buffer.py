@@ -184,8 +184,8 @@ class RDMABuffer:
         """Add to the unsigned 8-byte word at `offset`, modulo 2**64, and tell what it held before.
 
         Atomic with respect to every other atomic operation on that word through the same backend; which backends are
-        also atomic with one another and with the CPU is in docs/reference/buffers.md. At most once: where an error leaves open
-        whether it took place, it is not tried again.
+        also atomic with one another and with the CPU is in docs/reference/buffers.md. At most once: where an error
+        leaves open whether it took place, it is not tried again.
 
         Args:
             value: In [-2**63, 2**64); a negative one is taken modulo 2**64.

@@ -22,7 +22,8 @@ def configure(
 ) -> None:
     """Change how this process moves data. What is None stays as it is.
 
-    Applies to operations submitted and handles exported from then on; an `RDMAAction` is compiled again. The UCX and verbs arguments must come before the first use of theirs.
+    Applies to operations submitted and handles exported from then on; an `RDMAAction` is compiled again.
+    The UCX and verbs arguments must come before the first use of their backends.
 
     Args:
         backend: "auto" (default): the first of shm, cuda_ipc, ucx, verbs that works. A name: only that one between

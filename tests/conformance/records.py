@@ -1,7 +1,7 @@
 """What a fault gave its caller and after how long, written down while the tests provoke it.
 
-`docs/reference/transfer_faults.md` has a table of faults that `fault_table.py` makes of these records. A test that provokes one of them
-says so:
+`docs/reference/transfer_faults.md` has a table of faults that `fault_table.py` makes of these records. A test
+that provokes one of them says so:
 
     with pytest.raises(OwnerDiedError), provoke(Fault.KILLED_BEFORE, "shm"):
         buffer.read_into(memory).get()
@@ -139,7 +139,7 @@ class Recorder:
         allowed = self._table.outcomes(Fault[record.fault].value, record.backend)
         if allowed and record.outcome not in allowed:
             raise AssertionError(
-                f"docs/reference/transfer_faults.md says {' or '.join(sorted(allowed))} for {Fault[record.fault].value!r} over "
+                f"{fault_table.PAGE.name} says {' or '.join(sorted(allowed))} for {Fault[record.fault].value!r} over "
                 f"{record.backend}, here it was {record.outcome}"
             )
 
