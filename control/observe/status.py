@@ -237,9 +237,15 @@ def job_status(address: str | os.PathLike[str] | None = None, *, timeout: float 
         return status_of(survey(process, "status", timeout=timeout))
 
 
-def status_of(answers: Sequence[ProcessAnswer]) -> JobStatus:
-    """The status that a survey has brought together."""
-    reports: dict[str, ProcessReport | None] = {answer.process.id: answer.value() for answer in answers}
+def status_of(answers: Sequence[ProcessAnswer], reports: Mapping[str, ProcessReport | None] | None = None) -> JobStatus:
+    """The status that a survey has brought together.
+
+    Args:
+        answers: of the processes, the script's first.
+        reports: of these by the processes' ids; None: the answers are those.
+    """
+    if reports is None:
+        reports = {answer.process.id: answer.value() for answer in answers}
     hosts: dict[str, str] = {}
     processes: list[ProcessStatus] = []
     for answer in answers:

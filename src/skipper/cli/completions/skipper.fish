@@ -4,7 +4,7 @@ function __skipper_is_at
     for word in (commandline -opc)[2..-1]
         if test -z "$at"
             test "$word" = help; or set at $word
-        else if contains -- "$at $word" 'bw compare' 'host secret' 'host serve' 'host drain' 'host status' 'certs init' 'certs issue' 'certs delegate' 'certs renew' 'certs revoke' 'certs rotate' 'certs update' 'names serve' 'names list' 'weights verify' 'weights certificate'
+        else if contains -- "$at $word" 'bw compare' 'record show' 'record replay' 'host secret' 'host serve' 'host drain' 'host status' 'certs init' 'certs issue' 'certs delegate' 'certs renew' 'certs revoke' 'certs rotate' 'certs update' 'names serve' 'names list' 'weights verify' 'weights certificate'
             set at "$at $word"
         end
     end
@@ -15,6 +15,8 @@ complete -c skipper -n '__skipper_is_at ""' -f -a actors -d 'latency and through
 complete -c skipper -n '__skipper_is_at ""' -f -a dispatch -d 'operations of the tensor engine: issued, run, fetched'
 complete -c skipper -n '__skipper_is_at ""' -f -a scale -d 'casts to many processes, straight and by tree, and a model'
 complete -c skipper -n '__skipper_is_at ""' -f -a weight-sync -d 'weights from trainers to generators'
+complete -c skipper -n '__skipper_is_at ""' -f -a run -d 'a script as python does, with a record that outlives it'
+complete -c skipper -n '__skipper_is_at ""' -f -a record -d 'the records of runs, while they go on and afterwards'
 complete -c skipper -n '__skipper_is_at ""' -f -a host -d 'the agent of this machine, for scripts on others'
 complete -c skipper -n '__skipper_is_at ""' -f -a certs -d 'certificates for TLS between the machines'
 complete -c skipper -n '__skipper_is_at ""' -f -a names -d 'names of actors and services: serve them, list them'
@@ -105,6 +107,28 @@ complete -c skipper -n '__skipper_is_at "weight-sync"' -l trainers -r -d 'proces
 complete -c skipper -n '__skipper_is_at "weight-sync"' -l generators -r -d 'engines that read all of it, each (1)'
 complete -c skipper -n '__skipper_is_at "weight-sync"' -l tp -r -d 'tensor-parallel processes of each engine (2)'
 complete -c skipper -n '__skipper_is_at "weight-sync"' -s n -l iterations -r -d 'measured syncs of each mode (10)'
+complete -c skipper -n '__skipper_is_at "run"' -s h -l help -d 'show this help message and exit'
+complete -c skipper -n '__skipper_is_at "run"' -s v -l verbose -d 'say more on standard error: the log, and where errors come from'
+complete -c skipper -n '__skipper_is_at "run"' -s n -l name -r -d 'name of the run and of its job (default: the script'\''s)'
+complete -c skipper -n '__skipper_is_at "run"' -s m -l module -d 'SCRIPT is the name of a module, as of python -m'
+complete -c skipper -n '__skipper_is_at "run"' -l logs -x -a 'labelled raw off' -d 'what becomes of the output of actors (default: labelled)'
+complete -c skipper -n '__skipper_is_at "run"' -l folder -r -d 'folder for the record, which must be empty (default: a new one)'
+complete -c skipper -n '__skipper_is_at "run"' -l interval -r -d 'between looks (default: 1)'
+complete -c skipper -n '__skipper_is_at "run"' -l stacks -r -d 'between looks at where every thread is (default: 10)'
+complete -c skipper -n '__skipper_is_at "record"' -f -a show -d 'What a run was, how it ended, what went wrong, where its threads were last.'
+complete -c skipper -n '__skipper_is_at "record"' -f -a replay -d 'The status of the job from the beginning of the run to its end.'
+complete -c skipper -n '__skipper_is_at "record"' -s h -l help -d 'show this help message and exit'
+complete -c skipper -n '__skipper_is_at "record"' -s v -l verbose -d 'say more on standard error: the log, and where errors come from'
+complete -c skipper -n '__skipper_is_at "record"' -s J -l json -d 'write the list, or what is asked for as JSON to PATH; without PATH, or with -, alone on standard output'
+complete -c skipper -n '__skipper_is_at "record show"' -s h -l help -d 'show this help message and exit'
+complete -c skipper -n '__skipper_is_at "record show"' -s v -l verbose -d 'say more on standard error: the log, and where errors come from'
+complete -c skipper -n '__skipper_is_at "record show"' -s n -l events -r -d 'how many events (default: 40)'
+complete -c skipper -n '__skipper_is_at "record show"' -s a -l all -d 'all events: also syncs, and processes that came and went'
+complete -c skipper -n '__skipper_is_at "record show"' -s J -l json -d 'write all of it as JSON to PATH; without PATH, or with -, alone on standard output'
+complete -c skipper -n '__skipper_is_at "record replay"' -s h -l help -d 'show this help message and exit'
+complete -c skipper -n '__skipper_is_at "record replay"' -s v -l verbose -d 'say more on standard error: the log, and where errors come from'
+complete -c skipper -n '__skipper_is_at "record replay"' -l speed -r -d 'how many times as fast as it was (default: 10)'
+complete -c skipper -n '__skipper_is_at "record replay"' -l last -r -d 'only the last S seconds'
 complete -c skipper -n '__skipper_is_at "host"' -f -a secret -d 'Make a secret for agents and scripts, in a new file of mode 0600.'
 complete -c skipper -n '__skipper_is_at "host"' -f -a serve -d 'Be the agent of this machine, until SIGTERM or a drain.'
 complete -c skipper -n '__skipper_is_at "host"' -f -a drain -d 'Have an agent take no new jobs, and end with the last that it has.'
