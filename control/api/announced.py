@@ -21,7 +21,7 @@ from skipper.control.runtime.join_file import Beyond, Connection
 from skipper.control.runtime.process import Process
 from skipper.control.wire.addresses import host_of, within_host
 
-_MANY = 32
+MANY = 32
 """With so many files some may be those of jobs that were killed: they are looked through."""
 _MOST_NAME = 40
 
@@ -44,7 +44,7 @@ def connection_of(process: Process, name: str) -> Connection:
 
 def script_name() -> str:
     """The name of this script for people: its file without the ending, or ``python`` at a prompt."""
-    path = Path(sys.argv[0] if sys.argv else "")
+    path = Path(sys.argv[0] if sys.argv and sys.argv[0] != "-c" else "")
     name = path.parent.name if path.name == "__main__.py" else path.stem
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:_MOST_NAME].strip("._-") or "python"
 
@@ -59,7 +59,7 @@ def announce(process: Process) -> None:
     connection = connection_of(process, f"{script_name()}-{os.getpid()}")
     try:
         path = join_file.write(connection, join_file.ANNOUNCED)
-        is_crowded = len(os.listdir(path.parent)) > _MANY
+        is_crowded = len(os.listdir(path.parent)) > MANY
     except (JoinError, OSError) as error:
         _log.debug("tools do not find this job by themselves: %s", error)
         return

@@ -541,7 +541,7 @@ def visiting(address: str | os.PathLike[str] | None = None, *, timeout: float = 
     `ServedJob.members`, and nothing is spawned on it.
 
     Args:
-        address: as `join` takes it; None: the job that this process belongs to, or else what `join` would take.
+        address: as `find_for_tools` takes it; None: the job that this process belongs to, or else what that says.
         timeout: in seconds.
 
     Raises:

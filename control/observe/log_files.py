@@ -25,7 +25,7 @@ from pathlib import Path
 from skipper.control.observe.log_lines import label_of
 from skipper.control.observe.log_reader import LogSource
 from skipper.control.runtime.join_file import this_network
-from skipper.control.support.private_file import make_folder, open_log, replace
+from skipper.control.support.private_file import make_folder, open_log, open_own, replace
 from skipper.control.support.state_folder import make_own_folder, state_folder
 
 FOLDER_VARIABLE = "SKIPPER_LOG_FOLDER"
@@ -214,9 +214,9 @@ def jobs_with_files(home: Path) -> list[Path]:
 
 
 def about_job(folder: Path) -> dict[str, object]:
-    """What a folder says of its job; empty where it does not."""
+    """What a folder of this user says of its job; empty where it does not."""
     try:
-        with open(folder / JOB_FILE, "rb") as file:
+        with os.fdopen(open_own(folder / JOB_FILE), "rb") as file:
             about = json.loads(file.read(64 << 10))
     except (OSError, ValueError, RecursionError):
         return {}

@@ -9,13 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from skipper.control.model.errors import UnsafeFileError
-from skipper.control.support.private_file import open_log, replace
+from skipper.control.support.private_file import open_log, open_own, replace
 
 SUFFIX = ".jsonl"
 OLDER_SUFFIX = ".older.jsonl"
@@ -112,26 +110,9 @@ def read_lines(folder: Path, kind: str) -> Iterator[dict[str, Any]]:
                 yield content
 
 
-def read_own(path: Path) -> int:
-    """A descriptor to read a plain file of this user; the caller closes it.
-
-    Raises:
-        UnsafeFileError: (a `PermissionError`) it is a link, no plain file, or somebody else's.
-        OSError: it cannot be opened.
-    """
-    if path.is_symlink():  # for the message; O_NOFOLLOW is the check
-        raise UnsafeFileError(f"{path} is a link, which may lead to a file that is another's: it is not followed")
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-        os.close(fd)
-        raise UnsafeFileError(f"{path} is not a file of the user {os.geteuid()}: it is not read")
-    return fd
-
-
 def _raw_lines(path: Path) -> Iterator[bytes]:
     try:
-        fd = read_own(path)
+        fd = open_own(path)
     except FileNotFoundError:
         return
     with os.fdopen(fd, "rb") as file:

@@ -1,4 +1,4 @@
-"""`Recorder`: visits the job of a script, from a process beside it, and writes down what it sees.
+"""`JobRecorder`: visits the job of a script, from a process beside it, and writes down what it sees.
 
 It looks once per interval, and writes each look at once. So whatever ends the script, and with it the job, the record
 holds all that there was at the last look. A script that ends in good order waits a moment for one more.
@@ -49,7 +49,7 @@ _MOST_STACKS = 1 << 20
 _log = logging.getLogger("skipper.control")
 
 
-class Recorder:
+class JobRecorder:
     """Looks, on a thread of its own, at the jobs of one script, one after the other.
 
     Args:
@@ -146,7 +146,9 @@ class JobLooks:
         status = status_of(answers, {key: None if each is None else each.report for key, each in said.items()})
         self._record.status(status)
         fallen_silent = self._changes.note(status, said)
-        self._is_script_silent = False
+        if self._is_script_silent:
+            self._is_script_silent = False
+            self._record.event("answers", "script", "it answers again")
         if with_tables:
             self._tables_s = now_s
         if status.is_healthy:

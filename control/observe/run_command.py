@@ -164,9 +164,9 @@ def _started(
 
 def _recorded(script: subprocess.Popen[bytes], record: RecordWriter, name: str, given: argparse.Namespace) -> int:
     """Record the script until it ends; returns its status as `subprocess` gives it."""
-    from skipper.control.observe.recorder import Recorder  # while the script imports what it needs
+    from skipper.control.observe.recorder import JobRecorder  # while the script imports what it needs
 
-    recorder = Recorder(record, name, interval_s=given.interval, stacks_s=given.stacks)
+    recorder = JobRecorder(record, name, interval_s=given.interval, stacks_s=given.stacks)
     recorder.start()
     while (status := script.poll()) is None:
         came = signal.sigwaitinfo(_AWAITED)

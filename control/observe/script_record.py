@@ -1,6 +1,6 @@
 """What a script that is recorded (``skipper run``) does itself: it says what ended it, and waits for the last look.
 
-The rest is done by the recorder, which visits the job (see `Recorder`).
+The rest is done by the recorder, which visits the job (see `JobRecorder`).
 """
 
 from __future__ import annotations
