@@ -20,7 +20,8 @@ import os
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -228,17 +229,26 @@ class Record:
             return "runs"
         return str(self.about.get("outcome") or "ended; nobody knows how, since skipper run was killed, too")
 
-    def statuses(self) -> list[JobStatus]:
-        """The looks that are kept, oldest first.
+    def statuses(self) -> Iterator[JobStatus]:
+        """The looks that are kept, oldest first; each is read when it is asked for.
 
         Raises:
             UnsafeFileError: (a `PermissionError`) a file is a link, or not this user's.
         """
-        found = []
         for line in read_lines(self.folder, STATUS):
             with contextlib.suppress(ValueError):
-                found.append(decode_status(line))
-        return found
+                yield decode_status(line)
+
+    def last_status(self) -> JobStatus | None:
+        """The last look; None where there was none.
+
+        Raises:
+            UnsafeFileError: (a `PermissionError`) a file is a link, or not this user's.
+        """
+        newest = deque(read_lines(self.folder, STATUS), maxlen=1)
+        with contextlib.suppress(ValueError):
+            return decode_status(newest[0]) if newest else None
+        return None
 
     def events(self) -> list[RecordedEvent]:
         """What has happened, oldest first.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -105,13 +104,12 @@ def _list(given: argparse.Namespace) -> int:
 
 
 def _show(record: Record, given: argparse.Namespace) -> int:
-    statuses, events, stacks = record.statuses(), record.events(), record.stacks()
+    status, events, stacks = record.last_status(), record.events(), record.stacks()
     if given.json is not None:
         write_json(
             {
                 "about": record.about,
-                "status": statuses[-1].to_dict() if statuses else None,
-                "looks": len(statuses),
+                "status": None if status is None else status.to_dict(),
                 "events": [dataclasses.asdict(event) for event in events],
                 "stacks": [dataclasses.asdict(each) for each in stacks],
             },
@@ -122,9 +120,9 @@ def _show(record: Record, given: argparse.Namespace) -> int:
     out = sys.stdout.write
     for line in _head(record, events):
         out(f"{line}\n")
-    if statuses:
-        out(f"\nat the last look, {_clock(statuses[-1].taken_s)}:\n")
-        _print_status(statuses[-1], events)
+    if status is not None:
+        out(f"\nat the last look, {_clock(status.taken_s)}:\n")
+        _print_status(status, events)
     wanted = [event for event in events if given.all or event.kind not in _QUIET]
     left_out = 0 if given.all else max(len(wanted) - given.events, 0)
     if wanted:
@@ -163,12 +161,15 @@ def _head(record: Record, events: Sequence[RecordedEvent]) -> Iterator[str]:
 def _replay(record: Record, given: argparse.Namespace) -> int:
     from rich.console import Console
 
-    statuses, events = record.statuses(), record.events()
-    if given.last is not None and statuses:
-        statuses = [status for status in statuses if status.taken_s >= statuses[-1].taken_s - given.last]
+    events, last = record.events(), record.last_status()
+    begin_s = float("-inf") if given.last is None or last is None else last.taken_s - given.last
     is_screen = Console().is_terminal
-    begin_s = float("-inf")
-    for status, after in itertools.zip_longest(statuses, statuses[1:]):
+    before_s: float | None = None
+    for status in record.statuses():
+        if status.taken_s < begin_s:
+            continue
+        if before_s is not None:
+            time.sleep(min(max(status.taken_s - before_s, 0) / given.speed, _LONGEST_WAIT_S))
         if is_screen:
             Console().clear()
         sys.stdout.write(f"{_moment(status.taken_s)}\n")
@@ -177,9 +178,7 @@ def _replay(record: Record, given: argparse.Namespace) -> int:
             if begin_s < event.at_s <= status.taken_s:
                 sys.stdout.write("".join(f"{line}\n" for line in _lines(event, with_traceback=False)))
         sys.stdout.flush()
-        begin_s = status.taken_s
-        if after is not None:
-            time.sleep(min(max(after.taken_s - status.taken_s, 0) / given.speed, _LONGEST_WAIT_S))
+        begin_s = before_s = status.taken_s
     rest = [event for event in events if event.at_s > begin_s]
     sys.stdout.write("".join(f"{line}\n" for event in rest for line in _lines(event)))
     return 0

@@ -94,11 +94,13 @@ def _run(given: argparse.Namespace) -> int:
         record.describe(about)
         record.event("begin", name, " ".join(_cut(command)), pid=script.pid)
         status = _recorded(script, record, name, given)
+        outcome = _outcome(status)
+        record.event("end", name, outcome)
+        record.describe({**about, "ended_s": time.time(), "status": status, "outcome": outcome})
     finally:
+        while signal.sigtimedwait(_AWAITED, 0) is not None:  # a second Ctrl-C, which was the script's, too
+            pass
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    outcome = _outcome(status)
-    record.event("end", name, outcome)
-    record.describe({**about, "ended_s": time.time(), "status": status, "outcome": outcome})
     problem = record.problem
     record.close()
     if status != 0 or problem:

@@ -148,7 +148,7 @@ def test_a_damaged_record_is_shown_as_far_as_it_goes(home: Path) -> None:
     (folder / "events.jsonl").write_text('{"kind": "death"}\n{"at_s": "x", "kind": 1, "who": 2, "message": 3}\n{}\n')
     (folder / "stacks.jsonl").write_text("{}\n")
     read = Record(folder)
-    assert (read.statuses(), read.events(), read.stacks(), read.began_s) == ([], [], [], 0.0)
+    assert (list(read.statuses()), read.events(), read.stacks(), read.began_s) == ([], [], [], 0.0)
     (folder / "job.json").write_text("[]")
     with pytest.raises(JobNotFoundError, match="holds no record"):
         Record(folder)

@@ -18,6 +18,7 @@ import pytest
 
 from skipper.cli import main
 from skipper.control.observe.record import Record, find_record
+from skipper.control.observe.status import JobStatus
 from tests.control.conftest import PATIENCE_S, REPOSITORY, alive, wait_until
 from tests.control.observe.test_record import ended
 
@@ -84,6 +85,12 @@ def finish(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
 
 def kinds(record: Record) -> list[str]:
     return [event.kind for event in record.events()]
+
+
+def last_look(record: Record) -> JobStatus:
+    status = record.last_status()
+    assert status is not None
+    return status
 
 
 def wait_for_record(condition: Callable[[Record], bool], what: str) -> Record:
@@ -154,7 +161,7 @@ raise KeyError("the script's own")
     assert [event.more["count"] for event in errors] == [1, 1]
     assert any("10 // n" in event.traceback or "in step" in event.traceback for event in errors)
     assert events["logs"].message.startswith(os.environ["SKIPPER_LOG_FOLDER"])
-    names = [process.name for process in record.statuses()[-1].processes]
+    names = [process.name for process in last_look(record).processes]
     assert names == ["script", "workers{'gpus': 0}"]
 
 
@@ -170,14 +177,14 @@ def test_after_kill_9_the_record_holds_what_was_there_until_then(start: Started)
     record = wait_for_record(
         lambda record: any("Trainer.hang (" in stacks.text for stacks in record.stacks()), "the stacks show the hang"
     )
-    workers = [process.pid for process in record.statuses()[-1].processes[1:]]
+    workers = [process.pid for process in last_look(record).processes[1:]]
     before_s = time.time()
     os.kill(child_of(running), signal.SIGKILL)
     code, _, err = finish(running)
     assert code == 128 + signal.SIGKILL
     assert "was killed by signal 9 (SIGKILL); its record: skipper record show" in err
     record = find_record(None)
-    last = record.statuses()[-1]
+    last = last_look(record)
     assert before_s - last.taken_s < PATIENCE_S  # it is the last look, and not one of the beginning
     assert [actor.doing[0].endpoint for actor in last.actors] == ["hang", "hang"]
     assert kinds(record)[-2:] == ["job-end", "end"]
@@ -189,7 +196,7 @@ def test_after_kill_9_the_record_holds_what_was_there_until_then(start: Started)
 
 def test_a_record_is_left_where_the_whole_group_is_killed(start: Started) -> None:
     running = start(PREAMBLE + TRAINERS + "time.sleep(600)", start_new_session=True)
-    wait_for_record(lambda record: len(record.statuses()) > 2, "it has looked")
+    wait_for_record(lambda record: len(list(record.statuses())) > 2, "it has looked")
     script = child_of(running)
     os.killpg(running.pid, signal.SIGKILL)
     finish(running)
@@ -197,7 +204,7 @@ def test_a_record_is_left_where_the_whole_group_is_killed(start: Started) -> Non
     record = find_record(None)
     assert not record.is_running
     assert "nobody knows how" in record.outcome
-    assert len(record.statuses()) > 2
+    assert len(list(record.statuses())) > 2
 
 
 def test_the_script_ends_with_skipper_run(start: Started, place: Path) -> None:
@@ -318,7 +325,7 @@ def test_mistakes_are_told_before_anything_begins(
 
 def test_a_name_that_a_running_job_has_is_refused_or_made_another(start: Started, place: Path) -> None:
     start(PREAMBLE + "control.this_proc(); time.sleep(600)")
-    wait_for_record(lambda record: bool(record.statuses()), "it is recorded")
+    wait_for_record(lambda record: record.last_status() is not None, "it is recorded")
     again = [sys.executable, "-m", "skipper", "run"]
     refused = subprocess.run([*again, "--name", "train", "train.py"], capture_output=True, text=True)
     assert (refused.returncode, "is called 'train' already" in refused.stderr) == (2, True)
