@@ -188,9 +188,17 @@ def stamped(chunk: bytes, stream: int, at_s: float) -> bytes:
     return lines + (b"%sP %s\n" % (head, part) if part else b"")
 
 
-def remove_old(home: Path, current: str, *, most: int = KEPT_JOBS, max_nbytes: int = MAX_KEPT_NBYTES) -> None:
-    """Remove folders of jobs of this host that have ended, beyond those that are kept."""
-    left, kept = max_nbytes, 0
+def remove_old(home: Path, current: str, *, most: int | None = None, max_nbytes: int | None = None) -> None:
+    """Remove folders of jobs of this host that have ended, beyond those that are kept.
+
+    Args:
+        home: where they lie.
+        current: the name of one that stays.
+        most: how many stay; None: `KEPT_JOBS`.
+        max_nbytes: of these; None: `MAX_KEPT_NBYTES`.
+    """
+    most = KEPT_JOBS if most is None else most
+    left, kept = MAX_KEPT_NBYTES if max_nbytes is None else max_nbytes, 0
     for folder in sorted(_folders_of_jobs(home), key=lambda folder: folder.name, reverse=True):
         if folder.name == current or is_running(about_job(folder)):
             continue

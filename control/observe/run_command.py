@@ -61,7 +61,8 @@ def parser(prog: str) -> CommandParser:
         help=f"between looks at where every thread is (default: {STACKS_S:g})",
     )
     own.add_argument("script", metavar="SCRIPT", help="the script, or with -m the module")
-    own.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="what the script gets")
+    rest = own.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="what the script gets")
+    rest.required = False  # else argparse asks for it where the script is missing
     return own
 
 

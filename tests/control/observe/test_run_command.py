@@ -30,6 +30,7 @@ from skipper.control import Actor, endpoint, this_host
 class Trainer(Actor):
     @endpoint
     def step(self, n):
+        print("step", n)
         return 10 // n
 
     @endpoint
@@ -157,9 +158,10 @@ raise KeyError("the script's own")
     assert "was killed by signal 9" in events["death"].message
     assert "KeyError" in events["exception"].message
     assert "the script's own" in events["exception"].traceback
-    errors = [event for event in record.events() if event.kind == "error"]
-    assert [event.more["count"] for event in errors] == [1, 1]
-    assert any("10 // n" in event.traceback or "in step" in event.traceback for event in errors)
+    # The other process may have been killed before it was looked at.
+    (error,) = [event for event in record.events() if event.who == "trainer{'gpus': 0}.step"]
+    assert (error.kind, error.more["count"], error.more["error"]) == ("error", 1, "ZeroDivisionError")
+    assert any("in step" in event.traceback for event in record.events() if event.kind == "error")
     assert events["logs"].message.startswith(os.environ["SKIPPER_LOG_FOLDER"])
     names = [process.name for process in last_look(record).processes]
     assert names == ["script", "workers{'gpus': 0}"]
@@ -299,7 +301,7 @@ def test_a_full_disk_stops_the_record_and_not_the_script(start: Started) -> None
         preexec_fn=little_room,
     )
     code, out, err = finish(running)
-    assert (code, out) == (0, "True\n"), err
+    assert (code, "True\n" in out) == (0, True), err
     assert "parts of it are missing: [Errno 27] File too large" in err
 
 
