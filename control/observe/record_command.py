@@ -13,6 +13,7 @@ from typing import Any
 from skipper.commandline import (
     FAILED,
     STDOUT,
+    BadArgumentsError,
     CommandParser,
     add_command,
     add_json,
@@ -79,6 +80,12 @@ def main(argv: Sequence[str], *, prog: str = "skipper record") -> int:
 
 
 def _act(given: argparse.Namespace) -> int:
+    word = given.json if given.command != "replay" else None
+    if word is not None and word != STDOUT and "/" not in word and not word.endswith(".json"):
+        if given.command is None:
+            raise BadArgumentsError(f"{word!r} stands where --json has its PATH: write the command first, or PATH.json")
+        if given.folder is None:  # the word behind --json is the run that is meant, as with the other tools
+            given.folder, given.json = word, STDOUT
     if given.command == "show":
         return _show(find_record(given.folder), given)
     if given.command == "replay":

@@ -375,7 +375,9 @@ def test_records_are_listed_shown_and_replayed(start: Started, skipper: Shown) -
     whole = json.loads(skipper("show", "--json")[1])
     assert whole["about"]["status"] == 1
     assert whole["status"]["processes"][0]["name"] == "script"
+    assert json.loads(skipper("show", "--json", "train")[1]) == whole
     assert [each["name"] for each in json.loads(skipper("--json")[1])] == ["train"]
+    assert skipper("--json", "show")[0] == 2
     assert skipper("show", "nobody")[0] == 1
 
 
