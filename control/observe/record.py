@@ -49,6 +49,8 @@ MAX_KEPT_NBYTES = 1 << 30
 """And of those no more than this."""
 
 _MOST_TEXT = 32 << 10
+_LATEST_S = 4e9
+"""In 2096: a later time is none."""
 
 Line = Mapping[str, Any]
 
@@ -219,8 +221,10 @@ class Record:
     @property
     def began_s(self) -> float:
         """When the run began, as `time.time` counts."""
-        began = self.about.get("began_s")
-        return began if isinstance(began, float) else 0.0
+        try:
+            return _time(self.about.get("began_s"))
+        except ValueError:
+            return 0.0
 
     @property
     def outcome(self) -> str:
@@ -272,14 +276,25 @@ class Record:
         found = []
         for line in read_lines(self.folder, STACKS):
             with contextlib.suppress(KeyError, TypeError, ValueError):
-                found.append(Stacks(float(line["at_s"]), str(line["why"]), str(line["text"])))
+                found.append(Stacks(_time(line["at_s"]), str(line["why"]), str(line["text"])))
         return found
+
+
+def _time(value: object) -> float:
+    """A time, as `time.time` counts.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(value, float | int) or not 0 <= value < _LATEST_S:
+        raise ValueError(f"{value!r} is no time")
+    return float(value)
 
 
 def _event(line: Line) -> RecordedEvent:
     known = ("at_s", "kind", "who", "message", "traceback")
     return RecordedEvent(
-        at_s=float(line["at_s"]),
+        at_s=_time(line["at_s"]),
         kind=str(line["kind"]),
         who=str(line["who"]),
         message=str(line["message"]),

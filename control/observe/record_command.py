@@ -103,7 +103,7 @@ def _list(given: argparse.Namespace) -> int:
             return 0
     for record in found:
         sys.stdout.write(
-            f"{_moment(record.began_s)}  {_plain(record.name):<20}  {record.outcome:<40}  {record.folder}\n"
+            f"{_moment(record.began_s)}  {_plain(record.name):<20}  {_plain(record.outcome):<40}  {record.folder}\n"
         )
     if not found:
         sys.stderr.write(f"there is no record in {records_home()}: skipper run makes one\n")
@@ -171,34 +171,34 @@ def _replay(record: Record, given: argparse.Namespace) -> int:
     events, last = record.events(), record.last_status()
     begin_s = float("-inf") if given.last is None or last is None else last.taken_s - given.last
     is_screen = Console().is_terminal
-    before_s: float | None = None
+    before: JobStatus | None = None
     for status in record.statuses():
         if status.taken_s < begin_s:
             continue
-        if before_s is not None:
-            time.sleep(min(max(status.taken_s - before_s, 0) / given.speed, _LONGEST_WAIT_S))
+        if before is not None:
+            time.sleep(min(max(status.taken_s - before.taken_s, 0) / given.speed, _LONGEST_WAIT_S))
         if is_screen:
             Console().clear()
         sys.stdout.write(f"{_moment(status.taken_s)}\n")
-        _print_status(status, [event for event in events if event.at_s <= status.taken_s])
+        _print_status(status, [event for event in events if event.at_s <= status.taken_s], before)
         for event in events:
             if begin_s < event.at_s <= status.taken_s:
                 sys.stdout.write("".join(f"{line}\n" for line in _lines(event, with_traceback=False)))
         sys.stdout.flush()
-        begin_s = before_s = status.taken_s
+        begin_s, before = status.taken_s, status
     rest = [event for event in events if event.at_s > begin_s]
     sys.stdout.write("".join(f"{line}\n" for event in rest for line in _lines(event)))
     return 0
 
 
-def _print_status(status: JobStatus, events: Sequence[RecordedEvent]) -> None:
+def _print_status(status: JobStatus, events: Sequence[RecordedEvent], before: JobStatus | None = None) -> None:
     """As `skipper status` does, with the deaths until then."""
     from rich.console import Console
 
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = _WIDTH
-    console.print(view(_with_deaths(status, events)))
+    console.print(view(_with_deaths(status, events), before))
 
 
 def _with_deaths(status: JobStatus, events: Sequence[RecordedEvent]) -> JobStatus:

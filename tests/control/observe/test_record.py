@@ -152,7 +152,9 @@ def test_a_damaged_record_is_shown_as_far_as_it_goes(home: Path) -> None:
     folder = ended("train", began_s="yesterday")
     (folder / "status.jsonl").write_text('{"job": "a"}\n{"job"')
     (folder / "events.jsonl").write_text('{"kind": "death"}\n{"at_s": "x", "kind": 1, "who": 2, "message": 3}\n{}\n')
-    (folder / "stacks.jsonl").write_text("{}\n")
+    (folder / "stacks.jsonl").write_text(
+        '{}\n{"at_s": 1e300, "why": "", "text": ""}\n{"at_s": NaN, "why": "", "text": ""}\n'
+    )
     read = Record(folder)
     assert (list(read.statuses()), read.events(), read.stacks(), read.began_s) == ([], [], [], 0.0)
     (folder / "job.json").write_text("[]")
