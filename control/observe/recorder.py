@@ -37,7 +37,7 @@ _FIND_S = 0.05
 """How often it is looked whether the script's job is there."""
 _ENTER_S = 5.0
 _TABLES_S = 10.0
-"""How often tables are asked for."""
+"""How often tables are asked for; they are at the last look of a job that ends in good order, too."""
 _SLACK_S = 2.0
 """What has happened is asked for so much longer than since the last look, for clocks that are set."""
 _MOST_WITHIN_S = 600.0
@@ -126,7 +126,7 @@ class JobLooks:
             begun_s = time.monotonic()
             is_last = ending.done()
             try:
-                self._look()
+                self._look(is_last=is_last)
             except DeadlineError:
                 self._script_is_silent()
             except SupervisionError:
@@ -137,9 +137,9 @@ class JobLooks:
             wake.wait(max(interval_s - (time.monotonic() - begun_s), 0))
         self._record.event("job-end", process.root.job, "the job has ended")
 
-    def _look(self) -> None:
+    def _look(self, *, is_last: bool) -> None:
         now_s = time.monotonic()
-        with_tables = now_s - self._tables_s >= _TABLES_S
+        with_tables = is_last or now_s - self._tables_s >= _TABLES_S
         within_s = min(now_s - self._full_s + _SLACK_S, _MOST_WITHIN_S)
         answers = survey(self._process, "record", Asked(within_s, with_tables), timeout=TIMEOUT_S)
         said: dict[str, RecordAnswer | None] = {answer.process.id: answer.value() for answer in answers}
