@@ -8,12 +8,13 @@ half made.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from skipper.control.api import context, join
+from skipper.control.api import announced, context, join
 from skipper.control.api.service import ServiceTemplate, starts_services
 from skipper.control.model.failure import MeshFailure
 from skipper.control.model.future import Promise
@@ -32,7 +33,9 @@ def register(find_fault_hook: Callable[[], Callable[[MeshFailure], object]]) -> 
     current_runtime.extend(_serve_tools)
     current_runtime.at_start(_show_output)
     current_runtime.at_start(_trace_if_asked_to)
+    current_runtime.at_start(announced.announce)
     current_runtime.at_start(join.serve_if_asked_to)
+    current_runtime.at_start(_record_if_asked_to)
     join.reach_beyond_by(_remote_jobs)
 
 
@@ -55,6 +58,14 @@ def _trace_if_asked_to(process: Process) -> None:
         from skipper.control.observe import tracing as tracer
 
         tracer.install_if_possible(process)
+
+
+def _record_if_asked_to(process: Process) -> None:
+    folder = os.environ.get("SKIPPER_RECORD")
+    if folder and process.root.id == process.me.id:
+        from skipper.control.observe import script_record
+
+        script_record.begin(process, folder)
 
 
 def _serve_tools(process: Process) -> None:
@@ -92,10 +103,22 @@ def _serve_tools(process: Process) -> None:
             target=name.settle_by, args=(debugger.serve_this_job,), name="control-serve", daemon=True
         ).start()
 
+    def job_ending(mail: Mail) -> None:
+        from skipper.control.observe import script_record
+
+        requests.run(script_record.JOB_ENDING, script_record.attached, mail)
+
+    def last_look(mail: Mail) -> None:
+        from skipper.control.observe import script_record
+
+        requests.run(script_record.LAST_LOOK, script_record.looked, mail)
+
     requests.serve_by_name("survey", survey)
     requests.serve_by_name("output", output)
     requests.serve_by_name("flush_output", flush_output)
     requests.serve_by_name("serve", serve)
+    requests.serve_by_name("job_ending", job_ending)
+    requests.serve_by_name("last_look", last_look)
 
 
 def _start_service(

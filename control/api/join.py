@@ -14,10 +14,12 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Protocol, cast
 
+from skipper.control.api import announced
+from skipper.control.api.announced import connection_of
 from skipper.control.api.mesh import ProcMesh, this_proc
 from skipper.control.model.errors import (
     AlreadyInJobError,
@@ -30,10 +32,10 @@ from skipper.control.model.errors import (
 from skipper.control.model.future import Future
 from skipper.control.runtime import current_runtime, join_file
 from skipper.control.runtime.data_plane_access import open_data_plane
-from skipper.control.runtime.join_file import Beyond, Connection
+from skipper.control.runtime.join_file import Connection
 from skipper.control.runtime.process import Process
 from skipper.control.runtime.requests import JOIN, PING
-from skipper.control.wire.addresses import SCHEME, host_of, within_host
+from skipper.control.wire.addresses import SCHEME
 from skipper.control.wire.auth import NOT_ADMITTED, NOT_OUR_SECRET
 from skipper.trust import SECRET_VARIABLE, folder
 
@@ -193,16 +195,7 @@ def serve_job(
         gate = _find_remote().open(
             process, address, trusted.secret_file, trusted.certs, insecure=trusted.insecure, data_plane=data_plane
         )
-    host, state = host_of(process.me.address), process.state
-    connection = Connection(
-        name=name if name is not None else f"job-{process.me.job}-{secrets.token_hex(4)}",
-        root=process.me if host else dataclasses.replace(process.me, address=within_host(process.me.id)),
-        secret=process.secret,
-        settings=process.settings,
-        host=join_file.this_network(),
-        hostname=os.uname().nodename,
-        beyond=Beyond(host, state.certs, data_plane=state.data_plane_is_open) if host else None,
-    )
+    connection = connection_of(process, name if name is not None else f"job-{process.me.job}-{secrets.token_hex(4)}")
     try:
         join_file.running()  # sweeps away what dead jobs have left
         served = ServedJob(process, connection, join_file.write(connection), gate)
@@ -483,6 +476,51 @@ def find(address: PathLike | None, trusted: _Trust | None = None, *, timeout: fl
     return join_file.read(path)
 
 
+def find_for_tools(address: PathLike | None, *, timeout: float = 30.0) -> Connection:
+    """How to reach the job that a tool is to look at: as `find` says, or one that is only announced.
+
+    Args:
+        address: as `join` takes it, or the name of a script, with its process id or without, or the id of a job; None:
+            what SKIPPER_JOB says, or the user's only served job, or else the only one.
+        timeout: in seconds, for a job on another host.
+
+    Raises:
+        JobNotFoundError: there is none, or there are several.
+        UnsafeFileError, AuthenticationError, InsecureHostError, CertificateError, ValueError: as `find` says.
+    """
+    given = address if address is not None else os.environ.get(JOB_VARIABLE)
+    if given is None:
+        return _only_job()
+    if isinstance(given, str) and os.sep not in given and not given.lstrip().startswith("{") and not _is_remote(given):
+        try:
+            return find(address, timeout=timeout)
+        except JobNotFoundError:
+            if (connection := announced.find(given)) is None:
+                raise
+            return connection
+    return find(address, timeout=timeout)
+
+
+def _ids(paths: Iterable[Path]) -> set[str]:
+    ids = set()
+    for path in paths:
+        with contextlib.suppress(JoinError):  # it has just ended
+            ids.add(join_file.read(path).root.id)
+    return ids
+
+
+def _only_job() -> Connection:
+    served = {name: join_file.path_of(name) for name in join_file.running()}
+    if len(served) == 1:
+        return join_file.read(*served.values())
+    others = announced.found(_ids(served.values()))
+    if not served and len(others) == 1:
+        return next(iter(others.values()))
+    jobs = ", ".join([*served, *others])
+    there_are = f"these run: {jobs}" if jobs else f"none runs that {folder()} knows of"
+    raise JobNotFoundError(f"which job is meant? {there_are}; pass its name, or set {JOB_VARIABLE}")
+
+
 def _is_remote(address: str) -> bool:
     """Whether an address names a host and a port."""
     host, colon, port = address.rpartition(":")
@@ -503,7 +541,7 @@ def visiting(address: str | os.PathLike[str] | None = None, *, timeout: float = 
     `ServedJob.members`, and nothing is spawned on it.
 
     Args:
-        address: as `join` takes it; None: the job that this process belongs to, or else what `join` would take.
+        address: as `find_for_tools` takes it; None: the job that this process belongs to, or else what that says.
         timeout: in seconds.
 
     Raises:
@@ -515,7 +553,7 @@ def visiting(address: str | os.PathLike[str] | None = None, *, timeout: float = 
     if address is None and current_runtime.is_running():
         yield current_runtime.current()
         return
-    connection = find(address, timeout=timeout)
+    connection = find_for_tools(address, timeout=timeout)
     if current_runtime.is_running() and current_runtime.current().root.id == connection.root.id:
         yield current_runtime.current()
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import traceback
 from collections.abc import Iterator
+from types import TracebackType
 
 from skipper.control.model.errors import ActorError
 
@@ -42,6 +43,16 @@ def is_interrupt(error: BaseException) -> bool:
 def class_name(error: BaseException) -> str:
     """The name of the class of an exception."""
     return str(vars(type)["__name__"].__get__(type(error)))  # whatever a metaclass says
+
+
+def place_of(error: BaseException) -> str:
+    """The file and the line where an exception was raised; empty where that is not known."""
+    trace: TracebackType | None = vars(BaseException)["__traceback__"].__get__(error)  # whatever a class overrides
+    if trace is None:
+        return ""
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
 
 
 def message_of(error: BaseException) -> str:

@@ -22,7 +22,13 @@ if TYPE_CHECKING:
         job_status,
     )
     from skipper.control.observe.tracing import enable_tracing
-    from skipper.control.runtime.status_providers import Table, report_figures, report_table
+    from skipper.control.runtime.status_providers import (
+        Occurrence,
+        Table,
+        report_figures,
+        report_occurrences,
+        report_table,
+    )
     from skipper.control.runtime.tracing import span
     from skipper.control.support.pages import PageServer
 
@@ -50,8 +56,10 @@ _MODULES = {
     "Transfers": "skipper.control.observe.status",
     "job_status": "skipper.control.observe.status",
     "enable_tracing": "skipper.control.observe.tracing",
+    "Occurrence": "skipper.control.runtime.status_providers",
     "Table": "skipper.control.runtime.status_providers",
     "report_figures": "skipper.control.runtime.status_providers",
+    "report_occurrences": "skipper.control.runtime.status_providers",
     "report_table": "skipper.control.runtime.status_providers",
     "span": "skipper.control.runtime.tracing",
     "PageServer": "skipper.control.support.pages",
@@ -72,6 +80,9 @@ __all__ = [
     "Dashboard",
     "report_table",
     "Table",
+    # in the record of a run
+    "report_occurrences",
+    "Occurrence",
     # spans
     "enable_tracing",
     "span",

@@ -36,6 +36,7 @@ SUBJECTS: dict[str, str] = {
     "debug": "skipper.control.observe.debugger",
     "logs": "skipper.control.observe.log_forwarder",
     "tracing": "skipper.control.observe.tracing",
+    "record": "skipper.control.observe.record_answer",
 }
 """The module of each subject: its ``answer(process, argument)`` answers for the process itself, and, if it has them,
 ``answer_for(child, argument)`` for a child that does not, and ``passed_on(process, argument)`` says what those below

@@ -15,7 +15,6 @@ import re
 import shutil
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections import OrderedDict
@@ -23,11 +22,11 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from skipper.control.model.errors import UnsafeFileError
 from skipper.control.observe.log_lines import label_of
 from skipper.control.observe.log_reader import LogSource
 from skipper.control.runtime.join_file import this_network
-from skipper.control.support.private_file import make_folder, open_log, replace
+from skipper.control.support.private_file import make_folder, open_log, open_own, replace
+from skipper.control.support.state_folder import make_own_folder, state_folder
 
 FOLDER_VARIABLE = "SKIPPER_LOG_FOLDER"
 """Environment variable that names another folder for the folders of jobs."""
@@ -57,18 +56,8 @@ _log = logging.getLogger("skipper.control")
 
 
 def folders_home() -> Path:
-    """Where the folders of jobs lie: what the variable says, else ``skipper/logs`` in the user's folder for state.
-
-    Where that cannot be written, as in containers without a home, it is one for temporary files.
-    """
-    if named := os.environ.get(FOLDER_VARIABLE):
-        return Path(named)
-    state = os.environ.get("XDG_STATE_HOME", "")
-    home = Path(state) if os.path.isabs(state) else Path(os.path.expanduser("~"), ".local", "state")
-    nearest = next(folder for folder in (home, *home.parents) if folder.exists())
-    if home.is_absolute() and os.access(nearest, os.W_OK | os.X_OK):
-        return home / "skipper" / "logs"
-    return Path(tempfile.gettempdir(), f"skipper-{os.geteuid()}-logs")
+    """Where the folders of jobs lie (see `state_folder`)."""
+    return state_folder("logs", FOLDER_VARIABLE)
 
 
 def start_time_of(pid: int) -> int:
@@ -147,16 +136,12 @@ class LogFiles:
             make_folder(self.folder)
         else:
             home = folders_home()
-            make_folder(home)
-            status = os.stat(home)
-            if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-                raise UnsafeFileError(
-                    f"{home} belongs to others, or others may write there: {FOLDER_VARIABLE} names another"
-                )
+            make_own_folder(home, FOLDER_VARIABLE)
             folder = home / f"{datetime.now().strftime('%Y%m%d-%H%M%S')}-{self._job}"
             folder.mkdir(mode=0o700)
             self.folder = folder
-            replace(self.folder / JOB_FILE, json.dumps(_of_this_job(self._job)).encode(), 0o600)
+            about = of_process(os.getpid(), self._job, sys.argv[0] if sys.argv else "")
+            replace(self.folder / JOB_FILE, json.dumps(about).encode(), 0o600)
             arguments = (home, self.folder.name)
             threading.Thread(target=remove_old, args=arguments, name="control-logs-old", daemon=True).start()
         self._is_ready = True
@@ -203,16 +188,24 @@ def stamped(chunk: bytes, stream: int, at_s: float) -> bytes:
     return lines + (b"%sP %s\n" % (head, part) if part else b"")
 
 
-def remove_old(home: Path, current: str) -> None:
-    """Remove folders of jobs of this host that have ended, beyond those that are kept."""
-    left, kept = MAX_KEPT_NBYTES, 0
+def remove_old(home: Path, current: str, *, most: int | None = None, max_nbytes: int | None = None) -> None:
+    """Remove folders of jobs of this host that have ended, beyond those that are kept.
+
+    Args:
+        home: where they lie.
+        current: the name of one that stays.
+        most: how many stay; None: `KEPT_JOBS`.
+        max_nbytes: of these; None: `MAX_KEPT_NBYTES`.
+    """
+    most = KEPT_JOBS if most is None else most
+    left, kept = MAX_KEPT_NBYTES if max_nbytes is None else max_nbytes, 0
     for folder in sorted(_folders_of_jobs(home), key=lambda folder: folder.name, reverse=True):
         if folder.name == current or is_running(about_job(folder)):
             continue
         with contextlib.suppress(OSError):  # another job removes it
             left -= sum(entry.stat().st_size for entry in os.scandir(folder))
         kept += 1
-        if kept > KEPT_JOBS or left < 0:
+        if kept > most or left < 0:
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -229,9 +222,9 @@ def jobs_with_files(home: Path) -> list[Path]:
 
 
 def about_job(folder: Path) -> dict[str, object]:
-    """What a folder says of its job; empty where it does not."""
+    """What a folder of this user says of its job; empty where it does not."""
     try:
-        with open(folder / JOB_FILE, "rb") as file:
+        with os.fdopen(open_own(folder / JOB_FILE), "rb") as file:
             about = json.loads(file.read(64 << 10))
     except (OSError, ValueError, RecursionError):
         return {}
@@ -250,13 +243,20 @@ def is_running(about: dict[str, object]) -> bool:
     return isinstance(pid, int) and start_time_of(pid) == start != 0
 
 
-def _of_this_job(job: str) -> dict[str, object]:
+def of_process(pid: int, job: str, script: str) -> dict[str, object]:
+    """What is said of a job in its folder.
+
+    Args:
+        pid: of its script, on this host.
+        job: its id.
+        script: the script's path, if it has one.
+    """
     return {
         "version": 1,
         "job": job,
-        "script": os.path.abspath(sys.argv[0]) if sys.argv and sys.argv[0] not in ("", "-c") else "",
-        "pid": os.getpid(),
-        "start": start_time_of(os.getpid()),
+        "script": os.path.abspath(script) if script not in ("", "-c") else "",
+        "pid": pid,
+        "start": start_time_of(pid),
         "hostname": socket.gethostname(),
         "network": this_network(),
         "began_s": time.time(),

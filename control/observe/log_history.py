@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
+from skipper.control.api import announced
 from skipper.control.model.errors import JobNotFoundError
 from skipper.control.observe.log_files import (
     OLDER_SUFFIX,
@@ -327,4 +328,5 @@ def _id_of(job: str) -> str:
     with contextlib.suppress(JobNotFoundError, ValueError):
         path = Path(job) if os.sep in job else join_file.path_of(job)
         return join_file.read(path).root.job
-    return ""
+    announced_one = announced.find(job)
+    return announced_one.root.job if announced_one is not None else ""

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from skipper.control.api.join import find, visiting
+from skipper.control.api.join import find_for_tools, visiting
 from skipper.control.model.errors import DeadlineError, JobNotFoundError
 from skipper.control.observe.job_query import ProcessAnswer, survey
 from skipper.control.observe.written_stacks import have_written
@@ -140,7 +140,7 @@ def job_stacks(
             # A parent needs time to look at a child, in addition to the time that the child had for its answer.
             answers = survey(process, "stacks", native, timeout=timeout, margin=LONGEST_S)
     except DeadlineError:
-        return _seen_from_here(find(address).root.id, native=native)
+        return _seen_from_here(find_for_tools(address).root.id, native=native)
     return [_stacks_of(answer) for answer in answers]
 
 

@@ -222,10 +222,11 @@ class JobStatus:
 
 
 def job_status(address: str | os.PathLike[str] | None = None, *, timeout: float = 5.0) -> JobStatus:
-    """Look at a running job of this user on this host, which has to be served (see `serve_job`), or at one's own.
+    """Look at a running job of this user on this host, or at one's own.
 
     Args:
-        address: as `join` takes it; None: the job that this process belongs to, or else what `join` would take.
+        address: as `join` takes it, or the name of the job's script, that script's process id, or the job's id; None:
+            the job that this process belongs to, or else the only one.
         timeout: seconds after which a process that does not answer counts as silent.
 
     Raises:
@@ -237,9 +238,15 @@ def job_status(address: str | os.PathLike[str] | None = None, *, timeout: float 
         return status_of(survey(process, "status", timeout=timeout))
 
 
-def status_of(answers: Sequence[ProcessAnswer]) -> JobStatus:
-    """The status that a survey has brought together."""
-    reports: dict[str, ProcessReport | None] = {answer.process.id: answer.value() for answer in answers}
+def status_of(answers: Sequence[ProcessAnswer], reports: Mapping[str, ProcessReport | None] | None = None) -> JobStatus:
+    """The status that a survey has brought together.
+
+    Args:
+        answers: of the processes, the script's first.
+        reports: of these by the processes' ids; None: the answers are those.
+    """
+    if reports is None:
+        reports = {answer.process.id: answer.value() for answer in answers}
     hosts: dict[str, str] = {}
     processes: list[ProcessStatus] = []
     for answer in answers:

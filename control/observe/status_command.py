@@ -115,7 +115,7 @@ def view(status: JobStatus, before: JobStatus | None = None) -> RenderableType:
     many_hosts = len(status.hosts) > 1
     for process in status.processes:
         depth[process.id] = level = depth.get(process.parent_id, -1) + 1
-        _add_process(table, process, level, _cpu(status, before, process), many_hosts=many_hosts)
+        _add_process(table, process, level, status.taken_s, _cpu(status, before, process), many_hosts=many_hosts)
     parts: list[RenderableType] = [Text(_headline(status)), table]
     parts += [Text(line) for line in _troubles(status)]
     parts += [Text(line) for line in (*_transfers(status), *_figures(status))]
@@ -134,13 +134,15 @@ def _headline(status: JobStatus) -> str:
     )
 
 
-def _add_process(table: Table, process: ProcessStatus, level: int, cpu: str, *, many_hosts: bool) -> None:
+def _add_process(
+    table: Table, process: ProcessStatus, level: int, taken_s: float, cpu: str, *, many_hosts: bool
+) -> None:
     from rich.text import Text
 
     indent = "  " * level
     report = process.report
     host = f" ({process.host})" if many_hosts and process.host and process.host not in process.name else ""
-    up_s = "" if report is None else duration(time.time() - report.started_s)
+    up_s = "" if report is None else duration(taken_s - report.started_s)
     style = {"up": "", "starting": "yellow"}.get(process.state, "bold red")
     table.add_row(
         Text(f"{indent}{process.name}{host}"),

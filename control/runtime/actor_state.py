@@ -424,7 +424,7 @@ class ActorState:
         if tracing.tracer is not None:
             tracing.tracer.failed(error)
         who = f"{self.ref}.{method.removesuffix(WRAPPED)}"
-        self.progress.failed(self._host.history.failed(who, summarize(error)))
+        self.progress.failed(self._host.history.failed(who, error))
 
     async def supervise(self, *, is_async: bool) -> None:
         """Attend to the failures of owned meshes."""

@@ -5,11 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from skipper.control.model.exception_text import class_name, describe, place_of, shorten, summarize
 
 KEPT_DEATHS = 32
 KEPT_ERRORS = 32
 KEPT_NAMES = 1024
+KEPT_GROUPS = 64
+MOST_TRACEBACK = 16 << 10
+"""Characters of a group's traceback that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,31 @@ class Event:
     at_s: float
     who: str
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorGroup:
+    """Errors that are alike: of one endpoint of one actor, of one class, and raised at one line.
+
+    Attributes:
+        who: the actor and its endpoint.
+        error: name of the class.
+        place: file and line where it was raised; empty where that is not known.
+        count: how many there have been.
+        first_s: when the first was, as `time.time` counts.
+        last_s: when the latest was.
+        message: of the latest, for people.
+        traceback: of the first one.
+    """
+
+    who: str
+    error: str
+    place: str
+    count: int
+    first_s: float
+    last_s: float
+    message: str
+    traceback: str
 
 
 class FaultHistory:
@@ -47,6 +77,7 @@ class FaultHistory:
         self.errors: deque[Event] = deque(maxlen=KEPT_ERRORS)
         self.errors_total = 0
         self.last_error: Event | None = None
+        self._groups: OrderedDict[tuple[str, str, str], ErrorGroup] = OrderedDict()
 
     def died(self, name: str, reason: str) -> None:
         """Note that a process of this name has ended without having been told to."""
@@ -62,11 +93,25 @@ class FaultHistory:
         """How many processes of this name have died: as often has one that runs now been restarted."""
         return self._deaths_of.get(name, 0)
 
-    def failed(self, who: str, message: str) -> Event:
-        """Note an exception."""
-        event = Event(time.time(), who, message)
+    def failed(self, who: str, error: BaseException) -> Event:
+        """Note an exception. Its traceback is made only where it is the first of its kind."""
+        event = Event(time.time(), who, summarize(error))
+        key = who, class_name(error), place_of(error)
+        known = self._groups.get(key)
+        trace = shorten(describe(error), MOST_TRACEBACK) if known is None else known.traceback
         with self._lock:
             self.errors_total += 1
             self.errors.append(event)
             self.last_error = event
+            before = self._groups.get(key) or ErrorGroup(*key, 0, event.at_s, event.at_s, "", trace)
+            message = shorten(event.message, MOST_TRACEBACK)
+            self._groups[key] = replace(before, count=before.count + 1, last_s=event.at_s, message=message)
+            self._groups.move_to_end(key)
+            if len(self._groups) > KEPT_GROUPS:
+                self._groups.popitem(last=False)
         return event
+
+    def groups(self) -> list[ErrorGroup]:
+        """The errors by kind, those of which one was seen last at the end; `KEPT_GROUPS` kinds at most."""
+        with self._lock:
+            return list(self._groups.values())

@@ -26,7 +26,11 @@ from skipper.control.wire.addresses import within_host
 from skipper.control.wire.process_ref import ProcessRef
 from skipper.trust import folder
 
-_SUFFIX = ".json"
+SERVED = ".json"
+"""Suffix of the connection file of a job that its script serves: whoever asks for the user's only job may join it."""
+ANNOUNCED = ".job"
+"""Suffix of that of any other job: it is found by the tools of the same user, and by nobody who joins."""
+
 _VERSION = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _UNIX = "unix-abstract:"
@@ -154,18 +158,18 @@ def this_network() -> str:
     return f"{boot}/{os.stat('/proc/thread-self/ns/net').st_ino}"
 
 
-def path_of(name: str) -> Path:
-    """The connection file of a job of this name.
+def path_of(name: str, suffix: str = SERVED) -> Path:
+    """The connection file of a job of this name; ``suffix``: `SERVED` or `ANNOUNCED`.
 
     Raises:
         ValueError: it is no name for a job.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"a job's name is made of letters, digits, '.', '_' and '-', 64 at most: {name!r} is not")
-    return folder() / f"{name}{_SUFFIX}"
+    return folder() / f"{name}{suffix}"
 
 
-def write(connection: Connection) -> Path:
+def write(connection: Connection, suffix: str = SERVED) -> Path:
     """Write the connection file of a job, which was not there before or was that of a dead job.
 
     Raises:
@@ -173,7 +177,7 @@ def write(connection: Connection) -> Path:
         JobExistsError: a running job has this name.
         UnsafeFileError: the folder belongs to somebody else, or others may enter it.
     """
-    path = path_of(connection.name)
+    path = path_of(connection.name, suffix)
     with contextlib.suppress(FileExistsError):
         path.parent.mkdir(mode=0o700)
     with open_folder(path.parent) as where:
@@ -229,15 +233,15 @@ def remove_if_stale(path: Path) -> None:
             path.unlink()
 
 
-def running() -> list[str]:
-    """Names of this user's jobs that can be joined; files of dead ones are removed on the way.
+def running(suffix: str = SERVED) -> list[str]:
+    """Names of this user's jobs that are served, or announced; files of dead ones are removed on the way.
 
     Raises:
         UnsafeFileError: the folder belongs to somebody else, or others may enter it.
     """
     try:
         with open_folder(folder()) as where:
-            found = sorted(name for name in os.listdir(where) if name.endswith(_SUFFIX))
+            found = sorted(name for name in os.listdir(where) if name.endswith(suffix))
     except JobNotFoundError:
         return []
     names = []
@@ -245,7 +249,7 @@ def running() -> list[str]:
         path = folder() / name
         remove_if_stale(path)
         if path.exists():
-            names.append(path.name.removesuffix(_SUFFIX))
+            names.append(path.name.removesuffix(suffix))
     return names
 
 

@@ -1,4 +1,7 @@
-"""What parts of a process add to its status: `report_figures` adds numbers, `report_table` a table."""
+"""What parts of a process add to its status: `report_figures` adds numbers, `report_table` a table.
+
+And to the record of its job: `report_occurrences` says what they have done lately.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from typing import Generic, TypeVar
 
 MAX_ROWS = 500
 """More of one table are not sent."""
+MAX_OCCURRENCES = 64
+"""More of one part are not sent at a time: the newest are."""
 
 T = TypeVar("T")
 Figures = Mapping[str, float]
@@ -34,6 +39,21 @@ class Table:
     left_out: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """Something that a part of a process has done.
+
+    Attributes:
+        at_s: when it was done, as `time.time` counts.
+        what: for people.
+        figures: more about it, by name, the unit at the name's end.
+    """
+
+    at_s: float
+    what: str
+    figures: Mapping[str, Entry]
+
+
 class _Providers(Generic[T]):
     """Functions by the part of the process that they speak for.
 
@@ -43,20 +63,20 @@ class _Providers(Generic[T]):
 
     def __init__(self, failed: str) -> None:
         self._failed = failed
-        self._by_part: dict[str, Callable[[], T]] = {}
+        self._by_part: dict[str, Callable[..., T]] = {}
 
-    def set(self, part: str, report: Callable[[], T] | None) -> None:
+    def set(self, part: str, report: Callable[..., T] | None) -> None:
         """Have a function speak for a part, in place of another; None: no function does."""
         if report is None:
             self._by_part.pop(part, None)
         else:
             self._by_part[part] = report
 
-    def ask(self) -> Iterator[tuple[str, T]]:
-        """What each part says; parts whose function raises are left out."""
+    def ask(self, *about: object) -> Iterator[tuple[str, T]]:
+        """What each part says, asked with these arguments; parts whose function raises are left out."""
         for part, report in list(self._by_part.items()):
             try:
-                said = report()
+                said = report(*about)
             except Exception:  # noqa: BLE001  (one part that fails must not hide the others)
                 _log.exception(self._failed, part)
             else:
@@ -65,6 +85,8 @@ class _Providers(Generic[T]):
 
 _figures: _Providers[dict[str, float]] = _Providers("the figures of %s are not to be had")
 _tables: _Providers[Table | None] = _Providers("the table of %s is not to be had")
+
+_occurrences: _Providers[Sequence[Occurrence]] = _Providers("what %s has done lately is not to be had")
 
 
 def report_figures(part: str, figures: Callable[[], Figures]) -> None:
@@ -96,6 +118,22 @@ def report_table(part: str, table: Callable[[], Table | None] | None) -> None:
 def tables_now() -> list[Table]:
     """The tables of all parts, cut to `MAX_ROWS`; without those whose function raises."""
     return [_cut(table) for _, table in _tables.ask() if table is not None]
+
+
+def report_occurrences(part: str, lately: Callable[[float], Sequence[Occurrence]]) -> None:
+    """Have what some part of this process does kept in the record of its job, where there is one (``skipper run``).
+
+    Args:
+        part: its name; a second reporter of that name takes the place of the first.
+        lately: called, on any thread, whenever somebody asks, with a time as `time.time` counts; returns what has been
+            done since then, oldest first. It must be quick.
+    """
+    _occurrences.set(part, lately)
+
+
+def occurrences_since(at_s: float) -> dict[str, Sequence[Occurrence]]:
+    """The newest occurrences since a time, by the part's name; without those of parts whose function raises."""
+    return {part: said[-MAX_OCCURRENCES:] for part, said in _occurrences.ask(at_s) if said}
 
 
 def _cut(table: Table) -> Table:

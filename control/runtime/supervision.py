@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -40,6 +40,9 @@ class RootActor:
     """The script as an actor: the owner of what it spawns, itself owned by nobody.
 
     A process that has joined the job of another script has one, too.
+
+    Attributes:
+        note_crash: told of each report of a failure that nobody has handled; returns what is to stand below it.
     """
 
     def __init__(self, state: ProcessState, ports: PortTable, *, name: str, shutdown: Callable[[], None]) -> None:
@@ -57,6 +60,7 @@ class RootActor:
         self._hooks: list[threading.Thread] = []
         self._tests: dict[str, str] = {}
         """The pytest test that has spawned a mesh, by the name of the mesh."""
+        self.note_crash: Callable[[str], str] = lambda report: ""
         self._is_ending = False
         front_end.is_script()  # a run of pytest is known as one while it lasts
 
@@ -130,7 +134,7 @@ class RootActor:
         unheard = self.faults.close()
         if not unheard:
             return
-        report = "\n".join(failure.report() for failure in unheard)
+        report = self._crash_report(unheard)
         if front_end.is_script():
             sys.stderr.write(f"control: unhandled failure, exiting with code 1\n{report}\n")
             sys.stderr.flush()
@@ -150,7 +154,7 @@ class RootActor:
 
     def _nobody_heard(self, failure: MeshFailure) -> None:
         """End the script for a failure; at a prompt or in a test, raise it in what the user runs."""
-        report = failure.report()
+        report = self._crash_report([failure])
         if front_end.is_script():
             sys.stderr.write(f"control: unhandled failure, exiting with code 1\n{report}\n")
             sys.stderr.flush()
@@ -164,6 +168,10 @@ class RootActor:
 
         if not script_exit.raise_in_main(SupervisionError(headline, failure), if_in=is_theirs, within_s=_LOOK_S):
             front_end.tell(headline)
+
+    def _crash_report(self, failures: Sequence[MeshFailure]) -> str:
+        report = "\n".join(failure.report() for failure in failures)
+        return f"{report}{self.note_crash(report)}"
 
     def _leave(self, code: int) -> None:
         if self._is_ending:

@@ -88,6 +88,23 @@ def open_log(path: Path) -> int:
     return fd
 
 
+def open_own(path: Path) -> int:
+    """A plain file of this user to read; the caller closes its descriptor.
+
+    Raises:
+        UnsafeFileError: (a `PermissionError`) it is a link, no plain file, or somebody else's.
+        OSError: it cannot be opened.
+    """
+    if path.is_symlink():  # for the message; O_NOFOLLOW is the check
+        raise UnsafeFileError(f"{path} is a link, which may lead to a file that is another's: it is not followed")
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        os.close(fd)
+        raise UnsafeFileError(f"{path} is not a file of the user {os.geteuid()}: it is not read")
+    return fd
+
+
 def make_folder(path: Path) -> None:
     """Have a folder there; it and what is missing above it get mode 0700.
 

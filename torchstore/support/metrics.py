@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from threading import Lock
 
-from skipper.control.runtime.status_providers import report_figures
+from skipper.control.runtime.status_providers import Occurrence, report_figures, report_occurrences
 from skipper.control.support.exposition import CONTENT_TYPE, Labels, exposition
 from skipper.control.support.pages import Page, PageServer
 from skipper.torchstore.support.records import STAGES, SyncRecord
@@ -142,7 +142,26 @@ def log_of(store_name: str) -> SyncLog:
     with _logs_lock:
         if not _logs:
             report_figures("torchstore", _totals)
+            report_occurrences("torchstore", _since)
         return _logs.setdefault(store_name, SyncLog())
+
+
+def _since(at_s: float) -> list[Occurrence]:
+    """Syncs of all stores, for the record of the job, without small values, which the controller itself has."""
+    with _logs_lock:
+        logs = list(_logs.items())
+    found = [
+        Occurrence(record.ended, f"{record.op} {record.key} version {record.version}", _figures_of(store, record))
+        for store, log in logs
+        for record in log.records()
+        if record.ended >= at_s and record.mode != "inline"
+    ]
+    return sorted(found, key=lambda sync: sync.at_s)
+
+
+def _figures_of(store: str, record: SyncRecord) -> dict[str, str | float | None]:
+    stages = {f"{stage}_s": spent_s for stage, spent_s in record.stages.items()}
+    return {"store": store, "mode": record.mode, "nbytes": record.nbytes, "seconds": record.seconds, **stages}
 
 
 def _totals() -> dict[str, float]:

@@ -33,6 +33,12 @@ GROUPS: dict[str, dict[str, Tool]] = {
         "scale": Tool("skipper.benchmarks.scale.command", "casts to many processes, straight and by tree, and a model"),
         "weight-sync": Tool("skipper.benchmarks.weight_sync.command", "weights from trainers to generators"),
     },
+    "run a job": {
+        "run": Tool("skipper.control.observe.run_command", "a script as python does, with a record that outlives it"),
+        "record": Tool(
+            "skipper.control.observe.record_command", "the records of runs, while they go on and afterwards"
+        ),
+    },
     "run a job on several machines": {
         "host": Tool("skipper.control.cluster.hosts.command", "the agent of this machine, for scripts on others"),
         "certs": Tool("skipper.control.cluster.hosts.certs_command", "certificates for TLS between the machines"),

@@ -118,8 +118,8 @@ def _option(parser: argparse.ArgumentParser, action: argparse.Action) -> Option:
     return Option(
         names=tuple(action.option_strings),
         value="" if action.nargs == 0 else metavar if isinstance(metavar, str) else " ".join(metavar),
-        is_optional=action.nargs in ("?", "*"),
-        is_repeated=action.nargs in ("*", "+"),
+        is_optional=action.nargs in ("?", "*", argparse.REMAINDER),
+        is_repeated=action.nargs in ("*", "+", argparse.REMAINDER),
         is_required=action.required,
         choices=choices,
         help=(action.help or "") % told,

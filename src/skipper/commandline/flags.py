@@ -47,7 +47,8 @@ def add_job(parser: TakesArguments) -> None:
         "-j",
         "--job",
         metavar="JOB",
-        help="name of the job or path of its connection file; default: what SKIPPER_JOB says, or your only job",
+        help="name or id of the job, name or process id of its script, or path of its connection file; default: what "
+        "SKIPPER_JOB says, or your only job",
     )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 from urllib.error import HTTPError
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from skipper import torchstore as ts
+from skipper.control.runtime.status_providers import occurrences_since
 from skipper.control.support.exposition import CONTENT_TYPE
 from skipper.torchstore.support.metrics import BUCKETS_S, KEPT_RECORDS, MetricsServer, SyncLog, log_of
 from skipper.torchstore.support.records import STAGES, Cost, SyncRecord
@@ -50,6 +52,19 @@ async def test_a_sync_leaves_a_record_of_its_stages_and_adds_to_the_counters() -
     assert grown("torchstore_plans_total", ',result="compiled"') == 1
     assert grown("torchstore_sync_stage_seconds_total", ',stage="transfer"') > 0
     assert parse(ts.metrics_text())["torchstore_version"]['store="default",op="get",key="s"'] == 3
+
+
+@pytest.mark.usefixtures("store")
+async def test_the_record_of_a_run_is_told_of_each_sync_once_and_of_no_small_value() -> None:
+    began_s = time.time()
+    await ts.put_state_dict({"w": torch.randn(300, 300)}, "s")
+    await ts.put("small", 1)
+    sync = ts.sync_history()[-2]
+    (told,) = occurrences_since(began_s)["torchstore"]
+    assert (told.at_s, told.what) == (sync.ended, f"put s version {sync.version}")
+    assert (told.figures["store"], told.figures["nbytes"]) == ("default", 360_000)
+    assert {f"{stage}_s" for stage in STAGES} <= set(told.figures)
+    assert "torchstore" not in occurrences_since(time.time() + 1)
 
 
 @pytest.mark.usefixtures("store")

@@ -11,6 +11,12 @@ _skipper_words() {
         "weight-sync -") words="-h --help -v --verbose --quick -J --json --csv --device --model --layers --mode --trainers --generators --tp -n --iterations" ;;
         "weight-sync --device") words="cpu cuda" ;;
         "weight-sync --mode") words="direct snapshot" ;;
+        "run -") words="-h --help -v --verbose -n --name -m --module --logs --folder --interval --stacks" ;;
+        "run --logs") words="labelled raw off" ;;
+        "record -") words="-h --help -v --verbose -J --json" ;;
+        "record ") words="show replay" ;;
+        "record show -") words="-h --help -v --verbose -n --events -a --all -J --json" ;;
+        "record replay -") words="-h --help -v --verbose --speed --last" ;;
         "host -") words="-h --help -v --verbose" ;;
         "host ") words="secret serve drain status" ;;
         "host secret -") words="-h --help -v --verbose --per-host --of --host" ;;
@@ -58,12 +64,12 @@ _skipper() {
             [[ $word == help ]] || path=$word
         else
             case "$path $word" in
-                "bw compare"|"host secret"|"host serve"|"host drain"|"host status"|"certs init"|"certs issue"|"certs delegate"|"certs renew"|"certs revoke"|"certs rotate"|"certs update"|"names serve"|"names list"|"weights verify"|"weights certificate") path="$path $word" ;;
+                "bw compare"|"record show"|"record replay"|"host secret"|"host serve"|"host drain"|"host status"|"certs init"|"certs issue"|"certs delegate"|"certs renew"|"certs revoke"|"certs rotate"|"certs update"|"names serve"|"names list"|"weights verify"|"weights certificate") path="$path $word" ;;
             esac
         fi
     done
     if [[ -z $path ]]; then
-        words="bw actors dispatch scale weight-sync host certs names status stacks logs debug dashboard weights metrics doctor completion help --help --version"
+        words="bw actors dispatch scale weight-sync run record host certs names status stacks logs debug dashboard weights metrics doctor completion help --help --version"
     elif [[ $current == -* ]]; then
         _skipper_words "$path -"
     else
