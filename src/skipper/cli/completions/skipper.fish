@@ -105,6 +105,8 @@ complete -c skipper -n '__skipper_is_at "weight-sync"' -l trainers -r -d 'proces
 complete -c skipper -n '__skipper_is_at "weight-sync"' -l generators -r -d 'engines that read all of it, each (1)'
 complete -c skipper -n '__skipper_is_at "weight-sync"' -l tp -r -d 'tensor-parallel processes of each engine (2)'
 complete -c skipper -n '__skipper_is_at "weight-sync"' -s n -l iterations -r -d 'measured syncs of each mode (10)'
+complete -c skipper -n '__skipper_is_at "weight-sync"' -l modelled -d 'a model of a trillion parameters on hundreds of GPUs instead: its plans are compiled from shapes alone, its transfers are simulated, and the simulation is held against syncs on this host'
+complete -c skipper -n '__skipper_is_at "weight-sync"' -l page -r -d 'with --modelled: write it as a page in Markdown'
 complete -c skipper -n '__skipper_is_at "host"' -f -a secret -d 'Make a secret for agents and scripts, in a new file of mode 0600.'
 complete -c skipper -n '__skipper_is_at "host"' -f -a serve -d 'Be the agent of this machine, until SIGTERM or a drain.'
 complete -c skipper -n '__skipper_is_at "host"' -f -a drain -d 'Have an agent take no new jobs, and end with the last that it has.'
