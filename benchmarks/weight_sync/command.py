@@ -7,18 +7,21 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skipper.benchmarks import output, program
 from skipper.benchmarks.errors import BenchmarkError, UsageError
 from skipper.benchmarks.machine import available_nbytes
 from skipper.benchmarks.program import Parser, report_parser
-from skipper.benchmarks.report import Result
+from skipper.benchmarks.report import Report, Result
 from skipper.benchmarks.weight_sync.given_model import GivenModel, read_model
 from skipper.benchmarks.weight_sync.job import SyncWorkload, run
 from skipper.benchmarks.weight_sync.model import Model
+from skipper.benchmarks.weight_sync.modelled.page import modelled_tables, section
+from skipper.benchmarks.weight_sync.modelled.rows import FULL, QUICK, ModelledWorkload, run_modelled
 from skipper.benchmarks.weight_sync.progress import SyncProgress
-from skipper.commandline import whole
+from skipper.commandline import output_path, whole
 from skipper.control import ControlError, shutdown
 from skipper.dataplane.errors import DataplaneError
 from skipper.torchstore.errors import StoreError
@@ -55,6 +58,13 @@ def parser(prog: str) -> Parser:
     own.add_argument("--generators", type=ranks, metavar="N", help="engines that read all of it, each (1)")
     own.add_argument("--tp", type=ranks, metavar="N", help="tensor-parallel processes of each engine (2)")
     own.add_argument("-n", "--iterations", type=whole(1, 10_000), metavar="N", help="measured syncs of each mode (10)")
+    own.add_argument(
+        "--modelled",
+        action="store_true",
+        help="a model of a trillion parameters on hundreds of GPUs instead: its plans are compiled from shapes alone, "
+        "its transfers are simulated, and the simulation is held against syncs on this host",
+    )
+    own.add_argument("--page", type=output_path, metavar="PATH", help="with --modelled: write it as a page in Markdown")
     return own
 
 
@@ -64,6 +74,8 @@ def main(argv: Sequence[str], *, prog: str = "skipper weight-sync") -> int:
     if isinstance(given, int):
         return given
     try:
+        if given.modelled:
+            return _run_modelled(argv, given, prog)
         workload = _workload(given)
     except BenchmarkError as error:
         print(f"{prog}: {error}", file=sys.stderr)
@@ -83,6 +95,46 @@ def main(argv: Sequence[str], *, prog: str = "skipper weight-sync") -> int:
         shutdown()
 
 
+def _run_modelled(argv: Sequence[str], given: argparse.Namespace, prog: str) -> int:
+    """The job of a trillion parameters.
+
+    Raises:
+        UsageError: Arguments that are about syncs on this host.
+    """
+    others = ("model", "layers", "mode", "trainers", "generators", "tp", "iterations")
+    odd = next((name for name in others if getattr(given, name) is not None), None)
+    if odd is not None or given.device != "cpu":
+        raise UsageError(f"--{odd or 'device'} is about syncs on this host: leave it out with --modelled")
+    workload = QUICK if given.quick else FULL
+    config = {"tool": "weight_sync", "modelled": True, "quick": given.quick}
+
+    def write_page(rows: Sequence[Result]) -> list[Table]:
+        if given.page is not None:
+            Path(given.page).write_text(section(Report(argv=[*prog.split(), *argv], config=config, results=rows)))
+        return list(modelled_tables(rows))
+
+    try:
+        return program.run(
+            argv,
+            lambda rows: asyncio.run(_collect_modelled(workload, rows)),
+            prog=prog,
+            json=given.json,
+            csv=given.csv,
+            tables=write_page,
+            config=lambda: config,
+            failures=(ControlError, StoreError, DataplaneError, TimeoutError, OSError, MemoryError),
+        )
+    finally:
+        shutdown()
+
+
+async def _collect_modelled(workload: ModelledWorkload, rows: list[Result]) -> None:
+    with SyncProgress() as progress:
+        async for row in run_modelled(workload, progress):
+            rows.append(row)
+            progress.say(f"{row.name}: {output.significant(row.value)} {row.unit}")
+
+
 def _workload(given: argparse.Namespace) -> SyncWorkload:
     """What is to be done.
 
@@ -91,6 +143,8 @@ def _workload(given: argparse.Namespace) -> SyncWorkload:
     """
     if given.layers is not None and given.model is None:
         raise UsageError("--layers is about --model")
+    if given.page is not None:
+        raise UsageError("--page is about --modelled")
     workload = _QUICK if given.quick else _FULL
     model = workload.model if given.model is None else read_model(given.model, given.layers)
     workload = replace(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from math import prod
 from threading import Lock
@@ -25,6 +26,26 @@ _KEYS = 256
 _RECORDS_PER_KEY = 64  # of one key: every publisher's manifest and its few bindings
 
 
+class StoredTensors:
+    """What the publishers of a version say of its tensors, put together when it is first asked for.
+
+    Versions of the same layouts share it: a warm read does not go through what hundreds of publishers hold.
+    """
+
+    def __init__(self, manifests: Sequence[Manifest]) -> None:
+        self.ids = tuple(manifest.id for manifest in manifests)
+        self._manifests = manifests
+
+    @cached_property
+    def by_name(self) -> Mapping[str, TensorItem]:
+        """The tensors by name, each as its first publisher describes it."""
+        found: dict[str, TensorItem] = {}
+        for manifest in self._manifests:
+            for name, item in manifest.tensors.items():
+                found.setdefault(name, item)
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A grant whose ids have been replaced by the records that they name.
@@ -32,6 +53,7 @@ class Opened:
     Attributes:
         generations: For each source, what its seal must say (direct mode).
         writers: For each source, who published it.
+        stored: The tensors of all sources.
         peer_copy: Another reader's copy to read from, if there is one.
     """
 
@@ -39,6 +61,7 @@ class Opened:
     sources: tuple[Source, ...]
     generations: tuple[int, ...]
     writers: tuple[ProcessId, ...]
+    stored: StoredTensors
     peer_copy: Opened | None = None
 
     @property
@@ -56,13 +79,9 @@ class Opened:
         """Where the bytes are: "direct" or "snapshot"."""
         return next((source.binding.mode for source in self.sources if source.binding), "snapshot")
 
-    def tensors(self) -> dict[str, TensorItem]:
+    def tensors(self) -> Mapping[str, TensorItem]:
         """The tensors by name, each as its first source describes it."""
-        found: dict[str, TensorItem] = {}
-        for source in self.sources:
-            for name, item in source.manifest.tensors.items():
-                found.setdefault(name, item)
-        return found
+        return self.stored.by_name
 
     def places(self, name: str) -> tuple[tuple[object, ...] | None, ...]:
         """Where each source holds a tensor; equal for names that are tied in all of them."""
@@ -99,6 +118,7 @@ class Catalog:
 
     def __init__(self) -> None:
         self._records: LRUCache[str, dict[str, Manifest | Binding]] = LRUCache(_KEYS)
+        self._stored: LRUCache[str, StoredTensors] = LRUCache(_KEYS)
         self._lock = Lock()
 
     def recall(self, key: str) -> Recalled:
@@ -123,14 +143,23 @@ class Catalog:
             self._records.put(recalled.key, dict(islice((used | records).items(), room)))
         peer_copy: Opened | None = None
         if grant.peer_copy is not None:
-            peer_copy = Opened(grant, (sources.pop(),), (grant.peer_copy.generation,), (grant.peer_copy.writer,))
+            peer, share = sources.pop(), grant.peer_copy
+            stored = StoredTensors([peer.manifest])
+            peer_copy = Opened(grant, (peer,), (share.generation,), (share.writer,), stored)
         return Opened(
             grant,
             tuple(sources),
             tuple(share.generation for share in grant.shares),
             tuple(share.writer for share in grant.shares),
+            self._together(recalled.key, [source.manifest for source in sources]),
             peer_copy,
         )
+
+    def _together(self, key: str, manifests: Sequence[Manifest]) -> StoredTensors:
+        new = StoredTensors(manifests)
+        with self._lock:
+            known = self._stored.get(key)
+            return known if known is not None and known.ids == new.ids else self._stored.put(key, new)
 
     @staticmethod
     def volumes(recalled: Recalled, grant: Grant) -> list[tuple[str, ...]]:
@@ -142,6 +171,7 @@ class Catalog:
         with self._lock:
             for key in keys:
                 self._records.pop(key)
+                self._stored.pop(key)
 
 
 def _holders(records: dict[str, Manifest | Binding], share: Share) -> list[Binding]:

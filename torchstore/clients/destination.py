@@ -140,7 +140,7 @@ def _check_distinct(key: str, targets: Mapping[str, LocalTensor], names: Mapping
     check_distinct(key, [(label, target.tensor) for label, target in written], source)
 
 
-def _to_fill(stored: Mapping[str, TensorItem], leaves: Mapping[str, Any]) -> dict[str, TensorItem]:
+def _to_fill(stored: Mapping[str, TensorItem], leaves: Mapping[str, Any]) -> Mapping[str, TensorItem]:
     """What is stored, without the scales of tensors that are to be filled with values."""
     scales = {
         beside
@@ -149,7 +149,7 @@ def _to_fill(stored: Mapping[str, TensorItem], leaves: Mapping[str, Any]) -> dic
         for beside in item.scaled.beside()
     }
     if not scales:
-        return dict(stored)
+        return stored
     return {name: item for name, item in stored.items() if name not in scales or name in leaves}
 
 

@@ -193,7 +193,9 @@ class History:
     def _supersede(self, binding: Binding, by: Version) -> None:
         """The memory of older versions in the same binding holds the new one now."""
         for version in self._all():
-            if version is not by and any(old.id == binding.id for _, old in version.bindings()):
+            if version.closed or version is by:
+                continue  # once is enough: the first share of many to come closes it for all
+            if any(old.id == binding.id for _, old in version.bindings()):
                 version.closed = True
 
     def _make_ready(self, version: Version) -> None:

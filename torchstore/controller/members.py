@@ -13,7 +13,7 @@ from skipper.torchstore.support.serial import Serial
 
 R = TypeVar("R", Manifest, Binding)
 
-_REMEMBERED = 4096
+_REMEMBERED = 16_384  # a manifest and three bindings of each of 2,048 publishers, and as much again
 
 
 class Members:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from skipper.torchstore.algebra.layout import Ints, uncovered
+from skipper.torchstore.algebra.layout import Box, Ints, uncovered
 from skipper.torchstore.algebra.manifest import WHOLE, Binding, Digests, Manifest, MeshPosition, TensorItem
+from skipper.torchstore.controller.agreement import Agreement
 from skipper.torchstore.controller.peer_read_scheduler import PeerReadScheduler
 from skipper.torchstore.controller.steps import Step, name_ranks
 from skipper.torchstore.errors import (
@@ -161,7 +162,7 @@ class Version:
 
         `is_familiar` says whether that contribution is laid out as the others too.
         """
-        for rank, old in self.contributions.items() if not self.is_familiar else ():
+        for rank, old in self.contributions.items() if not (self.is_familiar or self._agrees(new)) else ():
             if rank == new.rank or old.manifest is None or new.manifest is None or old.manifest.id == new.manifest.id:
                 continue
             is_replica = self.step is not None and self.step.alone and _is_filled(old) and _is_filled(new)
@@ -183,6 +184,17 @@ class Version:
                 if old.digests[at] != new.digests[at]:
                     return ReplicaMismatchError(self.key, name, (box[0], box[1]), (rank, new.rank))
         return None
+
+    def _agrees(self, new: Contribution) -> bool:
+        """Whether a share agrees with all others; where this says no, they are to be compared one by one."""
+        if self.is_disputed or (self.step is not None and self.step.alone):
+            return False
+        shares = (*self.contributions.values(), new)
+        manifests = [share.manifest for share in shares if share.manifest is not None]
+        agreement = _agreements.get((self.key, self.number))
+        if agreement is None or not agreement.is_about(manifests):
+            agreement = _agreements.put((self.key, self.number), Agreement())
+        return all(agreement.take(manifest) for manifest in manifests)
 
     def _odd(self, new: Contribution) -> ShareMismatchError | None:
         """The error that names the rank that differs from others; None while it is for other ranks to tell which."""
@@ -231,6 +243,7 @@ _HINT = (
 A = TypeVar("A")
 
 # Every step of a training run compares the same manifests again: the answers are kept, by their ids.
+_agreements: LRUCache[tuple[str, int], Agreement] = LRUCache(8)
 _agreement: LRUCache[frozenset[str], str] = LRUCache(4096)
 _replicates: LRUCache[frozenset[str], str] = LRUCache(256)
 _coverage: LRUCache[frozenset[str], tuple[str, ...]] = LRUCache(256)
@@ -271,14 +284,20 @@ def _disagree_as_replicas(manifests: tuple[Manifest, ...]) -> str:
 
 def _holes(manifests: tuple[Manifest, ...]) -> tuple[str, ...]:
     """The boxes that these manifests leave open: none is the proof that the version is whole."""
+    holders: dict[str, list[TensorItem]] = {}
+    for manifest in manifests:
+        for name, item in manifest.tensors.items():
+            holders.setdefault(name, []).append(item)
     lines: list[str] = []
-    for name in dict.fromkeys(name for manifest in manifests for name in manifest.tensors):
-        holders = [manifest for manifest in manifests if name in manifest.tensors]
-        shape = holders[0].tensors[name].global_shape
-        boxes = frozenset(box for manifest in holders for box in manifest.boxes(name))
-        lines.extend(
-            f"{name or 'the tensor'}[offsets {box.offsets}, shape {box.shape}]" for box in uncovered(shape, boxes)
-        )
+    known: dict[tuple[Any, ...], tuple[Box, ...]] = {}  # by shape and pieces, which tensors of one layout share
+    for name, items in holders.items():
+        shape = items[0].global_shape
+        alike = (shape, *[id(item.pieces) for item in items])
+        holes = known.get(alike)
+        if holes is None:
+            boxes = frozenset(piece.box for item in items for piece in item.pieces)
+            holes = known[alike] = uncovered(shape, boxes)
+        lines.extend(f"{name or 'the tensor'}[offsets {box.offsets}, shape {box.shape}]" for box in holes)
     return tuple(lines)
 
 

@@ -6,6 +6,7 @@ other side of the same message ever sees: they say what to send instead.
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -216,6 +217,16 @@ class Share:
     stamp: str = ""
     change: Change | None = None
     copies: tuple[Binding | str, ...] = ()
+
+
+class Shares(tuple[Share, ...]):
+    """Shares that go to many readers: they are pickled once, and arrive as a plain tuple."""
+
+    _packed: bytes = b""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._packed = self._packed or pickle.dumps(tuple(self), protocol=5)
+        return pickle.loads, (self._packed,)
 
 
 @compact

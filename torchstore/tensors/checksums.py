@@ -17,8 +17,9 @@ from math import prod
 import torch
 
 from skipper.dataplane import RDMAAction, RDMABuffer, RemoteLayout
-from skipper.torchstore.algebra.layout import Box, BoxTransfer, Ints, Piece, minus, plus
+from skipper.torchstore.algebra.layout import Box, Ints, Piece, minus, plus
 from skipper.torchstore.algebra.manifest import Binding, Digests, Manifest, TensorItem
+from skipper.torchstore.algebra.matching import BoxTransfer
 from skipper.torchstore.errors import ChecksumError
 from skipper.torchstore.tensors.cells import (
     cell_shape,

@@ -25,8 +25,9 @@ from skipper.control.runtime import tracing
 from skipper.dataplane import RDMAAction, RDMABuffer, RemoteLayout
 from skipper.dataplane.errors import TransferTimeoutError
 from skipper.dataplane.uncollected import uncollected
-from skipper.torchstore.algebra.layout import BoxTransfer, Ints, Match, match
+from skipper.torchstore.algebra.layout import Ints
 from skipper.torchstore.algebra.manifest import Binding, Manifest, TensorItem
+from skipper.torchstore.algebra.matching import BoxTransfer, SourceTensors
 from skipper.torchstore.errors import CoverageError, DTypeMismatchError, LayoutMismatchError
 from skipper.torchstore.support.lru_cache import LRUCache
 from skipper.torchstore.tensors.checksums import ArrivalProof, ProofBuilder
@@ -146,33 +147,24 @@ def compile_read(
     moved, blocks = [0] * len(sources), [0] * len(sources)
     moves: list[tuple[int, str, BoxTransfer, torch.Tensor]] = []
     proof = ProofBuilder([(source.manifest, source.binding) for source in sources])
-    # Layers repeat: tensors of one layout share their piece tuples, so the match is made once for all of them.
-    matches: dict[tuple[int, ...], Match] = {}
+    names = [stored.get(label, label) for label in targets] if stored else list(targets)
+    tensors = SourceTensors([source.manifest for source in sources], names)
     filled: dict[int, _Filling] = {}  # by address: what is tied on both sides is read once
-    for position, (label, target) in enumerate(targets.items()):
-        name = stored.get(label, label) if stored else label
+    for position, (name, (label, target)) in enumerate(zip(names, targets.items(), strict=True)):
         full_name = key if not label else f"{key}/{label}" if name == label else f"{key}/{name} (for {label})"
         check_destination(target.tensor, full_name)
-        holders = [
-            (index, source.binding, item)
-            for index, source in enumerate(sources)
-            if (item := source.manifest.tensors.get(name)) is not None
-        ]
+        holders = tensors.holders(name)
         if holders:  # the sources of one version agree about dtype and shape
-            check_same(full_name, holders[0][2].dtype, holders[0][2].global_shape, target)
-        turn = (reader + position) % max(len(holders), 1)
-        alike = (turn, id(target.pieces), *(id(item.pieces) for _, _, item in holders))
-        found = matches.get(alike)
-        if found is None:
-            pieces = tuple(item.pieces for _, _, item in holders)
-            found = matches[alike] = match(pieces, target.pieces, preference=turn)
+            check_same(full_name, holders[0][1].dtype, holders[0][1].global_shape, target)
+        found = tensors.find(name, target.pieces, reader + position)
         if found.holes:
             raise CoverageError(full_name, tuple((hole.offsets, hole.shape) for hole in found.holes))
         filling = (target, holders, found.transfers)
         if (before := filled.setdefault(target.tensor.data_ptr(), filling)) is not filling and _alike(before, filling):
             continue
         for transfer in found.transfers:
-            index, binding, item = holders[transfer.source]
+            index, item = holders[transfer.source]
+            binding = sources[index].binding
             if binding is None:  # pieces without memory: the publisher has made a mistake
                 raise CoverageError(full_name, ((transfer.target_local, transfer.shape),))
             action.read_remote(
@@ -186,7 +178,13 @@ def compile_read(
             moves.append((index, name, transfer, target.tensor))
             proof.add(index, name, transfer, target.tensor, name=full_name)
         needed += sum(piece.box.numel for piece in target.pieces) * target.tensor.element_size()
-    seals = Seals([source.binding.seal if source.binding else None for source in sources])
+    # Of those that are read from: a seal says nothing about what others hold, and each is a connection of its own.
+    seals = Seals(
+        [
+            source.binding.seal if source.binding and parts else None
+            for source, parts in zip(sources, blocks, strict=True)
+        ]
+    )
     return Plan(
         action,
         seals,
@@ -199,7 +197,7 @@ def compile_read(
     )
 
 
-_Filling = tuple[LocalTensor, list[tuple[int, Binding | None, TensorItem]], Sequence[BoxTransfer]]
+_Filling = tuple[LocalTensor, Sequence[tuple[int, TensorItem]], Sequence[BoxTransfer]]
 """A target, the sources that hold some of it, and what is read of these."""
 
 
@@ -213,7 +211,7 @@ def _blocks(filling: _Filling) -> list[tuple[int, int, RemoteLayout, Ints]]:
     found = ((holders[transfer.source], transfer) for transfer in transfers)
     return [
         (index, item.buffer, item.block_at(transfer.source_local, transfer.shape), transfer.target_local)
-        for (index, _, item), transfer in found
+        for (index, item), transfer in found
     ]
 
 

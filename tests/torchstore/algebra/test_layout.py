@@ -24,9 +24,9 @@ from skipper.torchstore.algebra.layout import (
     Shard,
     StridedShard,
     contiguous_strides,
-    match,
     uncovered,
 )
+from skipper.torchstore.algebra.matching import HeldBoxes, match
 from tests.torchstore.oracle import as_this_torch_cuts, cuts_what_is_strided_twice, shard_tensor
 
 EXAMPLES = settings(max_examples=400, deadline=None)
@@ -127,7 +127,7 @@ def test_all_ranks_together_cover_the_tensor_and_replicas_only_repeat_it(layout:
 @given(layout_pairs(), st.integers(0, 5))
 def test_a_match_moves_every_element_of_the_target_exactly_once(pair: tuple[Layout, Layout], preference: int) -> None:
     source, target = pair
-    sources = tuple(source.pieces(at) for at in source.coordinates())
+    sources = HeldBoxes.of([source.pieces(at) for at in source.coordinates()])
     held = [shard_as_dtensor_does(source, at) for at in source.coordinates()]
     for coordinate in target.coordinates():
         expected = shard_as_dtensor_does(target, coordinate)
@@ -156,20 +156,6 @@ def test_a_missing_rank_leaves_exactly_the_hole_that_only_it_could_fill(layout: 
     for box in uncovered(layout.global_shape, boxes):
         holes[region(box.offsets, box.shape)] += 1
     assert torch.equal(holes, (~covered).int())
-
-
-def test_replicas_are_spread_by_preference() -> None:
-    layout = Layout((6,), (3,), (Replicate(),))
-    sources = tuple(layout.pieces(at) for at in layout.coordinates())
-    target = Layout((6,)).pieces(())
-    chosen = {match(sources, target, preference=p).transfers[0].source for p in range(3)}
-    assert chosen == {0, 1, 2}
-
-
-def test_a_hole_is_named_by_its_box() -> None:
-    layout = Layout((4, 6), (2,), (Shard(1),))
-    found = match((layout.pieces((0,)),), Layout((4, 6)).pieces(()))
-    assert found.holes == (Box((0, 3), (4, 3)),)
 
 
 def test_a_scalar_is_one_piece_of_one_element() -> None:

@@ -6,6 +6,8 @@ from itertools import permutations
 import pytest
 
 from skipper.torchstore.algebra.layout import Layout, Shard
+from skipper.torchstore.controller import version as version_module
+from skipper.torchstore.controller.agreement import Agreement
 from skipper.torchstore.controller.history import History
 from skipper.torchstore.controller.version import Contribution, disagreement
 from skipper.torchstore.errors import (
@@ -79,3 +81,27 @@ def test_a_version_is_not_whole_while_it_is_disputed() -> None:
 def test_shares_that_agree_are_no_matter() -> None:
     manifests = {rank: share.manifest for rank, share in enumerate(shares(0)) if share.manifest is not None}
     assert disagreement("w", manifests, 3, more=False) is None
+
+
+def test_shares_that_agree_are_not_compared_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compare(manifests: object) -> str:
+        raise AssertionError("two shares were compared")
+
+    monkeypatch.setattr(version_module, "_disagree", compare)
+    history = History("w")
+    for share in shares(0):
+        version = history.contribute(share, None)
+    assert history.select(Selector()) is version
+
+
+def test_a_share_is_held_against_all_that_others_have_named() -> None:
+    first, second, third = (
+        manifest for share in shares(2, dtype="torch.int32")[:3] if (manifest := share.manifest) is not None
+    )
+    agreement = Agreement()
+    assert agreement.take(first)
+    assert agreement.take(second)
+    assert not agreement.take(third)
+    assert agreement.take(first)
+    assert agreement.is_about([first, second, third])
+    assert not agreement.is_about([first, third])  # one of them was put again, and says something else

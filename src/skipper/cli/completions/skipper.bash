@@ -8,7 +8,7 @@ _skipper_words() {
         "actors -") words="-h --help -v --verbose --quick -J --json --csv" ;;
         "dispatch -") words="-h --help -v --verbose --quick -J --json --csv --layers --width --samples --hosts --per-host --secret-file --certs --insecure" ;;
         "scale -") words="-h --help -v --verbose --quick -J --json --csv -n --procs --fanout --ranks" ;;
-        "weight-sync -") words="-h --help -v --verbose --quick -J --json --csv --device --model --layers --mode --trainers --generators --tp -n --iterations" ;;
+        "weight-sync -") words="-h --help -v --verbose --quick -J --json --csv --device --model --layers --mode --trainers --generators --tp -n --iterations --modelled --page" ;;
         "weight-sync --device") words="cpu cuda" ;;
         "weight-sync --mode") words="direct snapshot" ;;
         "run -") words="-h --help -v --verbose -n --name -m --module --logs --folder --interval --stacks" ;;
