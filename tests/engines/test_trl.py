@@ -36,7 +36,8 @@ def test_asynchronous_grpo_gives_a_server_the_weights_of_each_step(processes: Pr
     written = log.read_text(encoding="utf-8", errors="replace")
     assert status == 0, written[-3000:]
     syncs = [json.loads(line) for line in written.splitlines() if line.startswith('{"')]
-    *syncs, failed = syncs
+    first, *syncs, failed = syncs
+    assert first["refused"] == {"no server": "TimeoutError", "not begun": "RuntimeError", "nowhere": "ValueError"}
     *trained, anew = syncs
     assert [int(sync["version"]) for sync in trained] == [1, 2, 3, 4]  # when training begins, and after each step
     for sync in syncs:

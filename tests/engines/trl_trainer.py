@@ -123,6 +123,21 @@ class Definition:
         return torch.cat(rows)
 
 
+def refused(url: str) -> dict[str, str]:
+    """What is said before there is a server, and before training begins."""
+    found = {}
+    for name, use in (
+        ("no server", lambda: TorchStoreWeightTransfer("http://127.0.0.1:1", start_timeout=0.1).init_weight_transfer()),
+        ("not begun", lambda: TorchStoreWeightTransfer(url).send_weights(iter(()))),
+        ("nowhere", lambda: TorchStoreWeightTransfer(url, insecure=True).init_weight_transfer()),
+    ):
+        try:
+            use()
+        except Exception as error:  # noqa: BLE001  (the test says what was wrong)
+            found[name] = type(error).__name__
+    return found
+
+
 def main() -> None:
     """See above."""
     url, folder = sys.argv[1], Path(sys.argv[2])
@@ -137,6 +152,7 @@ def main() -> None:
     tokenizer.save_pretrained(folder / "model")
     from datasets import Dataset
 
+    print(json.dumps({"refused": refused(url)}), flush=True)
     transfer = Reported(url, bucket_nbytes=300_000)
     trainer = AsyncGRPOTrainer(
         model=str(folder / "model"),

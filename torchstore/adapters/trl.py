@@ -30,7 +30,7 @@ _stores = count()
 
 
 class TorchStoreWeightTransfer:
-    """What ``AsyncGRPOTrainer(weight_transfer=...)`` and ``AsyncDistillationTrainer`` take, in the main process.
+    """What ``AsyncGRPOTrainer(weight_transfer=...)`` takes, in the trainer's main process.
 
     TRL asks for a pause before it gathers anything. This one pauses the server later, when the workers have read all
     weights, for as long as their models change. A sync that fails leaves them the weights that they had, and the server
