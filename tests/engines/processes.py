@@ -13,9 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.engines import sockets
+from tests.engines import server, sockets
 from tests.engines.engine import NO_NETWORK, OPTIONS
-from tests.engines.models import NEW_TOKENS, PROMPTS, write_folder
+from tests.engines.models import write_folder
 from tests.tree import ROOT
 
 SITE = Path(__file__).with_name("site")
@@ -151,19 +151,11 @@ class ServerProcess:
 
     def generate(self) -> list[list[int]]:
         """Tokens for the prompts, one request each."""
-        sampling = {"max_tokens": NEW_TOKENS, "temperature": 0, "ignore_eos": True, "detokenize": False}
-        answers = [
-            self.ask("/inference/v1/generate", {"token_ids": prompt, "sampling_params": sampling, "stream": False})
-            for prompt in PROMPTS
-        ]
-        return [answer["choices"][0]["token_ids"] for answer in answers]
+        return server.generate(self.path)
 
-    def ask(self, path: str, body: Any = None) -> Any:
+    def ask(self, path: str) -> Any:
         """The JSON of an answer."""
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.path + path, data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=100) as answer:
-            return json.loads(answer.read() or b"null")
+        return server.ask(self.path, path)
 
     def _serves(self) -> bool:
         try:

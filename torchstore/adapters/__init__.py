@@ -1,9 +1,10 @@
-"""Weight transfer for inference engines: what vLLM and verl call, made of the store's puts and gets.
+"""What engines and frameworks call of this library: weight transfer for vLLM, TRL and verl, and Ray's tensors.
 
-`torchstore.adapters.vllm` and `torchstore.adapters.verl` import those projects, so nothing here imports them: vLLM
-loads `register_vllm` as a plugin, and verl imports its module by the name that its configuration gives.
+`torchstore.adapters.vllm`, `.trl`, `.verl` and `.ray` import those projects, so nothing here imports them: vLLM loads
+`register_vllm` as a plugin, verl imports its module by the name that its configuration gives, a script that uses Ray
+calls `register_ray`, and one that uses TRL imports its class.
 """
 
-from skipper.torchstore.adapters.registration import register_vllm
+from skipper.torchstore.adapters.registration import register_ray, register_vllm
 
-__all__ = ["register_vllm"]
+__all__ = ["register_ray", "register_vllm"]

@@ -1,4 +1,4 @@
-"""Telling vLLM of the backend ``torchstore``, without importing what that needs before it is asked for."""
+"""Telling vLLM and Ray what they can use of this library, without importing what that needs before it is used."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Any
 
 BACKEND = "torchstore"
 """The name under which vLLM and verl know these engines."""
+
+TRANSPORT = "SKIPPER"
+"""The name under which Ray knows its transport; methods of actors may write it in small letters."""
 
 
 def register_vllm() -> None:
@@ -26,3 +29,20 @@ def register_vllm() -> None:
     ):
         with suppress(ValueError):  # it is registered already
             factory.register_engine(BACKEND, "skipper.torchstore.adapters.vllm", class_name)
+
+
+def register_ray() -> None:
+    """Make ``tensor_transport="skipper"`` known to Ray, for tensors on CPUs and CUDA.
+
+    A module calls it before it defines classes whose methods ask for that transport: Ray's decorator looks it up. It
+    may be called again.
+
+    Raises:
+        ImportError: Ray is not installed, or older than its interface for transports of others.
+    """
+    experimental: Any = import_module("ray.experimental")
+    transport: Any = import_module("skipper.torchstore.adapters.ray")
+    with suppress(ValueError):  # it is registered already
+        experimental.register_tensor_transport(
+            TRANSPORT, ["cpu", "cuda"], transport.TensorTransport, import_module("torch").Tensor
+        )

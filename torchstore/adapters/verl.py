@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -21,6 +22,9 @@ from skipper import torchstore as ts
 from skipper.torchstore.adapters.registration import BACKEND
 from skipper.torchstore.adapters.weights import buckets
 from skipper.torchstore.support.blocking import run
+
+GATES = ("*.gate.weight", "*_gate.weight", "*.router.*", "*.e_score_correction_bias")
+"""What gates of experts are called in the models of transformers: Mixtral, Qwen, DeepSeek, gpt-oss, Llama 4."""
 
 
 @CheckpointEngineRegistry.register(BACKEND)
@@ -44,7 +48,9 @@ class TorchStoreCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # ver
         data_plane: See ``secret_file``; without certificates, or with this, the weights go one-sidedly between hosts.
         store_name: Which store.
         key: Prefix of the keys of the buckets.
-        rollout_dtype: What floating-point weights are converted to on their way; None: nothing is.
+        rollout_dtype: What floating-point weights are converted to before they are sent; None: nothing is.
+        keep_dtype: Names (patterns as the shell has them) of weights that are sent as they are all the same. Gates of
+            experts choose other experts when they are rounded, so trainers and engines have them in float32.
         device: Where receivers want the tensors.
         timeout: Bound on each step, in seconds.
 
@@ -66,6 +72,7 @@ class TorchStoreCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # ver
         store_name: str = "verl",
         key: str = "policy",
         rollout_dtype: torch.dtype | str | None = torch.bfloat16,
+        keep_dtype: Sequence[str] = GATES,
         device: str | torch.device = "cpu",
         timeout: float = 600.0,
     ) -> None:
@@ -75,6 +82,7 @@ class TorchStoreCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # ver
         if not isinstance(dtype, torch.dtype | None):
             raise ValueError(f"rollout_dtype is a dtype of torch such as 'bfloat16', not {rollout_dtype!r}")
         self.rollout_dtype = dtype
+        self.keep_dtype = tuple(keep_dtype)
         self._address = address
         self._serve_at = serve_at
         self._trust: dict[str, Any] = {"secret_file": secret_file, "certs": certs, "insecure": insecure}
@@ -154,14 +162,13 @@ class TorchStoreCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # ver
                 pass
             return {}
         began, nbytes = time.perf_counter(), 0
-        for number, (bucket, is_last) in enumerate(buckets(weights, self.bucket_size)):
+        for number, (bucket, is_last) in enumerate(buckets(self._converted(weights), self.bucket_size)):
             nbytes += sum(tensor.nbytes for tensor in bucket.values())
             await ts.put_state_dict(
                 {"weights": bucket, "is_last": is_last, "global_steps": global_steps},
                 self._bucket(number),
                 self._store_name,
                 version=self._round,
-                transfer_dtype=self.rollout_dtype,
                 timeout=self._timeout,
             )
         return {"torchstore/sent_nbytes": float(nbytes), "torchstore/send_s": time.perf_counter() - began}
@@ -186,6 +193,12 @@ class TorchStoreCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # ver
             for name, tensor in bucket["weights"].items():
                 yield name, tensor.to(self._device)
             number, is_last = number + 1, bucket["is_last"]
+
+    def _converted(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights as they are sent."""
+        for name, tensor in weights:
+            is_kept = not tensor.is_floating_point() or any(fnmatchcase(name, each) for each in self.keep_dtype)
+            yield name, tensor if is_kept or self.rollout_dtype is None else tensor.to(self.rollout_dtype)
 
     def _serve(self) -> str:
         """Open the job of this process; where it is joined."""

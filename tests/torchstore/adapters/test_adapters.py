@@ -396,11 +396,33 @@ def test_verl_rollout_workers_receive_what_the_actor_sends(workers: InferenceWor
                 ["c", "torch.bfloat16", [4, 8, 10], [float(step)]],
             ]
             assert receiving.result(timeout=60) == [expected] * WORKERS
-            assert metrics[0]["torchstore/sent_nbytes"] == 4 * (660 + 7 + 320)
+            assert metrics[0]["torchstore/sent_nbytes"] == 2 * (660 + 7 + 320)
             assert metrics[1] == {}
             for actor in actors:
                 actor.finalize()
             workers.ask("verl", "execute", "finalize", {})
+
+
+@pytest.mark.parametrize(("options", "kept"), [({}, {"gate"}), ({"keep_dtype": ("up.*",)}, {"up"})])
+def test_verl_sends_gates_of_experts_as_they_are(options: dict[str, Any], kept: set[str]) -> None:
+    engine = import_module("skipper.torchstore.adapters.verl").TorchStoreCheckpointEngine(
+        1 << 20, is_master=True, store_name="gates", **options
+    )
+    engine.init_process_group(0, engine.prepare())
+    names = {"gate": "layers.0.mlp.gate.weight", "gate_proj": "layers.0.mlp.gate_proj.weight", "up": "up.weight"}
+    sent = {name: torch.full((3, 3), 1 + 2**-20) for name in names.values()}
+
+    async def received() -> dict[str, torch.Tensor]:
+        await engine.send_weights(iter(sent.items()))
+        return {name: tensor async for name, tensor in engine.receive_weights()}
+
+    found = asyncio.run(received())
+    ts.sync.shutdown("gates")
+    control.shutdown()
+    for short, name in names.items():
+        wanted = sent[name] if short in kept else sent[name].bfloat16()
+        assert found[name].dtype == wanted.dtype
+        assert found[name].equal(wanted)
 
 
 def test_a_dtype_that_torch_does_not_know_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Literal
 
 from vllm.distributed.weight_transfer import HTTPVLLMWeightSyncClient
@@ -25,6 +26,18 @@ class PausingHTTPClient(HTTPVLLMWeightSyncClient):  # type: ignore[misc]  # vLLM
         super().__init__(base_url, timeout)
         self._mode = mode
 
+    def wait_until_ready(self, timeout: float) -> None:
+        """Wait for a server that is starting.
+
+        Raises:
+            TimeoutError: It does not answer after ``timeout`` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        while not self._is_ready():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the server at {self.base_url} does not answer after {timeout:g} s")
+            time.sleep(0.5)
+
     def pause(self) -> None:
         """Have no new request begin; returns when none runs, and nothing of the old weights is cached."""
         self._post(f"pause?mode={self._mode}&clear_cache=true")
@@ -34,3 +47,11 @@ class PausingHTTPClient(HTTPVLLMWeightSyncClient):  # type: ignore[misc]  # vLLM
         if self._mode == "keep":
             self._post("reset_prefix_cache?reset_running_requests=true")
         self._post("resume")
+
+    def _is_ready(self) -> bool:
+        import requests  # as vLLM does, when it is used
+
+        try:
+            return bool(requests.get(f"{self.base_url}/health", timeout=5).ok)
+        except (requests.ConnectionError, requests.Timeout):
+            return False

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -15,8 +14,9 @@ from vllm.distributed.weight_transfer.base import TrainerInitInfo, TrainerWeight
 from skipper import control
 from skipper import torchstore as ts
 from skipper.torchstore.adapters.registration import BACKEND
-from skipper.torchstore.adapters.vllm.messages import ABORT, TorchStoreInitInfo, describe
+from skipper.torchstore.adapters.vllm.messages import TorchStoreInitInfo, describe
 from skipper.torchstore.adapters.vllm.sources import ShardSource, described, gives_shards, gives_whole, whole_tensors
+from skipper.torchstore.adapters.vllm.update import WorkersUpdate, timed
 from skipper.torchstore.adapters.weights import WeightOwnership, as_dtensors
 from skipper.torchstore.support.blocking import run
 
@@ -161,7 +161,7 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
         info = self._info
         _begun[info.store_name, info.key, self.rank, info.num_trainer_ranks] += 1
         self._seconds.clear()
-        update = _WorkersUpdate(self.client, self._seconds) if self.is_sender else None
+        update = WorkersUpdate(self.client, self._seconds) if self.is_sender else None
         with update or nullcontext():
             version = self._send_shards(update) if self._sharded else self._send_whole(update)
             if update is not None:
@@ -174,7 +174,7 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
         if self._served is not None:
             self._served.close()
 
-    def _send_whole(self, update: _WorkersUpdate | None) -> int:
+    def _send_whole(self, update: WorkersUpdate | None) -> int:
         """Whole tensors, some at a time; ranks that put none of them take part in gathering them all the same."""
         pieces = self._ownership.pieces(self._info.bucket_nbytes)
         stream = whole_tensors(self.source)
@@ -185,7 +185,7 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
             for number in range(rounds if self.rank in pieces else 0):
                 in_turn = {rank: cut[number] for rank, cut in pieces.items() if number < len(cut)}
                 key = f"{self._info.key}.{number}"
-                with _timed(self._seconds, "put_s"):
+                with timed(self._seconds, "put_s"):
                     weights = _take(stream, [meta.name for meta in in_turn.get(self.rank, ())])
                     version = self._put(weights, key, "snapshot", putters.index(self.rank), len(putters))
                     if update is not None:
@@ -198,14 +198,14 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
                 pass
         return version
 
-    def _send_shards(self, update: _WorkersUpdate | None) -> int:
+    def _send_shards(self, update: WorkersUpdate | None) -> int:
         key, info = self._info.key, self._info
         if isinstance(self.source, ShardSource):
             weights = self.source.weights()
         else:
             weights = as_dtensors(self.source.iter_local(), self._metadata)
         failure: Exception | None = None
-        with _timed(self._seconds, "put_s"):
+        with timed(self._seconds, "put_s"):
             version = self._put(weights, key, info.mode, self.rank, info.num_trainer_ranks)
             if update is not None:
                 try:
@@ -269,69 +269,6 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
         )
         if outcome["failure"]:
             raise RuntimeError(f"rank 0 could not have the workers load the weights: {outcome['failure']}")
-
-
-class _WorkersUpdate:
-    """One update of the workers, as rank 0 drives it; if it is not finished they keep the weights that they had."""
-
-    def __init__(self, client: Any, seconds: Counter[str]) -> None:
-        self._client = client
-        self._seconds = seconds
-        self._has_begun = False
-
-    def __enter__(self) -> _WorkersUpdate:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._has_begun:
-            self._give_up()
-
-    def transfer(self, update_info: dict[str, Any]) -> None:
-        """Have the workers read a piece."""
-        with _timed(self._seconds, "transfer_s"):
-            if not self._has_begun:
-                self._has_begun = True
-                self._begin()
-            self._client.update_weights(update_info)
-
-    def finish(self, version: str) -> None:
-        """Have the workers load what they have read."""
-        pause, resume = getattr(self._client, "pause", None), getattr(self._client, "resume", None)
-        with _timed(self._seconds, "pause_s"):
-            if pause is not None:
-                pause()
-        try:
-            with _timed(self._seconds, "load_s"):
-                self._client.finish_weight_update(weight_version=version)
-                self._has_begun = False
-        finally:
-            with _timed(self._seconds, "resume_s"):
-                if resume is not None:
-                    resume()
-
-    def _begin(self) -> None:
-        try:
-            self._client.start_weight_update()
-        except Exception:  # noqa: BLE001  (a trainer may have died in the midst of an update: end that)
-            self._give_up()
-            self._has_begun = True
-            self._client.start_weight_update()
-
-    def _give_up(self) -> None:
-        """End the update at the workers without a change. Those that have failed have ended theirs, and say so."""
-        self._has_begun = False
-        for end in (lambda: self._client.update_weights(dict(ABORT)), self._client.finish_weight_update):
-            with suppress(Exception):
-                end()
-
-
-@contextmanager
-def _timed(seconds: Counter[str], name: str) -> Iterator[None]:
-    begin = time.perf_counter()
-    try:
-        yield
-    finally:
-        seconds[name] += time.perf_counter() - begin  # type: ignore[assignment]
 
 
 def _take(stream: Iterator[tuple[str, torch.Tensor]], names: list[str]) -> Weights:

@@ -1,0 +1,52 @@
+"""The real TRL trains, and a real vLLM says what transformers does with the weights of each step."""
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.engines.environment import needs_vllm
+from tests.engines.processes import Processes
+
+pytestmark = [
+    needs_vllm(),
+    pytest.mark.skipif(find_spec("trl") is None, reason="no TRL is installed here: make test-engines"),
+    pytest.mark.timeout(900),
+]
+
+PATIENCE_S = 600.0
+
+
+@pytest.fixture
+def processes() -> Iterator[Processes]:
+    with tempfile.TemporaryDirectory() as folder, Processes(Path(folder)) as started:
+        yield started
+
+
+def test_asynchronous_grpo_gives_a_server_the_weights_of_each_step(processes: Processes) -> None:
+    server = processes.server()
+    command = (sys.executable, "-m", "tests.engines.trl_trainer", server.path, str(processes.folder))
+    server.wait()
+    trainer, log = processes.start(*command)
+    status = trainer.wait(PATIENCE_S)
+    written = log.read_text(encoding="utf-8", errors="replace")
+    assert status == 0, written[-3000:]
+    syncs = [json.loads(line) for line in written.splitlines() if line.startswith('{"')]
+    first, *syncs, failed = syncs
+    assert first["refused"] == {"no server": "TimeoutError", "not begun": "RuntimeError", "nowhere": "ValueError"}
+    *trained, anew = syncs
+    assert [int(sync["version"]) for sync in trained] == [1, 2, 3, 4]  # when training begins, and after each step
+    for sync in syncs:
+        assert sync["served"] == str(sync["version"])
+        assert sync["paused"] is False
+        assert sync["tokens"] == sync["expected"]
+        assert sync["stopped_s"] > 0
+    assert len({str(sync["tokens"]) for sync in trained}) == len(trained)
+    assert anew["tokens"] == trained[0]["tokens"]  # the weights with which it began
+    assert "500 Server Error" in failed["error"]
+    assert failed["left"] == 0  # the other ranks have gathered all of them along
+    assert (failed["tokens"], failed["served"], failed["paused"]) == (anew["tokens"], anew["served"], False)

@@ -1,0 +1,80 @@
+"""One update of vLLM's workers, as the trainer drives it through vLLM's client."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from skipper.torchstore.adapters.vllm.messages import ABORT
+
+
+class WorkersUpdate:
+    """A context manager: an update that is not finished when it ends leaves the workers the weights that they had.
+
+    Args:
+        client: vLLM's, with its four methods, and perhaps ``pause`` and ``resume``.
+        seconds: Takes up what each step took: ``transfer_s``, ``pause_s``, ``load_s``, ``resume_s``.
+    """
+
+    def __init__(self, client: Any, seconds: Counter[str]) -> None:
+        self._client = client
+        self._seconds = seconds
+        self._has_begun = False
+
+    def __enter__(self) -> WorkersUpdate:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._has_begun:
+            self._give_up()
+
+    def transfer(self, update_info: dict[str, Any]) -> None:
+        """Have the workers read a piece."""
+        with timed(self._seconds, "transfer_s"):
+            if not self._has_begun:
+                self._has_begun = True
+                self._begin()
+            self._client.update_weights(update_info)
+
+    def finish(self, version: str) -> None:
+        """Have the workers load what they have read."""
+        pause, resume = getattr(self._client, "pause", None), getattr(self._client, "resume", None)
+        with timed(self._seconds, "pause_s"):
+            if pause is not None:
+                pause()
+        try:
+            with timed(self._seconds, "load_s"):
+                self._client.finish_weight_update(weight_version=version)
+                self._has_begun = False
+        finally:
+            with timed(self._seconds, "resume_s"):
+                if resume is not None:
+                    resume()
+
+    def _begin(self) -> None:
+        try:
+            self._client.start_weight_update()
+        except Exception:  # noqa: BLE001  (a trainer may have died in the midst of an update: end that)
+            self._give_up()
+            self._has_begun = True
+            self._client.start_weight_update()
+
+    def _give_up(self) -> None:
+        """End the update at the workers without a change. Those that have failed have ended theirs, and say so."""
+        self._has_begun = False
+        for end in (lambda: self._client.update_weights(dict(ABORT)), self._client.finish_weight_update):
+            with suppress(Exception):
+                end()
+
+
+@contextmanager
+def timed(seconds: Counter[str], name: str) -> Iterator[None]:
+    """Add what a step takes, in seconds, to those of its name."""
+    begin = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[name] += time.perf_counter() - begin  # type: ignore[assignment]
