@@ -208,7 +208,8 @@ def _variants(op: Any, sample: Any, has_gradient: bool) -> Iterator[tuple[str, R
         with side.active(), torch.no_grad():
             torch.manual_seed(7)
             found = op(first, *args, **kwargs)
-            into = pytree.tree_map_only(torch.Tensor, torch.empty_like, found)
+            # Not empty ones: torch's ihfftn reads what is there before it writes.
+            into = pytree.tree_map_only(torch.Tensor, torch.zeros_like, found)
             torch.manual_seed(7)
             made = op(first, *args, **kwargs, out=into)
         if not side.is_of_mesh:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 
 from skipper.torchstore.algebra.key_names import SEPARATORS, is_below
 from skipper.torchstore.algebra.listing import SortedKeys
@@ -15,7 +15,7 @@ from skipper.torchstore.protocol.messages import Published, Share, Wanted
 from skipper.torchstore.support.process import ProcessId
 
 OnIdle = Callable[[ProcessId, Binding], None]
-OnGone = Callable[[list[tuple[ProcessId, Binding]]], None]
+OnGone = Callable[[list[tuple[ProcessId, Binding]], Container[str]], None]
 OnChange = Callable[[History], None]
 
 
@@ -24,7 +24,8 @@ class Index:
 
     Args:
         on_idle: Called with memory that no version uses any more, and the process that put it.
-        on_gone: Called, when nothing is left of a key, with all memory that its versions have ever used.
+        on_gone: Called with memory that is not to be written again, and the ids of what lost readers may still look at;
+            when nothing is left of a key, with all memory that its versions have ever used.
         on_change: Called after whatever may have changed what is to be read under a key.
 
     Attributes:
@@ -270,7 +271,7 @@ class Index:
             self._entries.forget(history.key)
             self._sorted.remove(history.key)
             self._with_older.pop(history.key, None)
-            self._on_gone(list(history.memory.values()))
+            self._on_gone(list(history.memory.values()), history.spoilt)
             return
         if len(history.ready) > 1:
             self._with_older[history.key] = history
@@ -282,7 +283,7 @@ class Index:
                 history.memory.pop(binding.id, None)
                 history.spoilt.discard(binding.id)
             if is_spoilt:
-                self._on_gone([(writer, binding)])
+                self._on_gone([(writer, binding)], {binding.id})
             else:
                 self._on_idle(writer, binding)
 

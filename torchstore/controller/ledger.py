@@ -7,7 +7,7 @@ full.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from skipper.torchstore.algebra.manifest import Binding
@@ -117,14 +117,16 @@ class _Shared:
         writer: Who has put it.
         uses: How many keys have a version in the section at an offset: tied values have one section.
         dead: Sections whose pages are to be given back.
-        is_cut: Whether some have been: it is not written again.
+        kept: Sections whose reader was lost, whose pages stay until the arena goes.
+        is_over: Whether it is not written again, since pages of it have been given back, or stay for lost readers.
     """
 
     binding: Binding
     writer: ProcessId
     uses: dict[int, int] = field(default_factory=dict)
     dead: dict[int, int] = field(default_factory=dict)
-    is_cut: bool = False
+    kept: set[int] = field(default_factory=set)
+    is_over: bool = False
 
 
 class SharedArenas:
@@ -159,18 +161,27 @@ class SharedArenas:
             self._ledger.idle(writer, binding)
             return
         shared = self._let_go(binding)
-        if shared is not None and shared.is_cut:
+        if shared is not None and shared.is_over:
             self._ledger.gone([(shared.writer, shared.binding)])
         elif shared is not None:
             self._ledger.idle(shared.writer, shared.binding)
 
-    def gone(self, memory: Iterable[tuple[ProcessId, Binding]]) -> None:
-        """The memory of a key that was deleted. See `Ledger.gone`."""
+    def gone(self, memory: Iterable[tuple[ProcessId, Binding]], spoilt: Container[str] = ()) -> None:
+        """Memory that is not written again, as that of a key that was deleted. See `Ledger.gone`.
+
+        Args:
+            memory: with its writers.
+            spoilt: ids of that whose reader was lost. One that was only stopped finds there what it was told, or finds
+                the arena dropped; never pages that have been given back, which are zeros.
+        """
         whole: list[tuple[ProcessId, Binding]] = []
         for writer, binding in memory:
             if not isinstance(binding, Section):
                 whole.append((writer, binding))
                 continue
+            if binding.id in spoilt and (kept := self._shared.get(binding.arena.id)) is not None:
+                kept.kept.add(binding.offset)
+                kept.is_over = True
             shared = self._let_go(binding)
             if shared is not None:
                 whole.append((shared.writer, shared.binding))
@@ -184,7 +195,7 @@ class SharedArenas:
         for shared in touched.values():
             if not shared.uses or not shared.dead:  # all of it went meanwhile
                 continue
-            shared.is_cut = True
+            shared.is_over = True
             arena = shared.binding
             names = tuple(section_id(arena.id, offset, nbytes) for offset, nbytes in _joined(shared.dead))
             shared.dead.clear()
@@ -209,8 +220,9 @@ class SharedArenas:
         if not shared.uses:
             del self._shared[section.arena.id]
             return shared
-        shared.dead[section.offset] = section.nbytes
-        self._touched[section.arena.id] = shared
+        if section.offset not in shared.kept:
+            shared.dead[section.offset] = section.nbytes
+            self._touched[section.arena.id] = shared
         return None
 
 

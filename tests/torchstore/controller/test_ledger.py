@@ -80,6 +80,32 @@ def test_a_section_of_tied_values_is_in_use_until_the_last_of_them_goes() -> Non
     assert account.cut == [section_id("arena", 0, SIZE)]
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_what_a_lost_reader_may_still_look_at_stays_until_its_whole_arena_is_dropped(tied: bool) -> None:
+    account = Account(3)
+    read, other, last = account.sections
+    if tied:
+        account.shared.use(account.writer, read)
+    account.shared.gone([(account.writer, read)], {read.id})
+    if tied:
+        account.shared.idle(account.writer, read)
+    account.shared.idle(account.writer, other)
+    account.shared.give_back()
+    assert (account.cut, account.freed) == ([other.id], [])
+    account.shared.idle(account.writer, last)
+    account.shared.give_back()
+    assert (account.cut, account.freed) == ([other.id], ["arena"])
+    assert [retired.gone for retired in account.ledger.take_retired(account.writer)] == [True]
+
+
+def test_an_arena_at_which_a_lost_reader_may_still_look_is_not_written_again() -> None:
+    account = Account(2)
+    account.shared.gone([(account.writer, account.sections[0])], {account.sections[0].id})
+    account.shared.idle(account.writer, account.sections[1])
+    account.shared.give_back()
+    assert (account.cut, account.freed) == ([], ["arena"])
+
+
 def test_memory_that_is_one_values_alone_goes_straight_to_the_ledger() -> None:
     account = Account(1)
     alone = Binding("alone", "snapshot", "0", ())
