@@ -21,12 +21,16 @@ ARGS   ?=
 FUZZ_SECONDS ?= 300
 # What runs under the sanitizers; the tests of leaks measure memory, of which a sanitizer takes its own.
 ASAN_TESTS ?= tests/conformance tests/fuzz/test_corpus.py tests/dataplane/test_layout.py tests/dataplane/test_atomic.py \
-              tests/control/wire/test_poller.py tests/control/wire/test_reading_loop.py tests/control/wire/test_local_stream.py
+              tests/control/wire/test_poller.py tests/control/wire/test_reading_loop.py tests/control/wire/test_local_stream.py \
+              tests/control/wire/test_short_frames.py tests/control/wire/test_plain.py \
+              tests/control/model/test_future_state.py
 TSAN_TESTS ?= tests/conformance tests/dataplane/test_memory_order.py tests/dataplane/test_epochs.py \
               tests/dataplane/test_atomic.py tests/dataplane/test_action.py tests/dataplane/test_operation.py \
               tests/dataplane/test_registration.py tests/dataplane/backends/verbs/test_lock.py \
               tests/torchstore/peers/test_shm_value_board.py tests/control/wire/test_poller.py \
-              tests/control/wire/test_reading_loop.py tests/control/wire/test_local_stream.py
+              tests/control/wire/test_reading_loop.py tests/control/wire/test_local_stream.py \
+              tests/control/wire/test_short_frames.py tests/control/wire/test_plain.py \
+              tests/control/model/test_future_state.py
 # Whose roots tests/roots makes.
 PYTHONS ?= 3.13 3.14
 
