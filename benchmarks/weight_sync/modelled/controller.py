@@ -49,7 +49,7 @@ def measure_controller(manifests: Sequence[Manifest]) -> ControllerCost:
     Raises:
         BenchmarkError: The shares do not make a version.
     """
-    index = Index(lambda process, binding: None, lambda memory: None, lambda history: None)
+    index = Index(lambda process, binding: None, lambda memory, spoilt: None, lambda history: None)
     bindings = [Binding(f"memory of rank {rank}", "direct", "", ()) for rank in range(len(manifests))]
     taken = []
     for step in (1, 2, 3):

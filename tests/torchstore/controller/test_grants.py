@@ -16,7 +16,7 @@ READER = ProcessId("here", 900, 1)
 
 
 def published(ranks: int) -> Index:
-    index = Index(lambda process, binding: None, lambda memory: None, lambda history: None)
+    index = Index(lambda process, binding: None, lambda memory, spoilt: None, lambda history: None)
     publish(index, ranks, step=1)
     return index
 
