@@ -17,9 +17,9 @@ from skipper import torchstore as ts
 from skipper.benchmarks.weight_sync.actors import Generator, Trainer
 from skipper.benchmarks.weight_sync.model import Model, fsdp, tensor_parallel
 from skipper.benchmarks.weight_sync.modelled.moe import ModelTensor
-from skipper.benchmarks.weight_sync.modelled.placement import Held, manifest_of
+from skipper.benchmarks.weight_sync.modelled.placement import HeldPart, manifest_of
 from skipper.benchmarks.weight_sync.modelled.reads import Planner, ReaderPlan
-from skipper.benchmarks.weight_sync.modelled.simulation import Flow, Resource, Simulation
+from skipper.benchmarks.weight_sync.modelled.simulation import ReadFlow, Resource, Simulation
 from skipper.benchmarks.weight_sync.sync import measure_syncs
 from skipper.control import ProcMesh, this_host
 from skipper.torchstore.algebra.layout import Ints, Layout
@@ -146,7 +146,7 @@ def model_here(costs: HostCosts, plans: Sequence[ReaderPlan]) -> float:
     simulation = Simulation([host, *readers], chunk_nbytes=_CHUNK_NBYTES)
     for reader, plan in enumerate(plans):
         for moved in plan.moved.values():
-            simulation.begin(Flow(reader, moved.nbytes, moved.runs, (reader + 1, 0)))
+            simulation.begin(ReadFlow(reader, moved.nbytes, moved.runs, (reader + 1, 0)))
     return costs.fixed_s + simulation.run().end_s
 
 
@@ -160,10 +160,10 @@ def _costs(fixed_s: float, model: Model, taken_s: Mapping[Setting, float]) -> Ho
     return HostCosts(fixed_s, alone, together, op_s)
 
 
-def _held(layouts: Mapping[str, Layout], at: Ints) -> Iterator[Held]:
+def _held(layouts: Mapping[str, Layout], at: Ints) -> Iterator[HeldPart]:
     for name, layout in layouts.items():
         tensor = ModelTensor(name, layout.global_shape, "torch.bfloat16", 0)
-        yield Held.of(tensor, layout, at)
+        yield HeldPart.of(tensor, layout, at)
 
 
 @dataclass(slots=True)

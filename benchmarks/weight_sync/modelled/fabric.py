@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from skipper.benchmarks.weight_sync.modelled.simulation import Flow, Resource
+from skipper.benchmarks.weight_sync.modelled.simulation import ReadFlow, Resource
 
 __all__ = ["Fabric", "Hardware"]
 
@@ -61,21 +61,21 @@ class Fabric:
         self._up = self._add("leaf to spine", (f"of leaf {n}" for n in range(leaves)), uplink)
         self._down = self._add("spine to leaf", (f"of leaf {n}" for n in range(leaves)), uplink)
 
-    def flow(self, publisher: int, reader: int, nbytes: int, ops: int) -> Flow:
+    def flow(self, publisher: int, reader: int, nbytes: int, ops: int) -> ReadFlow:
         """What a reader reads from a publisher."""
         return self._flow(publisher, reader, nbytes, ops)
 
-    def flow_between(self, owner: int, reader: int, nbytes: int, ops: int) -> Flow:
+    def flow_between(self, owner: int, reader: int, nbytes: int, ops: int) -> ReadFlow:
         """What a reader reads from another reader's copy."""
         return self._flow(self._publishers + owner, reader, nbytes, ops)
 
-    def _flow(self, source: int, reader: int, nbytes: int, ops: int) -> Flow:
+    def _flow(self, source: int, reader: int, nbytes: int, ops: int) -> ReadFlow:
         target = self._publishers + reader
         path = [self._post + reader, self._bus + source, self._out + source]
         near, far = self._leaf(source), self._leaf(target)
         if near != far:
             path += [self._up + near, self._down + far]
-        return Flow(reader, nbytes, ops, (*path, self._in + target, self._bus + target))
+        return ReadFlow(reader, nbytes, ops, (*path, self._in + target, self._bus + target))
 
     def _leaf(self, rank: int) -> int:
         if rank < self._publishers:

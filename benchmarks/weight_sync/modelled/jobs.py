@@ -11,17 +11,17 @@ from skipper.benchmarks.weight_sync.modelled.fan_out import FanOut
 from skipper.benchmarks.weight_sync.modelled.moe import MoEModel
 from skipper.benchmarks.weight_sync.modelled.placement import ReaderMesh, TrainerMesh, manifest_of
 from skipper.benchmarks.weight_sync.modelled.reads import Planner, ReaderPlan
-from skipper.benchmarks.weight_sync.modelled.simulation import Flow, Outcome, Simulation, bound_s
+from skipper.benchmarks.weight_sync.modelled.simulation import ReadFlow, SimulatedRun, Simulation, bound_s
 from skipper.torchstore.algebra.manifest import Manifest
 
-__all__ = ["Job", "ModelledSync", "PlannedJob", "model_sync", "plan_job"]
+__all__ = ["ModelledJob", "ModelledSync", "PlannedJob", "model_sync", "plan_job"]
 
 _MOST_CHUNKS = 60_000
 _LEAST_CHUNK_NBYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ModelledJob:
     """One model, and who publishes and who reads it.
 
     Attributes:
@@ -50,7 +50,7 @@ class PlannedJob:
         plan_s: And in which it plans its read then; for each reader.
     """
 
-    job: Job
+    job: ModelledJob
     manifests: Sequence[Manifest]
     tensors: int
     model_nbytes: int
@@ -79,10 +79,10 @@ class ModelledSync:
     low_s: float
     high_s: float
     limit: str
-    outcome: Outcome
+    outcome: SimulatedRun
 
 
-def plan_job(job: Job, *, engine_ranks: Sequence[int] | None = None) -> PlannedJob:
+def plan_job(job: ModelledJob, *, engine_ranks: Sequence[int] | None = None) -> PlannedJob:
     """Plan the reads of a job: each reader for itself, from the manifests of all trainers.
 
     Args:
@@ -130,7 +130,7 @@ def model_sync(planned: PlannedJob, hardware: Hardware, *, feed: bool = False) -
     return ModelledSync(low_s, real.end_s, limit.kind, real)
 
 
-def _simulated(planned: PlannedJob, hardware: Hardware, share: float, feed: bool) -> Outcome:
+def _simulated(planned: PlannedJob, hardware: Hardware, share: float, feed: bool) -> SimulatedRun:
     fabric = _fabric(planned, hardware, share)
     chunk = max(planned.nbytes // _MOST_CHUNKS, _LEAST_CHUNK_NBYTES)
     simulation = Simulation(fabric.resources, chunk_nbytes=chunk)
@@ -146,7 +146,7 @@ def _fabric(planned: PlannedJob, hardware: Hardware, share: float = 1.0) -> Fabr
     return Fabric(hardware, planned.job.trainers.size, planned.job.readers.size, share)
 
 
-def _flows(planned: PlannedJob, fabric: Fabric) -> Iterator[Flow]:
+def _flows(planned: PlannedJob, fabric: Fabric) -> Iterator[ReadFlow]:
     for reader, plan in enumerate(planned.plans):
         for publisher, moved in plan.moved.items():
             yield fabric.flow(publisher, reader, moved.nbytes, moved.runs)

@@ -25,11 +25,11 @@ from skipper.torchstore.algebra.manifest import Manifest, MeshPosition, TensorIt
 Dealt = dict[tuple[int, int | None], list[ModelTensor]]
 """Tensors by the stage of the pipeline, and the group of experts or None."""
 
-__all__ = ["Dealt", "Held", "ReaderMesh", "TrainerMesh", "manifest_of"]
+__all__ = ["Dealt", "HeldPart", "ReaderMesh", "TrainerMesh", "manifest_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldPart:
     """What one rank holds of one tensor.
 
     Attributes:
@@ -43,9 +43,9 @@ class Held:
     shape: Ints
 
     @staticmethod
-    def of(tensor: ModelTensor, layout: Layout, coordinate: Ints) -> Held:
+    def of(tensor: ModelTensor, layout: Layout, coordinate: Ints) -> HeldPart:
         """What the rank at a coordinate holds."""
-        return Held(tensor, layout.pieces(coordinate), layout.local_shape(coordinate))
+        return HeldPart(tensor, layout.pieces(coordinate), layout.local_shape(coordinate))
 
     @property
     def nbytes(self) -> int:
@@ -96,15 +96,15 @@ class TrainerMesh:
             dealt.setdefault((stage, group), []).append(tensor)
         return dealt
 
-    def held(self, rank: int, dealt: Dealt) -> Iterator[Held]:
+    def held(self, rank: int, dealt: Dealt) -> Iterator[HeldPart]:
         """What a rank holds of a model that has been dealt."""
         stage, place = divmod(rank, self.stage_size)
         for tensor in dealt.get((stage, None), ()):
             layout = Layout(tensor.shape, (self.fsdp, self.tensor), _fsdp_over(tensor.parallel_dim, self.tensor))
-            yield Held.of(tensor, layout, divmod(place, self.tensor))
+            yield HeldPart.of(tensor, layout, divmod(place, self.tensor))
         shards = self.stage_size // self.expert
         for tensor in dealt.get((stage, place // shards), ()):
-            yield Held.of(tensor, Layout(tensor.shape, (shards,), (Shard(0),)), (place % shards,))
+            yield HeldPart.of(tensor, Layout(tensor.shape, (shards,), (Shard(0),)), (place % shards,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,17 +135,17 @@ class ReaderMesh:
         """In the field's letters, as ``4 x (TP8 EP32)``."""
         return f"{self.engines} x (TP{self.tensor} EP{self.expert})"
 
-    def held(self, place: int, tensors: Iterable[ModelTensor], experts: int) -> Iterator[Held]:
+    def held(self, place: int, tensors: Iterable[ModelTensor], experts: int) -> Iterator[HeldPart]:
         """What the rank at ``place`` of every engine needs of a model of so many experts."""
         for tensor in tensors:
             if tensor.expert is None:
                 cut: Placement = Replicate() if tensor.parallel_dim is None else Shard(tensor.parallel_dim)
-                yield Held.of(tensor, Layout(tensor.shape, (self.tensor,), (cut,)), (place % self.tensor,))
+                yield HeldPart.of(tensor, Layout(tensor.shape, (self.tensor,), (cut,)), (place % self.tensor,))
             elif tensor.expert * self.expert // experts == place:
-                yield Held.of(tensor, Layout(tensor.shape), ())
+                yield HeldPart.of(tensor, Layout(tensor.shape), ())
 
 
-def manifest_of(rank: int, ranks: int, held: Iterator[Held]) -> Manifest:
+def manifest_of(rank: int, ranks: int, held: Iterator[HeldPart]) -> Manifest:
     """What a rank would publish of its tensors, each in memory of its own, as FSDP has them."""
     items: dict[str, TensorItem] = {}
     for number, part in enumerate(held):

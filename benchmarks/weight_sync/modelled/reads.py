@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from skipper.benchmarks.errors import BenchmarkError
-from skipper.benchmarks.weight_sync.modelled.placement import Held
+from skipper.benchmarks.weight_sync.modelled.placement import HeldPart
 from skipper.torchstore.algebra.layout import Ints
 from skipper.torchstore.algebra.manifest import Manifest
 from skipper.torchstore.algebra.matching import SourceTensors
@@ -61,7 +61,7 @@ class Planner:
         held: What the rank needs.
     """
 
-    def __init__(self, manifests: Sequence[Manifest], held: Sequence[Held]) -> None:
+    def __init__(self, manifests: Sequence[Manifest], held: Sequence[HeldPart]) -> None:
         self._held = held
         self._blocks: dict[tuple[int, Ints, int], list[tuple[int, int, int]]] = {}  # of a match: layers repeat
         self._tensors = SourceTensors(manifests, [part.tensor.name for part in held])

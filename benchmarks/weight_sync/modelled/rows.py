@@ -11,7 +11,7 @@ from skipper.benchmarks.weight_sync.model import Model
 from skipper.benchmarks.weight_sync.modelled.check import Checked, Way, check_here
 from skipper.benchmarks.weight_sync.modelled.controller import measure_controller
 from skipper.benchmarks.weight_sync.modelled.fabric import Hardware
-from skipper.benchmarks.weight_sync.modelled.jobs import Job, PlannedJob, model_sync, plan_job
+from skipper.benchmarks.weight_sync.modelled.jobs import ModelledJob, PlannedJob, model_sync, plan_job
 from skipper.benchmarks.weight_sync.modelled.moe import MoEModel
 from skipper.benchmarks.weight_sync.modelled.placement import ReaderMesh, TrainerMesh
 from skipper.benchmarks.weight_sync.progress import SyncProgress
@@ -45,7 +45,7 @@ class ModelledWorkload:
         iterations: Of each of them.
     """
 
-    jobs: Sequence[Job]
+    jobs: Sequence[ModelledJob]
     ways: Sequence[Way]
     models: Sequence[Model]
     iterations: int
@@ -59,16 +59,16 @@ _SMALL = MoEModel(
 
 FULL = ModelledWorkload(
     (
-        Job(MoEModel(), _TRAINERS, ReaderMesh(1, 128, 8)),
-        Job(MoEModel(), _TRAINERS, ReaderMesh(4, 32, 8), feed=True),
-        Job(MoEModel(), _MANY_TRAINERS, ReaderMesh(8, 64, 8), (1.0,)),
+        ModelledJob(MoEModel(), _TRAINERS, ReaderMesh(1, 128, 8)),
+        ModelledJob(MoEModel(), _TRAINERS, ReaderMesh(4, 32, 8), feed=True),
+        ModelledJob(MoEModel(), _MANY_TRAINERS, ReaderMesh(8, 64, 8), (1.0,)),
     ),
     ("shm", "ucx"),
     tuple(Model(layers=layers, vocabulary=vocabulary) for layers, vocabulary in ((1, 8192), (4, 16_384), (12, 32_768))),
     8,
 )
 QUICK = ModelledWorkload(
-    (Job(_SMALL, TrainerMesh(2, 2, 2, 2), ReaderMesh(2, 4, 2), (1.0,), feed=True),),
+    (ModelledJob(_SMALL, TrainerMesh(2, 2, 2, 2), ReaderMesh(2, 4, 2), (1.0,), feed=True),),
     ("shm",),
     (Model(layers=1, vocabulary=1024), Model(layers=2, vocabulary=2048)),
     2,
@@ -90,7 +90,7 @@ async def run_modelled(workload: ModelledWorkload, progress: SyncProgress) -> As
         yield _check_row(checked)
 
 
-def _meshes(job: Job) -> str:
+def _meshes(job: ModelledJob) -> str:
     return f"{job.trainers.size} → {job.readers.size}"
 
 

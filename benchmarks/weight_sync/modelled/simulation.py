@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Flow", "Outcome", "Resource", "Simulation", "bound_s"]
+__all__ = ["ReadFlow", "SimulatedRun", "Resource", "Simulation", "bound_s"]
 
 _Event = tuple[float, int, int, int, int, float]
 """When, a number that makes events different, flow, chunk, position in the path, when the chunk's tail comes."""
@@ -42,7 +42,7 @@ class Resource:
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
+class ReadFlow:
     """Bytes for one reader from one publisher.
 
     Attributes:
@@ -57,7 +57,7 @@ class Flow:
 
 
 @dataclass(slots=True)
-class Outcome:
+class SimulatedRun:
     """What came of a simulation.
 
     Attributes:
@@ -77,7 +77,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Running:
-    flow: Flow
+    flow: ReadFlow
     chunks: int
     issued: int = 0
     arrived: int = 0
@@ -107,7 +107,7 @@ class Simulation:
     _open: dict[int, int] = field(default_factory=dict, init=False)
     _number: int = field(default=0, init=False)
 
-    def begin(self, flow: Flow, at_s: float = 0.0) -> None:
+    def begin(self, flow: ReadFlow, at_s: float = 0.0) -> None:
         """A flow begins then.
 
         Raises:
@@ -120,7 +120,7 @@ class Simulation:
         for _ in range(self.window):
             self._issue(len(self._running) - 1, at_s)
 
-    def run(self) -> Outcome:
+    def run(self) -> SimulatedRun:
         """Go on until nothing is under way."""
         count = len(self.resources)
         free, served, passed = [0.0] * count, [0.0] * count, [0] * count
@@ -146,7 +146,7 @@ class Simulation:
             tail = max(tail, start + service)
             is_over = resource.holds or position + 1 == len(flow.path)
             self._push(tail if is_over else start, number, chunk, position + 1, tail)
-        return Outcome(now, ends, served, passed, received)
+        return SimulatedRun(now, ends, served, passed, received)
 
     def _arrive(self, number: int, now: float) -> None:
         running = self._running[number]
@@ -170,7 +170,7 @@ class Simulation:
         heapq.heappush(self._events, (at_s, self._number, number, chunk, position, tail))
 
 
-def bound_s(resources: Sequence[Resource], flows: Sequence[Flow]) -> tuple[float, Resource]:
+def bound_s(resources: Sequence[Resource], flows: Sequence[ReadFlow]) -> tuple[float, Resource]:
     """What no order of the chunks can beat: the work of the busiest resource, and which one that is."""
     work = [0.0] * len(resources)
     for flow in flows:

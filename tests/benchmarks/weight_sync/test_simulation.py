@@ -6,19 +6,21 @@ from collections.abc import Sequence
 import pytest
 
 from skipper.benchmarks.weight_sync.modelled.fabric import Fabric, Hardware
-from skipper.benchmarks.weight_sync.modelled.simulation import Flow, Outcome, Resource, Simulation, bound_s
+from skipper.benchmarks.weight_sync.modelled.simulation import ReadFlow, Resource, SimulatedRun, Simulation, bound_s
 
 SEEDS = range(25)
 
 
-def simulated(resources: Sequence[Resource], flows: Sequence[Flow], *, chunk: int = 1000, window: int = 2) -> Outcome:
+def simulated(
+    resources: Sequence[Resource], flows: Sequence[ReadFlow], *, chunk: int = 1000, window: int = 2
+) -> SimulatedRun:
     simulation = Simulation(resources, chunk_nbytes=chunk, window=window)
     for flow in flows:
         simulation.begin(flow)
     return simulation.run()
 
 
-def anything(seed: int) -> tuple[list[Resource], list[Flow]]:
+def anything(seed: int) -> tuple[list[Resource], list[ReadFlow]]:
     """Some resources, and flows over some of them."""
     draw = random.Random(seed)
     resources = [
@@ -26,7 +28,7 @@ def anything(seed: int) -> tuple[list[Resource], list[Flow]]:
         for n in range(draw.randint(1, 8))
     ]
     flows = [
-        Flow(
+        ReadFlow(
             draw.randrange(4),
             draw.randint(1, 30_000),
             draw.randint(0, 50),
@@ -87,20 +89,20 @@ def test_more_bandwidth_never_makes_a_sync_slower() -> None:
 
 def test_a_lone_flow_has_the_slowest_resource_of_its_path_to_itself() -> None:
     resources = [Resource("fast", "any", 4e6), Resource("slow", "any", 1e6), Resource("fast too", "any", 2e6)]
-    outcome = simulated(resources, [Flow(0, 100_000, 0, (0, 1, 2))])
+    outcome = simulated(resources, [ReadFlow(0, 100_000, 0, (0, 1, 2))])
     assert outcome.end_s == pytest.approx(0.1, rel=0.05)
 
 
 def test_two_readers_share_a_card_and_end_together() -> None:
     resources = [Resource("out", "any", 1e6), Resource("in 0", "any", 1e6), Resource("in 1", "any", 1e6)]
-    outcome = simulated(resources, [Flow(0, 50_000, 0, (0, 1)), Flow(1, 50_000, 0, (0, 2))])
+    outcome = simulated(resources, [ReadFlow(0, 50_000, 0, (0, 1)), ReadFlow(1, 50_000, 0, (0, 2))])
     assert outcome.end_s == pytest.approx(0.1, rel=0.05)
     assert outcome.reader_end_s[0] == pytest.approx(outcome.reader_end_s[1], rel=0.05)
 
 
 def test_operations_take_time_of_their_own() -> None:
     processor, card = Resource("cpu", "any", 1e18, 1e-3, holds=True), Resource("card", "any", 1e6)
-    outcome = simulated([processor, card], [Flow(0, 1000, 100, (0, 1))])
+    outcome = simulated([processor, card], [ReadFlow(0, 1000, 100, (0, 1))])
     assert outcome.end_s == pytest.approx(0.101)
 
 
@@ -116,4 +118,4 @@ def test_ranks_at_one_leaf_do_not_use_the_spine() -> None:
 @pytest.mark.parametrize(("nbytes", "path"), [(0, (0,)), (1, ())])
 def test_a_flow_without_bytes_or_path_is_refused(nbytes: int, path: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="bytes and a path"):
-        Simulation([Resource("any", "any", 1.0)]).begin(Flow(0, nbytes, 0, path))
+        Simulation([Resource("any", "any", 1.0)]).begin(ReadFlow(0, nbytes, 0, path))
