@@ -61,11 +61,11 @@ FULL = ModelledWorkload(
     (
         ModelledJob(MoEModel(), _TRAINERS, ReaderMesh(1, 128, 8)),
         ModelledJob(MoEModel(), _TRAINERS, ReaderMesh(4, 32, 8), feed=True),
-        ModelledJob(MoEModel(), _MANY_TRAINERS, ReaderMesh(8, 64, 8), (1.0,)),
+        ModelledJob(MoEModel(), _MANY_TRAINERS, ReaderMesh(8, 64, 8), ()),
     ),
     ("shm", "ucx"),
-    tuple(Model(layers=layers, vocabulary=vocabulary) for layers, vocabulary in ((1, 8192), (4, 16_384), (12, 32_768))),
-    8,
+    tuple(Model(layers=layers, vocabulary=vocabulary) for layers, vocabulary in ((1, 4096), (3, 16_384), (8, 16_384))),
+    6,
 )
 QUICK = ModelledWorkload(
     (ModelledJob(_SMALL, TrainerMesh(2, 2, 2, 2), ReaderMesh(2, 4, 2), (1.0,), feed=True),),
