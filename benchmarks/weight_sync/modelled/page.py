@@ -48,12 +48,19 @@ def section(report: Report) -> str:
 
 
 def modelled_tables(rows: Sequence[Result]) -> Iterator[Table]:
-    """The same tables for a terminal."""
+    """The same tables for a terminal, without the columns that it has no room for."""
     for table in _tables(rows):
-        shown = plain_table(table.title, *table.columns)
+        kept = [index for index, column in enumerate(table.columns) if column not in _FOR_PAGES]
+        shown = plain_table(table.title, *(table.columns[index] for index in kept))
         for cells in table.cells:
-            shown.add_row(*cells)
+            shown.add_row(*(cells[index] for index in kept))
         yield shown
+
+
+_FOR_PAGES = frozenset(
+    ("publishers", "precision", "tensors", "finds s", "slowest s", "first answer MB", "later request kB",
+     "later answer kB", "readers feed readers"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
