@@ -20,7 +20,7 @@ from skipper.benchmarks.weight_sync.modelled.reads import Planner
 from skipper.benchmarks.weight_sync.modelled.rows import CHECK, CONTROLLER, PLAN, QUICK, SYNC
 from skipper.torchstore.algebra.layout import minus, plus, uncovered
 from skipper.torchstore.algebra.matching import SourceTensors
-from tests.benchmarks.quick import quick_run
+from tests.benchmarks.quick import ROOT, quick_run
 
 JOB = QUICK.jobs[0]
 TENSORS = list(JOB.model.tensors())
@@ -146,6 +146,11 @@ def test_a_page_says_so_where_the_model_errs_by_more_than_it_may() -> None:
     assert "orders of magnitude" not in good
     assert "largest error is -30%" in bad
     assert "orders of magnitude" in bad
+
+
+def test_the_page_of_the_documentation_is_the_one_of_the_newest_run() -> None:
+    newest = max((ROOT / "benchmarks" / "results" / "weight_sync").glob("*.json"))
+    assert (ROOT / "docs" / "scale_weights.md").read_text() == section(Report.from_json(newest.read_text()))
 
 
 @pytest.mark.parametrize("odd", [["--trainers", "2"], ["--model", "x"], ["-n", "3"], ["--device", "cuda"]])
