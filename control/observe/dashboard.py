@@ -14,7 +14,9 @@ from skipper.control.api.join import find_for_tools, visiting
 from skipper.control.observe.dashboard_feed import HUNG_AFTER_S, SLOW_AFTER_S, CallBounds, Feed
 from skipper.control.observe.dashboard_lookups import PATHS, DashboardLookups
 from skipper.control.observe.job_source import JobSource, LiveJob
-from skipper.control.observe.program import add_served_host, parser_of, run, serve
+from skipper.control.observe.program import add_served_host, parser_of, run, serve, serve_until
+from skipper.control.observe.record import find_record
+from skipper.control.observe.recorded_job import RecordedJob
 from skipper.control.runtime import current_runtime
 from skipper.control.support.pages import Page, PageServer
 
@@ -73,7 +75,8 @@ class Dashboard(PageServer):
         interval_s: float = INTERVAL_S,
         bounds: CallBounds | None = None,
     ) -> None:
-        feed, lookups = Feed(source.status, interval_s, bounds, source.name), DashboardLookups(source)
+        feed = Feed(source.status, interval_s, bounds, name=source.name, outcome=source.outcome)
+        lookups = DashboardLookups(source)
         pages: dict[str, Callable[[], Page]] = {"/": partial(_file, "index.html")}
         pages |= {f"/{name}": partial(_file, name) for name in _FILES[1:]}
         pages["/data.json"] = lambda: Page("application/json", feed.text())
@@ -166,6 +169,13 @@ def parser(prog: str) -> CommandParser:
         metavar="S",
         help=f"a call that runs longer is shown as one that hangs (default: {HUNG_AFTER_S:g})",
     )
+    own.add_argument(
+        "--record",
+        nargs="?",
+        const="",
+        metavar="RUN",
+        help="show what a run has left that has ended (see skipper record): its folder or name; without RUN the latest",
+    )
     own.add_argument("--token", action="store_true", help="ask for a token on this host, too: it has other users")
     return own
 
@@ -176,6 +186,17 @@ def main(argv: Sequence[str], *, prog: str = "skipper dashboard") -> int:
 
 
 def _serve(given: argparse.Namespace) -> int:
+    place = f"{given.host}:{given.port}"
+    if given.record is not None:
+        record = find_record(given.record or None)
+
+        def start_record() -> Dashboard:
+            bounds = CallBounds(given.slow_after, given.hung_after)
+            source, token = RecordedJob(record), given.token or None
+            return Dashboard(source, given.port, given.host, token, interval_s=given.interval, bounds=bounds)
+
+        return serve_until(start_record, place, lambda: False)
+
     def start() -> Dashboard:
         return serve_dashboard(
             given.port,
@@ -189,4 +210,4 @@ def _serve(given: argparse.Namespace) -> int:
         )
 
     with visiting(given.job, timeout=given.timeout) as process:
-        return serve(process, start, f"{given.host}:{given.port}")
+        return serve(process, start, place)

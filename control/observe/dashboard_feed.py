@@ -51,12 +51,20 @@ class Feed:
         interval_s: seconds.
         bounds: when a call is shown as slow, and when as one that hangs.
         name: of the job, for people.
+        outcome: how it has ended, for people; empty while it runs.
     """
 
     def __init__(
-        self, look: Callable[[], JobStatus], interval_s: float, bounds: CallBounds | None = None, name: str = ""
+        self,
+        look: Callable[[], JobStatus],
+        interval_s: float,
+        bounds: CallBounds | None = None,
+        *,
+        name: str = "",
+        outcome: str = "",
     ) -> None:
         self._name = name
+        self._outcome = outcome
         self._look = look
         self._interval_s = interval_s
         self._bounds = bounds or CallBounds()
@@ -77,6 +85,7 @@ class Feed:
         self._known = {
             "job": status.job,
             "name": self._name,
+            "outcome": self._outcome,
             "taken_s": status.taken_s,
             "interval_s": self._interval_s,
             "slow_after_s": self._bounds.slow_after_s,

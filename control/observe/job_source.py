@@ -28,6 +28,10 @@ class JobSource(Protocol):
     def name(self) -> str:
         """What people call the job; empty where it has no name."""
 
+    @property
+    def outcome(self) -> str:
+        """How it has ended, for people; empty while it runs."""
+
     def status(self) -> JobStatus:
         """The job as it is, or was last, with its tables."""
 
@@ -52,6 +56,7 @@ class LiveJob:
 
     def __init__(self, process: Process, timeout_s: float, name: str) -> None:
         self.name = name
+        self.outcome = ""
         self._process = process
         self._timeout_s = timeout_s
 

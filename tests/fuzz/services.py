@@ -151,7 +151,7 @@ _PAGE_TOKEN = "a-token-of-letters"
 class _NoJob:
     """A source of a page that knows of no job."""
 
-    name = ""
+    name = outcome = ""
 
     def status(self) -> NoReturn:
         """The job."""

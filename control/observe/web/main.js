@@ -3,7 +3,7 @@
 import { Part } from "./actor.js";
 import { CallBounds } from "./bounds.js";
 import { ask, element, recall, remember, setAttribute, setText } from "./dom.js";
-import { counted, duration } from "./format.js";
+import { clock, counted, duration } from "./format.js";
 import { LogsPage } from "./logs.js";
 import { Model } from "./model.js";
 import { parsed, pathOf } from "./paths.js";
@@ -80,7 +80,8 @@ function showHealth(look) {
   }
   const alarm = silent.length > 0 ? `${silent.length} silent` : hung.length > 0 ? counted(hung.length, "call hangs?", "calls hang?") : "";
   document.title = `${alarm ? `▲ ${alarm} · ` : ""}${look.name || look.job} · Skipper`;
-  if (silent.length > 0) say("silent", alarm, `No answer from ${names(silent)}.`);
+  if (look.outcome) say("ended", "ended", `${look.name || "The job"} ${look.outcome}. What is shown is its record.`);
+  else if (silent.length > 0) say("silent", alarm, `No answer from ${names(silent)}.`);
   else if (hung.length > 0) say("hung", alarm, ...sentence(hung));
   else if (slow.length > 0) say("slow", counted(slow.length, "call is slow", "calls are slow"), ...sentence(slow));
   else say("up", "healthy");
@@ -126,6 +127,12 @@ function open() {
   if (newest !== null) draw(newest);
 }
 
+/** How old what is shown is. */
+function showAge() {
+  const words = newest?.outcome ? `as of ${clock(newest.taken_s)}` : `seen ${duration((performance.now() - heardAt) / 1000)} ago`;
+  setText(at("freshness"), words);
+}
+
 function showTheme() {
   if (theme === "system") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = theme;
@@ -149,7 +156,7 @@ at("theme").addEventListener("click", () => {
   showTheme();
 });
 addEventListener("hashchange", open);
-setInterval(() => setText(at("freshness"), `seen ${duration((performance.now() - heardAt) / 1000)} ago`), 500);
+setInterval(showAge, 500);
 showTheme();
 open();
 look();

@@ -18,6 +18,7 @@ class SourceOf:
     kept_stacks: Sequence[ProcessStacks] = ()
     folder: Path | None = None
     name: str = "train"
+    outcome: str = ""
 
     def status(self) -> JobStatus:
         return self.found

@@ -42,7 +42,7 @@ _skipper_words() {
         "stacks -") words="-h --help -v --verbose -j --job --timeout --native -a --all -J --json" ;;
         "logs -") words="-h --help -v --verbose -j --job -f --follow --since -t --times -J --json" ;;
         "debug -") words="-h --help -v --verbose -j --job --timeout -c --command" ;;
-        "dashboard -") words="-h --help -v --verbose -j --job --timeout --port --host --interval --slow-after --hung-after --token" ;;
+        "dashboard -") words="-h --help -v --verbose -j --job --timeout --port --host --interval --slow-after --hung-after --record --token" ;;
         "weights -") words="-h --help -v --verbose" ;;
         "weights ") words="verify certificate" ;;
         "weights verify -") words="-h --help -v --verbose --store -j --job --timeout" ;;

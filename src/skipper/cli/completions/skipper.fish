@@ -267,6 +267,7 @@ complete -c skipper -n '__skipper_is_at "dashboard"' -l host -r -d 'address to s
 complete -c skipper -n '__skipper_is_at "dashboard"' -l interval -r -d 'between looks (default: 1)'
 complete -c skipper -n '__skipper_is_at "dashboard"' -l slow-after -r -d 'a call that runs longer is shown as slow (default: 30)'
 complete -c skipper -n '__skipper_is_at "dashboard"' -l hung-after -r -d 'a call that runs longer is shown as one that hangs (default: 120)'
+complete -c skipper -n '__skipper_is_at "dashboard"' -l record -d 'show what a run has left that has ended (see skipper record): its folder or name; without RUN the latest'
 complete -c skipper -n '__skipper_is_at "dashboard"' -l token -d 'ask for a token on this host, too: it has other users'
 complete -c skipper -n '__skipper_is_at "weights"' -f -a verify -d 'Compare weights with a certificate; names the first wrong tensor and where in it.'
 complete -c skipper -n '__skipper_is_at "weights"' -f -a certificate -d 'Save the certificate of a version in a store.'
