@@ -42,12 +42,12 @@ _skipper_words() {
         "stacks -") words="-h --help -v --verbose -j --job --timeout --native -a --all -J --json" ;;
         "logs -") words="-h --help -v --verbose -j --job -f --follow --since -t --times -J --json" ;;
         "debug -") words="-h --help -v --verbose -j --job --timeout -c --command" ;;
-        "dashboard -") words="-h --help -v --verbose -j --job --timeout --port --host --interval --token" ;;
+        "dashboard -") words="-h --help -v --verbose -j --job --timeout --port --host --interval --slow-after --hung-after --record --token" ;;
         "weights -") words="-h --help -v --verbose" ;;
         "weights ") words="verify certificate" ;;
         "weights verify -") words="-h --help -v --verbose --store -j --job --timeout" ;;
         "weights certificate -") words="-h --help -v --verbose --version --store -j --job --timeout" ;;
-        "metrics -") words="-h --help -v --verbose -j --job --timeout --serve --host --port -J --json --token --token-file" ;;
+        "metrics -") words="-h --help -v --verbose -j --job --timeout --serve --host --port -J --json --grafana --token --token-file" ;;
         "doctor -") words="-h --help -v --verbose -J --json --ucx-library --trial --exposure --pid --asked" ;;
         "completion -") words="-h --help -v --verbose" ;;
         "completion ") words="bash zsh fish" ;;
