@@ -110,13 +110,8 @@ class ProgressTask:
         """The task is over; again does nothing."""
         self._feed.end(self, "failed" if failed else "finished")
 
-    def now(self) -> Progress:
-        """How far it is."""
-        with self._feed.lock:
-            return self.seen()
-
     def seen(self) -> Progress:
-        """The same, for who holds the feed's lock."""
+        """How far it is, for who holds the feed's lock."""
         waiting = tuple(name for name, _ in zip(self._waiting, range(MOST_NAMES), strict=False))
         return Progress(
             self._number,
