@@ -237,8 +237,9 @@ def parser(prog: str) -> CommandParser:
     )
     own.add_argument("--token", action="store_true", help="ask for a token on this host, too: it has other users")
     own.add_argument(
-        "--token-file", type=Path, metavar="FILE", help="the token to ask for, in a file that only you can read"
+        "--secret-file", type=Path, metavar="FILE", help="the token to ask for, in a file that only you can read"
     )
+    own.add_argument("--token-file", dest="secret_file", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return own
 
 
@@ -257,8 +258,8 @@ def _show(given: argparse.Namespace) -> int:
         sys.stdout.write(grafana_dashboard())
         return 0
     token: str | bool | None = given.token or None
-    if given.token_file is not None:
-        token = read_secret(given.token_file, least_nbytes=1).decode("utf-8", "replace").strip()
+    if given.secret_file is not None:
+        token = read_secret(given.secret_file, least_nbytes=1).decode("utf-8", "replace").strip()
     port = given.port if given.port is not None else given.serve
     if given.json is not None and port is not None:
         raise BadArgumentsError("--json writes the figures once, and --serve serves them: pass one of them")
