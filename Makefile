@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-for-demo
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+INSTALLING := echo "[2/2] installing Skipper and its packages into $(VENV), and compiling: some minutes the first time"
+INSTALLED  := echo "      $(VENV) is ready"
 SOURCES := $(shell find control dataplane -name '*.p[xy][xdi]' -o -name '*.h') setup.py pyproject.toml constraints.txt
 # Those of jobs on several machines are make test-hosts, those of the wheel make test-dist.
 TESTS  ?= tests --ignore=tests/hosts --ignore=tests/jobs --ignore=tests/packaging
@@ -71,17 +73,22 @@ $(BIN)/python:
 	@command -v "$${CC:-gcc}" >/dev/null || \
 	  { echo "Skipper's dataplane is compiled, and there is no C compiler: apt-get install gcc libc6-dev python3-dev" >&2; \
 	    exit 1; }
+	@echo "[1/2] making the virtual environment $(VENV)"
 	@$(PYTHON) -m venv $(VENV) || \
 	  { rm -rf $(VENV); echo "The venv module is missing: apt-get install python3-venv" >&2; exit 1; }
 
 # The demo alone needs no browser, no Ray and no type checker: it begins a minute earlier.
 $(DEMO_STAMP): $(SOURCES) | $(BIN)/python
-	$(PIP_INSTALL) -e '.[examples,$(UCX)]'
+	@$(INSTALLING)
+	@$(PIP_INSTALL) -e '.[examples,$(UCX)]'
 	@touch $@
+	@$(INSTALLED)
 
 $(STAMP): $(SOURCES) | $(BIN)/python
-	$(PIP_INSTALL) -e '.[dev,$(UCX)]'
+	@$(INSTALLING)
+	@$(PIP_INSTALL) -e '.[dev,$(UCX)]'
 	@touch $@ $(DEMO_STAMP)
+	@$(INSTALLED)
 
 demo: $(DEMO_STAMP)
 	$(BIN)/python -m examples.rl_weight_sync $(ARGS)

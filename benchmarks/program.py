@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from skipper.benchmarks import output
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["Parser", "report_parser", "require_device", "run", "tell_round"]
+__all__ = ["Parser", "report_parser", "require_device", "rounds_shown", "run"]
 
 
 class Parser(CommandParser):
@@ -77,10 +78,21 @@ def report_parser(
     return parser
 
 
-def tell_round(number: int) -> None:
-    """Tell a person who waits at a terminal that another round is whole."""
-    if sys.stderr.isatty():
-        print(f"round {number} is done", file=sys.stderr, flush=True)
+@contextlib.contextmanager
+def rounds_shown(prog: str, total: int) -> Iterator[Callable[[int], None]]:
+    """While it is entered, a person who waits at a terminal sees how many rounds are whole.
+
+    Args:
+        prog: What measures.
+        total: How many rounds there will be.
+
+    Yields:
+        What is to be called after each round.
+    """
+    from skipper.control import track_progress  # skipper bw, whose parser is made here too, does without
+
+    with track_progress(prog, total, "rounds") as task:
+        yield lambda _: task.advance()
 
 
 def require_device(device: str) -> None:

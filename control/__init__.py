@@ -72,6 +72,7 @@ from skipper.control.model.errors import (
 )
 from skipper.control.model.failure import FailureKind, MeshFailure
 from skipper.control.model.future import Future
+from skipper.control.model.progress import Progress, ProgressSubscription, ProgressTask, on_progress, track_progress
 from skipper.control.model.settings import Settings, configure
 from skipper.control.model.shape import Extent, Point, Shape
 from skipper.control.model.value_mesh import ValueMesh
@@ -130,6 +131,12 @@ __all__ = [
     "FailureKind",
     "subscribe",
     "unhandled_fault_hook",
+    # progress
+    "on_progress",
+    "track_progress",
+    "Progress",
+    "ProgressTask",
+    "ProgressSubscription",
     # the runtime
     "configure",
     "Settings",

@@ -18,7 +18,7 @@ from skipper.control.api import announced, context, join
 from skipper.control.api.service import ServiceTemplate, starts_services
 from skipper.control.model.failure import MeshFailure
 from skipper.control.model.future import Promise
-from skipper.control.runtime import breakpoints, current_runtime, supervision, tracing
+from skipper.control.runtime import breakpoints, current_runtime, progress_reports, supervision, tracing
 from skipper.control.runtime import context as runtime_context
 from skipper.control.runtime.messages import Mail
 from skipper.control.runtime.process import Process
@@ -32,6 +32,7 @@ def register(find_fault_hook: Callable[[], Callable[[MeshFailure], object]]) -> 
     breakpoints.park_by(_park)
     current_runtime.extend(_serve_tools)
     current_runtime.at_start(_show_output)
+    current_runtime.at_start(_report_progress)
     current_runtime.at_start(_trace_if_asked_to)
     current_runtime.at_start(announced.announce)
     current_runtime.at_start(join.serve_if_asked_to)
@@ -51,6 +52,19 @@ def _show_output(process: Process) -> None:
         from skipper.control.observe import logs
 
         logs.show_output(process)
+
+
+def _report_progress(process: Process) -> None:
+    """A script shows it, if it has a terminal; the others tell the script, if it is known there."""
+    if process.root.id == process.me.id:
+        from skipper.control.observe import terminal_line
+
+        if not progress_reports.is_off() and terminal_line.is_shown():
+            from skipper.control.observe import progress_line
+
+            progress_line.show(process)
+    elif progress_reports.is_to_tell():
+        progress_reports.tell_script(process)
 
 
 def _trace_if_asked_to(process: Process) -> None:
@@ -103,6 +117,11 @@ def _serve_tools(process: Process) -> None:
             target=name.settle_by, args=(debugger.serve_this_job,), name="control-serve", daemon=True
         ).start()
 
+    def progress(mail: Mail) -> None:
+        from skipper.control.observe import progress_line
+
+        requests.run(progress_reports.PROGRESS, progress_line.take, mail)
+
     def job_ending(mail: Mail) -> None:
         from skipper.control.observe import script_record
 
@@ -114,6 +133,7 @@ def _serve_tools(process: Process) -> None:
         requests.run(script_record.LAST_LOOK, script_record.looked, mail)
 
     requests.serve_by_name("survey", survey)
+    requests.serve_by_name("progress", progress)
     requests.serve_by_name("output", output)
     requests.serve_by_name("flush_output", flush_output)
     requests.serve_by_name("serve", serve)

@@ -4,7 +4,7 @@ import math
 import operator
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -71,6 +71,7 @@ class RDMAAction:
         self._gpus: frozenset[int] = frozenset()
         # What blocks were last taken from: (the caller's object, its memory, checked), as "dst" and as "src".
         self._wholes: dict[str, tuple[object, StridedRegion]] = {}
+        self._pieces: tuple[int, tuple[RDMAAction, ...]] | None = None
 
     def read_remote(
         self, dst: Any, buf: RDMABuffer, *, layout: RemoteLayout | None = None, at: Sequence[int] | None = None
@@ -151,6 +152,36 @@ class RDMAAction:
             operation = _submit(transfers, seconds)
         return here.meter.follow(operation, *self._nbytes)
 
+    def split(self, nbytes: int) -> "tuple[RDMAAction, ...]":
+        """Actions that together do what this one does, to be submitted one after another: so one sees how far it is.
+
+        They are made once for one size, compiled once each, and know nothing of what is added here later.
+
+        Args:
+            nbytes: How many bytes each of them moves, more or less; a row of a box is not divided.
+
+        Raises:
+            ValueError: `nbytes` is not positive.
+        """
+        if nbytes < 1:
+            raise ValueError(f"the size of a piece must be positive, not {nbytes}")
+        with self._lock:
+            if self._pieces is None or self._pieces[0] != nbytes:
+                self._pieces = nbytes, tuple(self._split(nbytes))
+            return self._pieces[1]
+
+    def _split(self, nbytes: int) -> "Iterator[RDMAAction]":
+        piece, size = RDMAAction(), 0
+        for whole in self._parts:
+            for part in _slices(whole, nbytes):
+                piece._parts.append(part)
+                size += part.nbytes
+                if size >= nbytes:
+                    yield piece
+                    piece, size = RDMAAction(), 0
+        if piece._parts:
+            yield piece
+
     @property
     def nbytes(self) -> int:
         """Bytes that one submission moves."""
@@ -200,7 +231,7 @@ class RDMAAction:
             address = _check_layout(layout, local, role, at, buf)
         with self._lock:
             self._parts.append(_RequestedCopy(local, address, buf, layout, to_remote))
-            self._compiled = None
+            self._compiled = self._pieces = None
         return self
 
     def _transfers(self, selector: BackendSelector) -> list[Transfer]:
@@ -246,6 +277,22 @@ class RDMAAction:
             self._segments += int(row_runs(rows).sum())
             transfers.append(group.peer.compile(rows, group.remotes, group.locals, to_remote=group.to_remote))
         return transfers
+
+
+def _slices(part: _RequestedCopy, nbytes: int) -> Iterator[_RequestedCopy]:
+    """A copy cut along its first dimension that can be, so that each slice moves about so many bytes."""
+    layout = part.layout
+    dim = next((dim for dim, count in enumerate(layout.shape) if count > 1), None)
+    if part.nbytes <= nbytes or dim is None:
+        yield part
+        return
+    count = layout.shape[dim]
+    step = max(count * nbytes // part.nbytes, 1)
+    for begin in range(0, count, step):
+        shape = (*layout.shape[:dim], min(step, count - begin), *layout.shape[dim + 1 :])
+        box = RemoteLayout(layout.offset + begin * layout.strides[dim], shape, layout.strides, layout.itemsize)
+        address = part.address + begin * part.local.strides[dim]
+        yield _RequestedCopy(part.local, address, part.buffer, box, part.to_remote)
 
 
 def _submit(transfers: Sequence[Transfer], timeout: float) -> Operation:

@@ -69,10 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ways = {"skipper": trainer.give, "object store": trainer.copy}
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     for step in range(1, options.steps + 1):
-        ray.get(trainer.step.remote(), timeout=60)
+        ray.get(trainer.step.remote(), timeout=120)
         for way, ask in ways.items():
             begin = time.perf_counter()
-            ray.get(generator.take.remote(ask.remote(), step), timeout=60)
+            ray.get(generator.take.remote(ask.remote(), step), timeout=120)
             seconds[way].append(time.perf_counter() - begin)
     ray.shutdown()
     for way, times in seconds.items():

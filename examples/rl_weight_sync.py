@@ -5,7 +5,7 @@ replicas that are tensor parallel within, sample; judges, a service too, reward;
 the trainers (FSDP2), which compute the next version meanwhile. After each step the generators read the new weights,
 differently sharded, straight from the trainers' memory. In the middle of the run a generator is killed.
 
-    python -m examples.rl_weight_sync                     # about a minute; a table and rl_weight_sync.png
+    python -m examples.rl_weight_sync                     # about a minute; two tables and rl_weight_sync.png
     python -m examples.rl_weight_sync --steps 3 --verify --json -
     python -m examples.rl_weight_sync --hosts FILE --secret-file FILE --insecure    # on machines that run an agent
     python -m examples.rl_weight_sync --job slurm:4                                 # or that an engine gives
@@ -17,16 +17,18 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
+from rich.console import Console
 
 # So that `python examples/rl_weight_sync.py` works as well as `python -m examples.rl_weight_sync`.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from examples import job_option
 from examples.faults import FirstFault
+from examples.rl import large_sync
 from examples.rl.loop import History, Loop
 from examples.rl.outcome import Outcome
 from examples.rl.placement import Placement
@@ -35,8 +37,9 @@ from examples.rl.settings import Settings
 from examples.yardstick import time_memcpy
 from skipper import control
 from skipper import torchstore as ts
-from skipper.benchmarks.errors import UsageError
+from skipper.benchmarks.errors import BenchmarkError, UsageError
 from skipper.benchmarks.output import STDOUT, check_writable, console, write_json
+from skipper.benchmarks.report import Result
 from skipper.control import ControlError, HostMesh
 from skipper.dataplane.errors import DataplaneError
 from skipper.torchstore.errors import StoreError
@@ -44,6 +47,11 @@ from skipper.torchstore.errors import StoreError
 STEPS = 50
 GOAL = 0.9
 """The mean reward that a run of the usual length must reach."""
+
+LARGE_SYNC_TEXT = """\
+Here the bytes take the time. The two processes of the engine read their parts at once, each what it needs and nothing
+twice, straight from the trainers' memory; nothing is packed, and no trainer takes part. So with two free cores it may
+be faster than one thread's memcpy. `skipper weight-sync --model CONFIG` measures a model of yours."""
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -82,6 +90,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="cuda: each rank of a group has a GPU of its own; one "
         "GPU takes --trainers 1 --generators 1, which may share it (default: cpu)",
     )
+    parser.add_argument(
+        "--large-sync",
+        action=argparse.BooleanOptionalAction,
+        help="afterwards, sync a model of 1 GB beside a memcpy of it (default: on this host's CPUs, unless --steps is "
+        "given)",
+    )
     parser.add_argument("--verify", action="store_true", help="compare all received weights bit for bit")
     parser.add_argument("--json", metavar="PATH", help="write the figures there; - prints them alone on stdout")
     parser.add_argument(
@@ -93,6 +107,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         options.min_reward = GOAL if options.steps is None else 0.0
     if options.kill_at is None:
         options.kill_at = STEPS // 2 if options.steps is None else 0
+    here = options.hosts is None and options.job is None
+    if options.large_sync is None:
+        options.large_sync = options.steps is None and here and options.device == "cpu"
     options.steps = STEPS if options.steps is None else options.steps
     if options.steps < 1:
         parser.error("--steps must be at least 1")
@@ -101,7 +118,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     most = Settings(options.seed).prompts
     if not 1 <= options.trainers <= most:
         parser.error(f"--trainers must be between 1 and {most}: each of them needs a prompt to learn from")
-    here = options.hosts is None and options.job is None
     if options.device == "cuda" and here and (why := without_gpus(max(options.trainers, options.generators))):
         parser.error(f"--device cuda: {why}")
     if options.replicas < 1:
@@ -148,6 +164,24 @@ async def run(options: argparse.Namespace, hosts: HostMesh, settings: Settings, 
     return history
 
 
+def sync_large(people: Console, errors: list[str]) -> Result | None:
+    """Sync a model of 1 GB, where this machine can, and say how that went; ``errors`` get what was wrong."""
+    if (why := large_sync.obstacle()) is not None:
+        people.print(f"no sync of a model of 1 GB: {why}")
+        return None
+    people.print("\nnow a sync of a model of 1 GB (--no-large-sync leaves it out)")
+    try:
+        row = asyncio.run(large_sync.measure())
+    except (BenchmarkError, ControlError, StoreError, DataplaneError, TimeoutError, OSError, MemoryError) as error:
+        errors.append(f"the sync of a model of 1 GB: {error}")
+        return None
+    finally:
+        control.shutdown()
+    people.print(large_sync.table(row))
+    people.print(LARGE_SYNC_TEXT, soft_wrap=True)
+    return replace(row, name="large_sync_s")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the example; 0 when it did what it says."""
     options = parse(argv)
@@ -167,9 +201,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         control.shutdown()
     outcome = Outcome(history, time_memcpy(history.nbytes))
     people.print(outcome.table())
+    people.print(outcome.explanation(), soft_wrap=True)
     outcome.draw(options.png)
     people.print(f"curves: {options.png}")
-    errors = []
+    errors: list[str] = []
+    try:
+        large = sync_large(people, errors) if options.large_sync else None
+    except KeyboardInterrupt:
+        people.print("interrupted")
+        return 130
     if history.mismatched:
         errors.append(f"{history.mismatched} tensors arrived wrong")
     if history.killed and not history.restarts:
@@ -181,7 +221,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json is not None:
         chosen = ("steps", "trainers", "generators", "replicas", "kill_at", "min_reward", "verify")
         config = {name: getattr(options, name) for name in chosen} | asdict(settings)
-        write_json(outcome.report(sys.argv[1:] if argv is None else argv, config, errors), options.json)
+        report = outcome.report(sys.argv[1:] if argv is None else argv, config, errors)
+        if large is not None:
+            report = replace(report, results=[*report.results, large])
+        write_json(report, options.json)
     return 1 if errors else 0
 
 

@@ -2,32 +2,61 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from skipper.benchmarks.actors.rounds import (
-    BULK_NBYTES,
-    FANOUT,
-    MESSAGE_NBYTES,
     PIPELINED,
     REPLICAS,
     ActorsPlan,
     Times,
     measure,
 )
+from skipper.benchmarks.machine import available_nbytes
 from skipper.benchmarks.output import figures_table
-from skipper.benchmarks.program import Parser, report_parser, run, tell_round
+from skipper.benchmarks.program import Parser, report_parser, rounds_shown, run
 from skipper.benchmarks.report import Result, latency, rate
+from skipper.benchmarks.sizes import binary_size, format_size, size_up_to
+from skipper.commandline import USAGE, whole
 from skipper.control import ControlError
 
 __all__ = ["main", "parser", "rows"]
 
+_MOST = 1024
+_COPIES = 8  # of the large argument: at the script, on its way, at the actor, and those that memcpy fills
+_LARGEST_MESSAGE = 1 << 20  # raw gRPC, beside which it is measured, takes 4 MiB at most
 _QUICK = ActorsPlan(rounds=2, calls=20, broadcasts=200, spawns=1, warmup=1)
 
 
 def parser(prog: str) -> Parser:
     """The parser of the command."""
-    return report_parser(prog, "Latency and throughput of actor calls, beside raw gRPC and memcpy in the same run.")
+    own = report_parser(prog, "Latency and throughput of actor calls, beside raw gRPC and memcpy in the same run.")
+    usual = ActorsPlan()
+    own.add_argument(
+        "-n",
+        "--procs",
+        type=whole(2, _MOST),
+        default=usual.procs,
+        metavar="N",
+        help=f"processes, with an actor each (default: {usual.procs})",
+    )
+    own.add_argument(
+        "-s",
+        "--size",
+        type=size_up_to(_LARGEST_MESSAGE),
+        default=usual.message_nbytes,
+        metavar="SIZE",
+        help=f"bytes of the message that calls carry there and back (default: {usual.message_nbytes})",
+    )
+    own.add_argument(
+        "--bulk",
+        type=size_up_to(1 << 30),
+        default=usual.bulk_nbytes,
+        metavar="SIZE",
+        help=f"bytes of the large argument (default: {format_size(usual.bulk_nbytes)})",
+    )
+    return own
 
 
 def main(argv: Sequence[str], *, prog: str = "skipper actors") -> int:
@@ -35,19 +64,23 @@ def main(argv: Sequence[str], *, prog: str = "skipper actors") -> int:
     given = parser(prog).read(argv)
     if isinstance(given, int):
         return given
-    plan = _QUICK if given.quick else ActorsPlan()
-    config = {
-        "tool": "actors",
-        "processes": FANOUT,
-        "message_nbytes": MESSAGE_NBYTES,
-        "pipelined_calls": PIPELINED,
-        **asdict(plan),
-    }
+    needed, room = _COPIES * given.bulk, available_nbytes()
+    if needed > room:
+        sentence = (
+            f"--bulk {format_size(given.bulk)} takes {needed / 1e9:.1f} GB of memory, and {room / 1e9:.1f} are free"
+        )
+        print(f"{prog}: {sentence}", file=sys.stderr)
+        return USAGE
+    plan = replace(
+        _QUICK if given.quick else ActorsPlan(), procs=given.procs, message_nbytes=given.size, bulk_nbytes=given.bulk
+    )
+    config = {"tool": "actors", "pipelined_calls": PIPELINED, **asdict(plan)}
 
     def measure_all(results: list[Result]) -> None:
         times: Times = {}
         try:
-            measure(plan, times, tell_round)
+            with rounds_shown(prog, plan.rounds) as on_round:
+                measure(plan, times, on_round)
         finally:  # what there is of a run that was cut short
             results += rows(times, plan)
 
@@ -69,8 +102,9 @@ def rows(times: Times, plan: ActorsPlan) -> list[Result]:
         return []
     unary = latency("grpc_aio_unary_p50_us", times["grpc_unary"])
     stream = rate("grpc_aio_bidi_msgs_per_s", times["grpc_stream"], PIPELINED)
-    bulk = {"nbytes": BULK_NBYTES}
-    memcpy = rate("memcpy_64MiB_gb_per_s", times["memcpy"], BULK_NBYTES, unit="GB/s", parameters=bulk)
+    procs, size = plan.procs, binary_size(plan.bulk_nbytes)
+    bulk = {"nbytes": plan.bulk_nbytes}
+    memcpy = rate(f"memcpy_{size}_gb_per_s", times["memcpy"], plan.bulk_nbytes, unit="GB/s", parameters=bulk)
     call_one = latency("call_one_p50_us", times["call_one"], unary)
     spawn_s = [ns / 1e9 for ns in times["spawn"]]
     return [
@@ -83,9 +117,9 @@ def rows(times: Times, plan: ActorsPlan) -> list[Result]:
         latency("rpc_client_future_p50_us", times["rpc_future"], unary, {"form": "future"}),
         latency("actor_to_actor_p50_us", times["actor_to_actor"], unary, {"actors": "sync"}),
         latency("actor_to_actor_async_p50_us", times["async_actor_to_actor"], unary, {"actors": "async"}),
-        latency("call_fanout4_p50_us", times["fanout"], unary, {"actors": FANOUT}),
+        latency(f"call_fanout{procs}_p50_us", times["fanout"], unary, {"actors": procs}),
         rate("pipelined_calls_per_s", times["pipelined"], PIPELINED, stream, parameters={"calls": PIPELINED}),
-        rate("broadcast_msgs_per_s", times["broadcast"], FANOUT * plan.broadcasts, parameters={"actors": FANOUT}),
-        rate("call_64MiB_gb_per_s", times["bulk"], BULK_NBYTES, memcpy, unit="GB/s", parameters=bulk),
-        Result.from_samples("spawn_4_procs_s", "s", spawn_s, parameters={"processes": FANOUT}),
+        rate("broadcast_msgs_per_s", times["broadcast"], procs * plan.broadcasts, parameters={"actors": procs}),
+        rate(f"call_{size}_gb_per_s", times["bulk"], plan.bulk_nbytes, memcpy, unit="GB/s", parameters=bulk),
+        Result.from_samples(f"spawn_{procs}_procs_s", "s", spawn_s, parameters={"processes": procs}),
     ]

@@ -21,10 +21,7 @@ from skipper.benchmarks.statistics import Contestant, Schedule, WholeRounds, int
 from skipper.control import ActorMesh
 from skipper.control.services import Service
 
-__all__ = ["BULK_NBYTES", "FANOUT", "MESSAGE_NBYTES", "PIPELINED", "REPLICAS", "ActorsPlan", "Times", "measure"]
-
-FANOUT = 4
-"""Processes, with an actor each."""
+__all__ = ["PIPELINED", "REPLICAS", "ActorsPlan", "Times", "measure"]
 
 REPLICAS = 1
 """Replicas of the service. With several of them the processes would take turns, which `call_one` does not."""
@@ -32,10 +29,6 @@ REPLICAS = 1
 PIPELINED = 1000
 """Calls of which none waits for another."""
 
-MESSAGE_NBYTES = 100
-"""Bytes of the message that every call carries there and back, through actors as through raw gRPC."""
-
-BULK_NBYTES = 64 << 20
 TIMEOUT_S = 60.0
 
 
@@ -46,9 +39,12 @@ class ActorsPlan:
     Attributes:
         rounds: Blocks of each kind.
         calls: Single calls in a block.
-        broadcasts: Messages to each of `FANOUT` actors in a block.
+        broadcasts: Messages to each actor in a block.
         spawns: How often the processes are started anew.
         warmup: Rounds that are not counted.
+        procs: Processes, with an actor each; two or more.
+        message_nbytes: Of the message that every call carries there and back, through actors as through raw gRPC.
+        bulk_nbytes: Of the large argument.
     """
 
     rounds: int = 24
@@ -56,6 +52,9 @@ class ActorsPlan:
     broadcasts: int = 2500
     spawns: int = 5
     warmup: int = 2
+    procs: int = 4
+    message_nbytes: int = 100
+    bulk_nbytes: int = 64 << 20
 
 
 Times = dict[str, list[int]]
@@ -80,16 +79,16 @@ def measure(plan: ActorsPlan, times: Times, on_round: Callable[[int], None] | No
         rpc = stack.enter_context(RpcEcho.start(timeout=TIMEOUT_S))
         times["spawn"] = []
         for _ in range(plan.spawns):
-            times["spawn"].append(_time_spawn())
+            times["spawn"].append(_time_spawn(plan.procs))
         rounds = WholeRounds(times, on_round)
         work = _Work(plan, raw, rpc, rounds)
         contestants = [Contestant(name, functools.partial(work.run, name)) for name in work.blocks]
         interleave(contestants, Schedule(plan.rounds, warmup=plan.warmup), after_round=rounds.end_round)
 
 
-def _time_spawn() -> int:
+def _time_spawn(count: int) -> int:
     begin = perf_counter_ns()
-    procs = control.this_host().spawn_procs({"procs": FANOUT})
+    procs = control.this_host().spawn_procs({"procs": count})
     procs.spawn("echo", Echo).noted.call().get(TIMEOUT_S)
     elapsed = perf_counter_ns() - begin
     procs.stop().get(TIMEOUT_S)
@@ -102,7 +101,7 @@ class _Work:
     def __init__(self, plan: ActorsPlan, raw: RawGrpc, rpc: RpcEcho, rounds: WholeRounds[int]) -> None:
         self._plan = plan
         self._rounds = rounds
-        procs = control.this_host().spawn_procs({"procs": FANOUT})
+        procs = control.this_host().spawn_procs({"procs": plan.procs})
         self._all: ActorMesh[Echo] = procs.spawn("echo", Echo)
         self._one = self._all.slice(procs=0)
         self._async_one = procs.slice(procs=0).spawn("async_echo", AsyncEcho)
@@ -110,14 +109,14 @@ class _Work:
         self._async_caller = procs.slice(procs=1).spawn("async_caller", AsyncCaller)
         self._service: Service[Echo] = Echo.options(num_replicas=REPLICAS).as_service(name="service")
         self._service.initialized.get(TIMEOUT_S)
-        self._message = bytes(MESSAGE_NBYTES)
-        self._bulk = bytes(bytearray(b"x") * BULK_NBYTES)
+        self._message = bytes(plan.message_nbytes)
+        self._bulk = bytes(bytearray(b"x") * plan.bulk_nbytes)
         self._target, self._source = (
-            np.frombuffer(memory, np.uint8) for memory in (bytearray(BULK_NBYTES), self._bulk)
+            np.frombuffer(memory, np.uint8) for memory in (bytearray(plan.bulk_nbytes), self._bulk)
         )
-        copy = functools.partial(memcpy(), self._target.ctypes.data, self._source.ctypes.data, BULK_NBYTES)
+        copy = functools.partial(memcpy(), self._target.ctypes.data, self._source.ctypes.data, plan.bulk_nbytes)
         self.blocks: dict[str, Callable[[], list[int]]] = {
-            "grpc_unary": lambda: raw.unary(plan.calls, MESSAGE_NBYTES),
+            "grpc_unary": lambda: raw.unary(plan.calls, plan.message_nbytes),
             "call_one": lambda: self._each(lambda: self._one.echo.call_one(self._message)),
             "service_route": lambda: self._each(lambda: self._service.echo.route(self._message)),
             "rpc_call": lambda: rpc.call(plan.calls, self._message),
@@ -125,7 +124,7 @@ class _Work:
             "actor_to_actor": self._from_actor,
             "async_actor_to_actor": self._from_async_actor,
             "fanout": lambda: self._each(lambda: self._all.echo.call(self._message)),
-            "grpc_stream": lambda: raw.stream(PIPELINED, MESSAGE_NBYTES),
+            "grpc_stream": lambda: raw.stream(PIPELINED, plan.message_nbytes),
             "pipelined": self._pipeline,
             "broadcast": self._broadcast,
             "bulk": self._send_bulk,
@@ -164,13 +163,13 @@ class _Work:
             self._all.note.broadcast(number)
         noted = sum(self._all.noted.call().get(TIMEOUT_S))  # answered behind them: all have been handled
         elapsed = perf_counter_ns() - begin
-        if noted != FANOUT * self._plan.broadcasts:
-            raise BenchmarkError(f"{noted} of {FANOUT * self._plan.broadcasts} messages have arrived")
+        if noted != self._plan.procs * self._plan.broadcasts:
+            raise BenchmarkError(f"{noted} of {self._plan.procs * self._plan.broadcasts} messages have arrived")
         return [elapsed]
 
     def _send_bulk(self) -> list[int]:
         def send() -> None:
-            if self._one.nbytes.call_one(self._bulk).get(TIMEOUT_S) != BULK_NBYTES:
+            if self._one.nbytes.call_one(self._bulk).get(TIMEOUT_S) != self._plan.bulk_nbytes:
                 raise BenchmarkError("the bulk argument did not arrive whole")
 
         return time_runs(send, 2)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
 import socket
 import sys
 from collections.abc import Generator, Iterator, Sequence
@@ -14,9 +12,10 @@ from skipper.benchmarks import program
 from skipper.benchmarks.bandwidth.channel import handle_secret
 from skipper.benchmarks.bandwidth.compare import COMPARE
 from skipper.benchmarks.bandwidth.compare import main as compare_main
-from skipper.benchmarks.bandwidth.options import LOOPBACK, TOKEN_VARIABLE, Options, parse, parser
+from skipper.benchmarks.bandwidth.options import LOOPBACK, Options, parse, parser
 from skipper.benchmarks.bandwidth.pairs import run_pairs
 from skipper.benchmarks.bandwidth.rows import RowPrinter, notes
+from skipper.benchmarks.bandwidth.secret import TOKEN_VARIABLE, BandwidthSecret, made_up, secret_of
 from skipper.benchmarks.bandwidth.server import listen, reach, serve
 from skipper.benchmarks.bandwidth.session import run
 from skipper.benchmarks.bandwidth.side import configure, footprint, require_feasible
@@ -54,7 +53,7 @@ def main(argv: Sequence[str], *, prog: str = "skipper bw") -> int:
 
 
 def _serve(options: Options, prog: str) -> int:
-    token = os.environ.get(TOKEN_VARIABLE) or secrets.token_hex(16)
+    secret = secret_of(options.secret_file) or made_up()
     try:
         listener = listen(options.host, options.port)
     except OSError as error:
@@ -62,12 +61,12 @@ def _serve(options: Options, prog: str) -> int:
         raise UsageError(f"cannot listen on {where}: {error.strerror or error}; see --bind, --port") from error
     with listener:
         port: int = listener.getsockname()[1]
-        print(_greeting(options, token, port, prog), flush=True)
+        print(_greeting(options, secret, port, prog), flush=True)
         # The address where verbs can be reached from elsewhere; the wildcard is none.
         reachable = None if options.host in (LOOPBACK, "::1", *_EVERYWHERE) else options.host
         serve(
             listener,
-            token.encode(),
+            secret.value,
             at_once=options.pairs,
             net_devices=options.net_devices,
             reachable=reachable,
@@ -76,10 +75,10 @@ def _serve(options: Options, prog: str) -> int:
     return 0
 
 
-def _greeting(options: Options, token: str, port: int, prog: str) -> str:
+def _greeting(options: Options, secret: BandwidthSecret, port: int, prog: str) -> str:
     host = socket.gethostname() if options.host in _EVERYWHERE else options.host
     peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    command = " ".join([f"{TOKEN_VARIABLE}={token}", prog, peer, *options.client_flags])
+    command = " ".join([f"{secret.prefix}{prog}", peer, *options.client_flags])
     return f"Waiting for clients on {peer}, until Ctrl-C. On the client, type:\n\n    {command}\n"
 
 
@@ -89,14 +88,16 @@ def _measure(options: Options, argv: Sequence[str], prog: str) -> int:
     if options.role == "local":
         nbytes += footprint(workload, client=False)
     require_feasible(workload, nbytes * options.pairs)
-    token = secrets.token_hex() if options.role == "local" else os.environ.get(TOKEN_VARIABLE, "")
-    if not token:
-        raise UsageError(f"a client needs the server's token: set {TOKEN_VARIABLE}, as the server printed it")
+    secret = made_up() if options.role == "local" else secret_of(options.secret_file)
+    if secret is None:
+        raise UsageError(
+            f"a client needs the server's secret: pass --secret-file, or set {TOKEN_VARIABLE} as the server printed it"
+        )
 
     printer = RowPrinter(sys.stderr if options.json == STDOUT else sys.stdout, lambda first: _title(first, options))
 
     def measure(results: list[Result]) -> None:
-        with contextlib.closing(_rows(options, token.encode())) as rows:
+        with contextlib.closing(_rows(options, secret.value)) as rows:
             for row in rows:
                 results.append(row)
                 printer.add(row)

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from skipper.benchmarks.backends import add_backend
 from skipper.benchmarks.bandwidth.messages import ATOMICS, WORD, Workload
+from skipper.benchmarks.bandwidth.secret import TOKEN_VARIABLE
 from skipper.benchmarks.errors import UsageError
 from skipper.benchmarks.output import check_can_plot
 from skipper.benchmarks.program import Parser
-from skipper.benchmarks.sizes import SWEEP, format_size, parse_size
+from skipper.benchmarks.sizes import SWEEP, format_size, parse_size, size_argument
 from skipper.commandline import (
     STDOUT,
     add_csv,
@@ -20,14 +22,16 @@ from skipper.commandline import (
     add_json,
     add_port,
     add_quick,
+    add_secret_file,
     add_timeout,
     number,
     output_path,
     say_more,
     whole,
 )
+from skipper.trust import SECRET_VARIABLE
 
-__all__ = ["DEFAULT_PORT", "LOOPBACK", "TOKEN_VARIABLE", "Measure", "Options", "parse", "parser"]
+__all__ = ["DEFAULT_PORT", "LOOPBACK", "Measure", "Options", "parse", "parser"]
 
 DEFAULT_PORT = 18515
 """The port that perftest's tools use."""
@@ -37,14 +41,13 @@ MAX_BATCH = 100_000
 
 MAX_PAIRS = 256
 
-TOKEN_VARIABLE = "SKIPPER_BW_TOKEN"
-
 LOOPBACK = "127.0.0.1"
 
 _NOTES = f"""\
 With no HOST and without --local this is a server: it prints the command to type on the client, which then
 chooses everything else. Sizes are powers of two: 4K, 4800K, 64M, 1G. GB/s are decimal, Gb/s are bits.
-The token that both sides must hold comes from {TOKEN_VARIABLE}; a server without one makes one up.
+Both ends must hold one secret. A server that is given none makes one up, and prints it as {TOKEN_VARIABLE} in
+the client's command.
 `skipper bw compare A.json B.json` holds two reports against each other.
 """
 
@@ -97,6 +100,7 @@ class Options:
     csv: str | None
     plot: str | None
     net_devices: str | None
+    secret_file: str | None
     client_flags: tuple[str, ...]
 
     def config(self) -> dict[str, Any]:
@@ -151,6 +155,7 @@ def parse(argv: Sequence[str], *, prog: str) -> Options:
         csv=given.csv,
         plot=given.plot,
         net_devices=given.net_devices,
+        secret_file=given.secret_file,
         client_flags=_client_flags(argv),
     )
 
@@ -178,14 +183,17 @@ def parser(prog: str) -> Parser:
     ends.add_argument(
         "--pairs", type=whole(1, MAX_PAIRS), default=1, metavar="N", help="clients and servers of them at once"
     )
+    add_secret_file(ends, f"what {SECRET_VARIABLE} names")
     add_timeout(ends, 60.0, "seconds that one transfer may take")
 
     work = own.add_argument_group("what is transferred")
-    work.add_argument("-s", "--size", action="append", type=_size, metavar="SIZE", help="bytes; repeat for several")
+    work.add_argument(
+        "-s", "--size", action="append", type=size_argument, metavar="SIZE", help="bytes; repeat for several"
+    )
     sweep = f"{format_size(SWEEP[0])} to {format_size(SWEEP[-1])}"
     work.add_argument("-a", "--all", action="store_true", help=f"sizes from {sweep}, each four times the last")
-    work.add_argument("--minbytes", type=_size, metavar="SIZE", help="or sizes from this one on")
-    work.add_argument("-e", "--maxbytes", type=_size, metavar="SIZE", help="up to this one")
+    work.add_argument("--minbytes", type=size_argument, metavar="SIZE", help="or sizes from this one on")
+    work.add_argument("-e", "--maxbytes", type=size_argument, metavar="SIZE", help="up to this one")
     work.add_argument(
         "-f",
         "--stepfactor",
@@ -195,9 +203,7 @@ def parser(prog: str) -> Parser:
     )
     work.add_argument("--op", choices=("read", "write", *ATOMICS), default="read", help="as the client sees it")
     work.add_argument("-b", "--bidirectional", action="store_true", help="both ends transfer at once")
-    work.add_argument(
-        "--backend", choices=("auto", "shm", "cuda_ipc", "ucx", "verbs"), default="auto", help="by which way"
-    )
+    add_backend(work)
     work.add_argument("--mem", type=_mem, default="host", metavar="host|cuda[:N]", help="at both ends")
     work.add_argument(
         "--use_cuda", dest="mem", type=_cuda, default=argparse.SUPPRESS, metavar="N", help="as --mem cuda:N"
@@ -305,13 +311,6 @@ def _client_flags(argv: Sequence[str]) -> tuple[str, ...]:
         elif not re.fullmatch(r"-(p[0-9]+|d[^-].*)", argument):
             kept.append(argument)
     return tuple(kept)
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _cuda(text: str) -> str:

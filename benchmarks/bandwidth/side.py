@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from skipper import dataplane
+from skipper.benchmarks.backends import require_backend
 from skipper.benchmarks.bandwidth import memory
 from skipper.benchmarks.bandwidth.channel import MessageChannel
 from skipper.benchmarks.bandwidth.memory import Memory, allocate
@@ -336,23 +337,12 @@ def require_feasible(workload: Workload, nbytes: int) -> None:
         raise UsageError(f"{workload.batch} x {workload.largest} bytes cannot be moved by {workload.op!r}")
     if not 0 < workload.timeout_s < 1e6:
         raise UsageError(f"a deadline of {workload.timeout_s} s is none")
-    if workload.backend != "auto":
-        _require_backend(workload.backend)
+    require_backend(workload.backend)
     if workload.mem != "host":
         _require_cuda(workload.mem)
     elif nbytes > _USABLE_SHARE * available_nbytes():
         need, free = (f"{amount / 2**30:.1f} GiB" for amount in (nbytes, available_nbytes()))
         raise UsageError(f"this needs {need} of memory and {free} are free; lessen --size or --batch")
-
-
-def _require_backend(name: str) -> None:
-    for status in dataplane.backends():
-        if status.name == name:
-            if not status.usable:
-                raise UsageError(f"the {name} backend cannot be used here: {status.reason}")
-            return
-    known = ", ".join(status.name for status in dataplane.backends())
-    raise UsageError(f"there is no backend {name!r} here, only {known}")
 
 
 def _require_cuda(mem: str) -> None:

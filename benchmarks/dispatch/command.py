@@ -10,6 +10,7 @@ from skipper import control, tensor_engine
 from skipper.benchmarks.dispatch.rounds import (
     BULK_NBYTES,
     ELEMENTS,
+    GROUPS,
     MESSAGE_NBYTES,
     PROGRAM_OPS,
     DispatchPlan,
@@ -18,7 +19,7 @@ from skipper.benchmarks.dispatch.rounds import (
 )
 from skipper.benchmarks.dispatch.steps import USUAL_NETWORK, TrainedNetwork, messages_per_step
 from skipper.benchmarks.output import figures_table
-from skipper.benchmarks.program import Parser, report_parser, run, tell_round
+from skipper.benchmarks.program import Parser, report_parser, rounds_shown, run
 from skipper.benchmarks.report import Result, Scalar, latency, rate
 from skipper.commandline import add_certs, add_insecure, add_secret_file, whole
 from skipper.control import ControlError, attach_to_hosts
@@ -70,7 +71,8 @@ def main(argv: Sequence[str], *, prog: str = "skipper dispatch") -> int:
     def measure_all(results: list[Result]) -> None:
         times: Times = {}
         try:
-            measure(plan, times, tell_round)
+            with rounds_shown(prog, GROUPS * plan.rounds) as on_round:
+                measure(plan, times, on_round)
         finally:  # what there is of a run that was cut short
             results += rows(times, plan)
         if given.hosts is not None:

@@ -22,7 +22,7 @@ from skipper.tensor_engine.script.fetch import ask
 from skipper.tensor_engine.script.issue import issue_call
 from skipper.tensor_engine.script.session import session_of
 
-__all__ = ["BULK_NBYTES", "ELEMENTS", "MESSAGE_NBYTES", "PROGRAM_OPS", "DispatchPlan", "Times", "measure"]
+__all__ = ["BULK_NBYTES", "ELEMENTS", "GROUPS", "MESSAGE_NBYTES", "PROGRAM_OPS", "DispatchPlan", "Times", "measure"]
 
 MESSAGE_NBYTES = 100
 """Bytes of the message of a raw gRPC call, and of a call of an actor."""
@@ -35,6 +35,9 @@ PROGRAM_OPS = 120
 
 BULK_NBYTES = 64 << 20
 TIMEOUT_S = 120.0
+
+GROUPS = 3
+"""Of figures that are measured in turns, one group after another."""
 
 _HOLD_S = 0.25
 
@@ -89,7 +92,7 @@ def measure(plan: DispatchPlan, times: Times, on_round: Callable[[int], None] | 
         raw = stack.enter_context(RawGrpc.start())
         work = _Work(plan, raw)
         for blocks in (work.few_blocks, work.both_blocks, functools.partial(work.step_blocks, stack)):
-            rounds = WholeRounds(times, on_round)
+            rounds = WholeRounds(times, on_round)  # of one of the `GROUPS`
             contestants = [
                 Contestant(name, functools.partial(_run, rounds, name, block)) for name, block in blocks().items()
             ]

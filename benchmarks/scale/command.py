@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from skipper.benchmarks.output import plain_table, significant
-from skipper.benchmarks.program import Parser, report_parser, run, tell_round
+from skipper.benchmarks.program import Parser, report_parser, rounds_shown, run
 from skipper.benchmarks.report import Reference, Result, Scalar
 from skipper.benchmarks.scale.crowd import Crowd, gather_crowd
 from skipper.benchmarks.scale.model import Costs, latency_us, traffic
-from skipper.benchmarks.scale.rounds import MESSAGE_NBYTES, WAYS, ScalePlan, Times, costs_of, measure, sizes
+from skipper.benchmarks.scale.rounds import WAYS, ScalePlan, Times, costs_of, measure, sizes
+from skipper.benchmarks.sizes import size_up_to
 from skipper.benchmarks.statistics import percentile
 from skipper.commandline import whole
 from skipper.control import ControlError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["main", "parser"]
 
 _MOST = 1024
+_MESSAGE_NBYTES = 100
 
 _PICKLE_NBYTES = 24
 """Bytes that a pickle adds to a message of 100 bytes."""
@@ -47,6 +49,14 @@ def parser(prog: str) -> Parser:
     )
     own.add_argument("--fanout", type=whole(2, _MOST), default=8, metavar="N", help="of the trees (default: 8)")
     own.add_argument(
+        "-s",
+        "--size",
+        type=size_up_to(1 << 20),
+        default=_MESSAGE_NBYTES,
+        metavar="SIZE",
+        help=f"bytes of the message that calls carry there and back (default: {_MESSAGE_NBYTES})",
+    )
+    own.add_argument(
         "--ranks", type=whole(4, 1 << 20), default=1 << 15, metavar="N", help="model up to so many (default: 32768)"
     )
     return own
@@ -57,9 +67,9 @@ def main(argv: Sequence[str], *, prog: str = "skipper scale") -> int:
     given = parser(prog).read(argv)
     if isinstance(given, int):
         return given
-    plan = ScalePlan(given.procs, given.fanout)
+    plan = ScalePlan(given.procs, given.fanout, message_nbytes=given.size)
     if given.quick:
-        plan = ScalePlan(min(given.procs, 6), given.fanout, rounds=2, calls=2, broadcasts=5)
+        plan = replace(plan, procs=min(given.procs, 6), rounds=2, calls=2, broadcasts=5)
     limit = ""
 
     def measure_and_model(results: list[Result]) -> None:
@@ -68,7 +78,8 @@ def main(argv: Sequence[str], *, prog: str = "skipper scale") -> int:
             limit = crowd.limit
             times = Times()
             try:
-                measure(crowd, plan, times, tell_round)
+                with rounds_shown(prog, plan.rounds) as on_round:
+                    measure(crowd, plan, times, on_round)
             finally:
                 if times.is_whole:  # also where it was cut short after that
                     costs = costs_of(times, plan)
@@ -86,7 +97,6 @@ def main(argv: Sequence[str], *, prog: str = "skipper scale") -> int:
             "tool": "scale",
             "ranks": given.ranks,
             "limit": limit,
-            "message_nbytes": MESSAGE_NBYTES,
             **asdict(plan),
         },
         failures=(ControlError,),
@@ -139,7 +149,7 @@ def modelled(first: int, last: int, plan: ScalePlan, costs: Costs) -> list[Resul
 
 def _modelled(ranks: int, way: str, plan: ScalePlan, costs: Costs) -> Result:
     fanout = plan.fanout if way == "tree" else None
-    nbytes = MESSAGE_NBYTES + _PICKLE_NBYTES
+    nbytes = plan.message_nbytes + _PICKLE_NBYTES
     sent = traffic(ranks, fanout, argument_nbytes=nbytes, result_nbytes=nbytes, text_nbytes=_TEXT_NBYTES)
     value = latency_us(ranks, fanout, costs, cores=None)
     return Result.single("modelled_call_us", "us", value, parameters={"ranks": ranks, "way": way, **asdict(sent)})

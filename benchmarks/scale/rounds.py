@@ -18,10 +18,7 @@ from skipper.benchmarks.statistics import Contestant, Schedule, interleave, perc
 from skipper.control import ActorMesh
 from skipper.control.runtime.cast.tree import Tree
 
-__all__ = ["MESSAGE_NBYTES", "WAYS", "ScalePlan", "Times", "costs_of", "measure", "sizes"]
-
-MESSAGE_NBYTES = 100
-"""Bytes of the message that every call carries there and back."""
+__all__ = ["WAYS", "ScalePlan", "Times", "costs_of", "measure", "sizes"]
 
 WAYS = ("straight", "tree")
 _SPINNERS = 8
@@ -41,6 +38,7 @@ class ScalePlan:
         calls: Calls in a block.
         broadcasts: Messages to each rank in a block.
         turns: Calls to each rank alone in a block.
+        message_nbytes: Of the message that every call carries there and back.
     """
 
     procs: int
@@ -49,6 +47,7 @@ class ScalePlan:
     calls: int = 8
     broadcasts: int = 100
     turns: int = 4
+    message_nbytes: int = 100
 
 
 @dataclass(slots=True)
@@ -133,7 +132,7 @@ def _call_in_turn(members: ActorMesh[Member], plan: ScalePlan, times: Times) -> 
     caches, as they do in a call to all. How much they evict depends on how many they are, so every size of the real
     runs has its own cost: among a hundred ranks a call costs a rank several times what it costs among four.
     """
-    message, count = bytes(MESSAGE_NBYTES), members.size
+    message, count = bytes(plan.message_nbytes), members.size
     each = [members.slice(ranks=rank) for rank in range(count)]
     before = members.cpu_ns.call().get(TIMEOUT_S)
     for _ in range(plan.turns):
@@ -157,7 +156,7 @@ def _spin(crowd: Crowd, times: Times) -> None:
 
 def _calls(way: str, members: ActorMesh[Member], plan: ScalePlan, times: Times) -> None:
     _go(way, plan)
-    message = bytes(MESSAGE_NBYTES)
+    message = bytes(plan.message_nbytes)
 
     def call() -> None:
         members.echo.call(message).get(TIMEOUT_S)
@@ -170,7 +169,7 @@ def _calls(way: str, members: ActorMesh[Member], plan: ScalePlan, times: Times) 
 
 def _broadcasts(way: str, members: ActorMesh[Member], plan: ScalePlan, times: Times) -> None:
     _go(way, plan)
-    message = bytes(MESSAGE_NBYTES)
+    message = bytes(plan.message_nbytes)
     members.noted.call().get(TIMEOUT_S)
     begin = perf_counter_ns()
     for _ in range(plan.broadcasts):

@@ -49,10 +49,22 @@ class Holder(Actor):
         name: Of the ranks of this side.
         shared: Whether memory of the host is made so that other processes can map it.
         device: "cpu", or "cuda": the ranks take the GPUs in turn, and may share them.
+        backend: Of the data plane, or "auto".
     """
 
-    def __init__(self, model: Tensors, cut: Cut, ranks: int, port: int, name: str, shared: bool, device: str) -> None:
+    def __init__(
+        self,
+        model: Tensors,
+        cut: Cut,
+        ranks: int,
+        port: int,
+        name: str,
+        shared: bool,
+        device: str,
+        backend: str = "auto",
+    ) -> None:
         torch.set_num_threads(1)
+        dataplane.configure(backend=backend)
         point = current_rank()
         if device == "cuda":
             torch.cuda.set_device(point.rank % torch.cuda.device_count())

@@ -10,7 +10,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from skipper import dataplane
 from skipper.benchmarks import output, program
+from skipper.benchmarks.backends import AUTO, add_backend, require_backend
 from skipper.benchmarks.errors import BenchmarkError, UsageError
 from skipper.benchmarks.machine import available_nbytes
 from skipper.benchmarks.program import Parser, report_parser
@@ -29,9 +31,10 @@ from skipper.torchstore.errors import StoreError
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["main", "parser"]
+__all__ = ["USUAL", "main", "parser"]
 
-_FULL = SyncWorkload(Model(), 2, 1, 2, 8, 10, 25, 300, 10_000, (64, 48))
+USUAL = SyncWorkload(Model(), 2, 1, 2, 8, 10, 25, 300, 10_000, (64, 48))
+"""What is done without arguments."""
 _QUICK = SyncWorkload(Model(layers=2, vocabulary=4096), 2, 1, 2, 3, 2, 2, 20, 480, (8, 6))
 _MOST_RANKS = 256
 
@@ -49,9 +52,10 @@ def parser(prog: str) -> Parser:
         "--model",
         metavar="CONFIG",
         help="a model of yours: a config.json or its folder, a name in the local cache of Hugging Face, or a JSON file "
-        "of names and shapes; nothing is downloaded. With it, and with --mode, only whole models are synced",
+        "of names and shapes; nothing is downloaded. With it, --mode or --backend, only whole models are synced",
     )
     own.add_argument("--layers", type=whole(1), metavar="N", help="so many layers of --model, where it is too large")
+    add_backend(own)
     own.add_argument("--mode", choices=("direct", "snapshot"), help="one way to put weights only")
     ranks = whole(1, _MOST_RANKS)
     own.add_argument("--trainers", type=ranks, metavar="N", help="processes that hold the model as FSDP shards it (2)")
@@ -103,6 +107,7 @@ def _run_modelled(argv: Sequence[str], given: argparse.Namespace, prog: str) -> 
     """
     others = ("model", "layers", "mode", "trainers", "generators", "tp", "iterations")
     odd = next((name for name in others if getattr(given, name) is not None), None)
+    odd = "backend" if odd is None and given.backend != AUTO else odd
     if odd is not None or given.device != "cpu":
         raise UsageError(f"--{odd or 'device'} is about syncs on this host: leave it out with --modelled")
     workload = QUICK if given.quick else FULL
@@ -145,7 +150,8 @@ def _workload(given: argparse.Namespace) -> SyncWorkload:
         raise UsageError("--layers is about --model")
     if given.page is not None:
         raise UsageError("--page is about --modelled")
-    workload = _QUICK if given.quick else _FULL
+    require_backend(given.backend)
+    workload = _QUICK if given.quick else USUAL
     model = workload.model if given.model is None else read_model(given.model, given.layers)
     workload = replace(
         workload,
@@ -155,8 +161,9 @@ def _workload(given: argparse.Namespace) -> SyncWorkload:
         tensor_parallel=given.tp or workload.tensor_parallel,
         iterations=given.iterations or workload.iterations,
         device=given.device,
+        backend=given.backend,
         modes=workload.modes if given.mode is None else (given.mode,),
-        only_syncs=given.model is not None or given.mode is not None,
+        only_syncs=given.model is not None or given.mode is not None or given.backend != AUTO,
     )
     if workload.generator_ranks > _MOST_RANKS:
         raise UsageError(f"{workload.generators} engines of {workload.tensor_parallel} processes are too many")
@@ -180,6 +187,7 @@ def _described(workload: SyncWorkload) -> dict[str, Any]:
 
 async def _collect(workload: SyncWorkload, rows: list[Result]) -> None:
     program.require_device(workload.device)
+    dataplane.configure(backend=workload.backend)  # of the store's volume, which lies in this process
     with SyncProgress() as progress:
         async for row in run(workload, progress):
             rows.append(row)

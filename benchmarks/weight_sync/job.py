@@ -18,11 +18,16 @@ from skipper.benchmarks.weight_sync.planning import measure_planning
 from skipper.benchmarks.weight_sync.progress import SyncProgress
 from skipper.benchmarks.weight_sync.sync import Syncs, measure_syncs, measure_wake_ups
 from skipper.control import Actor, ActorMesh, ProcMesh, get_or_spawn_controller, this_host
+from skipper.control.runtime import progress_reports
 from skipper.torchstore.algebra.manifest import Mode
 
 __all__ = ["SyncWorkload", "run"]
 
-_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+_ENVIRONMENT = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    "OMP_NUM_THREADS": "1",
+    progress_reports.VARIABLE: progress_reports.OFF,  # what is measured is the same on a terminal and on a pipe
+}
 _TIMEOUT = timedelta(seconds=60)
 _TINY = Model(layers=0, hidden=16, vocabulary=16)  # two tensors: the time of the way counts, not of the bytes
 
@@ -59,6 +64,7 @@ class SyncWorkload:
         plan_tensors: Tensors of the job whose plan is made.
         plan_ranks: That job's trainers and generators.
         device: Where the weights lie, at both ends: "cpu" or "cuda".
+        backend: Of the data plane, by which they go.
         modes: In which ways they are put.
         only_syncs: Whether whole models alone are measured, and nothing beside them.
     """
@@ -74,6 +80,7 @@ class SyncWorkload:
     plan_tensors: int
     plan_ranks: tuple[int, int]
     device: str = "cpu"
+    backend: str = "auto"
     modes: tuple[Mode, ...] = ("direct", "snapshot")
     only_syncs: bool = False
 
@@ -227,10 +234,10 @@ async def _job(
     processes: _Processes, workload: SyncWorkload, model: Tensors, trainers: int, generators: int, cut: Cut, mode: Mode
 ) -> AsyncIterator[_Job]:
     """Trainers and generators; in direct mode readers can map the trainers' memory."""
-    port, device = processes.port, workload.device
-    ours_ = (model, "fsdp", trainers, port, "trainers", mode == "direct", device)
+    port, device, backend = processes.port, workload.device, workload.backend
+    ours_ = (model, "fsdp", trainers, port, "trainers", mode == "direct", device, backend)
     ranks = workload.tensor_parallel if cut == "tensor_parallel" else 1
-    theirs_ = (model, cut, ranks, port, "generators", False, device)
+    theirs_ = (model, cut, ranks, port, "generators", False, device, backend)
     async with (
         _spawned(processes.trainers, trainers, Trainer, *ours_) as ours,
         _spawned(processes.generators, generators, Generator, *theirs_) as theirs,

@@ -1,44 +1,45 @@
-"""How far a run is, on a terminal: the stage, and how many bytes of those that it will move. On a pipe: nothing."""
+"""How far a run is, on a terminal: the part that goes on, and its syncs. On a pipe: nothing."""
 
 from __future__ import annotations
 
+import sys
 from types import TracebackType
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+from skipper.control import ProgressTask, track_progress
+from skipper.control.observe import terminal_line
 
 __all__ = ["SyncProgress"]
 
 
 class SyncProgress:
-    """One line on standard error, for as long as it is entered."""
+    """What the line of progress says, for as long as this is entered."""
 
     def __init__(self) -> None:
-        console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-        self._shown = Progress(
-            *columns, console=console, transient=True, disable=not console.is_terminal, refresh_per_second=2
-        )
-        self._line = self._shown.add_task("", total=None)
+        self._task: ProgressTask | None = None
 
     def __enter__(self) -> SyncProgress:
-        self._shown.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._shown.stop()
+        self._end()
 
-    def stage(self, name: str, nbytes: int | None = None) -> None:
-        """Something else begins, that will move so many bytes; None: that is not known, or nothing."""
-        self._shown.reset(self._line, description=name, total=nbytes)
+    def stage(self, name: str, syncs: int | None = None) -> None:
+        """Something else begins, with so many syncs; None: that is not known, or there are none."""
+        self._end()
+        self._task = track_progress(name, syncs, "syncs")
 
-    def moved(self, nbytes: int) -> None:
-        """So many more bytes have come."""
-        self._shown.advance(self._line, nbytes)
+    def synced(self) -> None:
+        """One more sync is whole."""
+        if self._task is not None:
+            self._task.advance()
 
     def say(self, line: str) -> None:
-        """A line that stays, above."""
-        if not self._shown.disable:
-            self._shown.console.print(line, highlight=False)
+        """A line that stays, on a terminal."""
+        if terminal_line.is_shown():
+            print(line, file=sys.stderr, flush=True)
+
+    def _end(self) -> None:
+        if self._task is not None:
+            self._task.end()

@@ -64,7 +64,7 @@ async def measure_syncs(
     syncs = Syncs(nbytes)
     copy = _copier(nbytes, device) if memcpy else None
     if progress is not None:
-        progress.stage(f"syncs, {mode}", nbytes * (_WARM_UP + iterations))
+        progress.stage(f"syncs, {mode}", _WARM_UP + iterations)
     for turn in range(_WARM_UP + iterations):
         if mode == "direct" and turn:
             await trainers.fence.call(key)
@@ -72,12 +72,14 @@ async def measure_syncs(
         copy_s = None if copy is None else timed(copy) / 1e9
         begun, pulls = await _sync(trainers, generators, key, mode, newer_than=turn)
         if progress is not None:
-            progress.moved(nbytes)
+            progress.synced()
         if turn >= _WARM_UP:
             syncs.seconds.append(max(pull.end_s for pull in pulls) - begun)
             syncs.pulls += pulls
             if copy_s is not None:
                 syncs.memcpy_s.append(copy_s)
+    if progress is not None:
+        progress.stage("checking what has arrived")
     await _check(generators, _FIRST + (_WARM_UP + iterations - 1) % 250)
     await ts.delete(key)
     return syncs

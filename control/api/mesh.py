@@ -15,6 +15,7 @@ from skipper.control.api.actor import Actor
 from skipper.control.api.endpoint import Endpoint, PlainMethod
 from skipper.control.api.mesh_base import MeshBase, actors_of
 from skipper.control.api.namespaces import environment
+from skipper.control.api.spawn_progress import report_actors, report_procs
 from skipper.control.api.tensor_engine_plugin import engine, is_for_engine
 from skipper.control.model.actor import ActorInterface, check_construction, interface_of
 from skipper.control.model.bounds import MAX_PROCESSES, check_count, check_seconds
@@ -23,7 +24,7 @@ from skipper.control.model.failure import MeshFailure
 from skipper.control.model.future import Future, Promise, both
 from skipper.control.model.shape import Extent, MeshLayout, Point, Shape
 from skipper.control.runtime import current_runtime as runtime
-from skipper.control.runtime import tracing
+from skipper.control.runtime import progress_reports, tracing
 from skipper.control.runtime.context import context, local_actor
 from skipper.control.runtime.interfaces import OwnedMesh
 from skipper.control.runtime.messages import ROOT_UID, ActorRef, LaunchOrder, OwnerRef, SpawnRequest
@@ -503,7 +504,7 @@ class HostMesh(MeshLayout):
         """
         extent = Extent.of(per_host or {})
         check_count("the number of processes per host", extent.nelements, 0, MAX_PROCESSES)
-        variables = {**environment(), **tracing.environment(), **(env or {})}
+        variables = {**environment(), **tracing.environment(), **progress_reports.environment(), **(env or {})}
         for variable, value in variables.items():
             if not isinstance(variable, str) or not isinstance(value, str):
                 raise TypeError(f"environment variables are strings, not {variable!r}={value!r}")
@@ -522,6 +523,7 @@ class HostMesh(MeshLayout):
         )
         mesh = _owned(ProcMesh(secrets.randbits(63), name, members, whole, Shape.whole(whole), process.me))
         process.children.launch(members, variables, packed, bindings)
+        report_procs(mesh)
         return mesh
 
     def stop(self) -> Future[None]:
@@ -623,6 +625,7 @@ class HostMesh(MeshLayout):
         for host, part in zip(hosts, members, strict=True):
             there = LaunchOrder(part, order.env, order.bootstrap, order.proc_bind)
             process.remote_launch.launch_afar(host, mesh.uid, there)
+        report_procs(mesh)
         return mesh
 
     def _with_view(self, view: Shape) -> HostMesh:
@@ -708,6 +711,7 @@ def _make_actors(
     owner.own(mesh)
     for rank, member in places:
         process.send(member, ProcessRequest(mesh.uid, 0, rank, SPAWN.name, payload=payload))
+    report_actors(mesh, places)
 
 
 def _owned(mesh: ProcMesh) -> ProcMesh:

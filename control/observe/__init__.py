@@ -22,9 +22,11 @@ if TYPE_CHECKING:
         job_status,
     )
     from skipper.control.observe.tracing import enable_tracing
+    from skipper.control.runtime.latencies import EndpointLatency
     from skipper.control.runtime.status_providers import (
         Occurrence,
         Table,
+        Waterfall,
         report_figures,
         report_occurrences,
         report_table,
@@ -56,8 +58,10 @@ _MODULES = {
     "Transfers": "skipper.control.observe.status",
     "job_status": "skipper.control.observe.status",
     "enable_tracing": "skipper.control.observe.tracing",
+    "EndpointLatency": "skipper.control.runtime.latencies",
     "Occurrence": "skipper.control.runtime.status_providers",
     "Table": "skipper.control.runtime.status_providers",
+    "Waterfall": "skipper.control.runtime.status_providers",
     "report_figures": "skipper.control.runtime.status_providers",
     "report_occurrences": "skipper.control.runtime.status_providers",
     "report_table": "skipper.control.runtime.status_providers",
@@ -73,6 +77,7 @@ __all__ = [
     "ProcessReport",
     "ActorStatus",
     "Activity",
+    "EndpointLatency",
     "Transfers",
     "report_figures",
     # in a browser
@@ -80,6 +85,7 @@ __all__ = [
     "Dashboard",
     "report_table",
     "Table",
+    "Waterfall",
     # in the record of a run
     "report_occurrences",
     "Occurrence",

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 SUBJECTS: dict[str, str] = {
     "status": "skipper.control.observe.status",
+    "errors": "skipper.control.observe.errors",
     "stacks": "skipper.control.observe.stacks",
     "debug": "skipper.control.observe.debugger",
     "logs": "skipper.control.observe.log_forwarder",

@@ -136,23 +136,64 @@ class _Part:
     lines: LineSplitter = field(default_factory=LineSplitter)
 
 
-class ProcessLog:
-    """Reads what one process has written, from the beginning, and goes on as more comes; a context manager."""
+class EntryMaker:
+    """Makes the lines of one process of the records in its file."""
 
-    def __init__(self, folder: Path, by: WrittenBy) -> None:
+    def __init__(self, by: WrittenBy) -> None:
         self.by = by
-        self._path = folder / by.file
         self._label = label_of(by.name, by.actors)
         self._parts: dict[str, _Part] = {}
-        self._files: list[BinaryIO] = []
-        self._rest = b""
-        for path in (folder / f"{by.file.removesuffix(SUFFIX)}{OLDER_SUFFIX}", self._path):
-            self._open(path)
 
     def tell(self, by: WrittenBy) -> None:
         """Take what has become known of the process since."""
         self.by = by
         self._label = label_of(by.name, by.actors)
+
+    def take(self, line: bytes) -> Iterator[LogEntry]:
+        """The lines that a line of the file ends; what is no record ends none."""
+        record = decode_record(line)
+        if record is None:
+            return
+        at_s, stream, is_end, content = record
+        part = self._parts.get(stream) or _Part(at_s)
+        if not is_end:
+            self._parts[stream] = part
+            part.lines.feed(content, 0.0, 0)
+            return
+        self._parts.pop(stream, None)
+        for text in part.lines.feed(content + b"\n", 0.0, 1):
+            yield self._made(part.at_s, stream, text)
+
+    def rest(self) -> Iterator[LogEntry]:
+        """What the process has not ended with a line's end; once nothing more comes."""
+        for stream, part in self._parts.items():
+            if (text := part.lines.end()) is not None:
+                yield self._made(part.at_s, stream, text)
+        self._parts.clear()
+
+    def _made(self, at_s: float, stream: str, text: str) -> LogEntry:
+        return LogEntry(at_s, self._label, self.by.name, self.by.pid, self.by.host, stream, text)
+
+
+class ProcessLog:
+    """Reads what one process has written, from the beginning, and goes on as more comes; a context manager."""
+
+    def __init__(self, folder: Path, by: WrittenBy) -> None:
+        self._path = folder / by.file
+        self._made = EntryMaker(by)
+        self._files: list[BinaryIO] = []
+        self._rest = b""
+        for path in (folder / f"{by.file.removesuffix(SUFFIX)}{OLDER_SUFFIX}", self._path):
+            self._open(path)
+
+    @property
+    def by(self) -> WrittenBy:
+        """Whose it is."""
+        return self._made.by
+
+    def tell(self, by: WrittenBy) -> None:
+        """Take what has become known of the process since."""
+        self._made.tell(by)
 
     def close(self) -> None:
         """Close the files."""
@@ -173,8 +214,7 @@ class ProcessLog:
                 if not self._files:
                     return
             for line in self._whole_lines(self._files[0]):
-                if (record := decode_record(line)) is not None:
-                    yield from self._entry(*record)
+                yield from self._made.take(line)
             if len(self._files) == 1 and not self._is_replaced():
                 return
             self._rest = b""
@@ -182,10 +222,7 @@ class ProcessLog:
 
     def rest(self) -> Iterator[LogEntry]:
         """What the process has not ended with a line's end; once nothing more comes."""
-        for stream, part in self._parts.items():
-            if (text := part.lines.end()) is not None:
-                yield self._made(part.at_s, stream, text)
-        self._parts.clear()
+        return self._made.rest()
 
     def _open(self, path: Path) -> None:
         with contextlib.suppress(OSError):
@@ -207,19 +244,6 @@ class ProcessLog:
                 self._rest = b""
             elif len(self._rest) > _MAX_RECORD_NBYTES:
                 self._rest = self._rest[: 2 * MAX_LINE_NBYTES]  # of such a line the beginning is shown
-
-    def _entry(self, at_s: float, stream: str, is_end: bool, content: bytes) -> Iterator[LogEntry]:
-        part = self._parts.get(stream) or _Part(at_s)
-        if not is_end:
-            self._parts[stream] = part
-            part.lines.feed(content, 0.0, 0)
-            return
-        self._parts.pop(stream, None)
-        for text in part.lines.feed(content + b"\n", 0.0, 1):
-            yield self._made(part.at_s, stream, text)
-
-    def _made(self, at_s: float, stream: str, text: str) -> LogEntry:
-        return LogEntry(at_s, self._label, self.by.name, self.by.pid, self.by.host, stream, text)
 
 
 class JobLog:

@@ -8,6 +8,7 @@ import threading
 import zlib
 from collections import deque
 
+from skipper.control.observe import terminal_line
 from skipper.control.observe.log_lines import Line, mesh_of
 
 MAX_WAITING = 20_000
@@ -66,7 +67,8 @@ class OutputWriter:
                 self._chars = 0
                 self._writing = True
             try:
-                _write(batch)
+                with terminal_line.aside():
+                    _write(batch)
             except (OSError, ValueError):  # nobody reads any more, or it has been closed: the lines are lost with it
                 continue
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
+from importlib import resources
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -58,6 +59,7 @@ _FAMILIES = {
     "skipper_actor_handled_total": ("counter", "Messages that an actor has handled."),
     "skipper_actor_errors_total": ("counter", "Messages of these that ended in an exception."),
     "skipper_actor_busy_seconds": ("gauge", "For how long an actor has been running its longest endpoint."),
+    "skipper_actor_call_seconds": ("gauge", "How long the latest calls of an endpoint took, by quantile."),
     "skipper_actor_state": ("gauge", "1 for the state that an actor is in."),
     "skipper_figure": ("gauge", "What other parts of a process report."),
 }
@@ -172,6 +174,10 @@ def _of_actor(actor: ActorStatus, labels: Labels) -> Iterator[Sample]:
     yield "skipper_actor_handled_total", labels, actor.handled
     yield "skipper_actor_errors_total", labels, actor.errors
     yield "skipper_actor_busy_seconds", labels, max((doing.for_s for doing in actor.doing), default=0.0)
+    for known in actor.latencies:
+        for quantile, seconds in (("0.5", known.p50_s), ("0.99", known.p99_s)):
+            of_endpoint = (*labels, ("endpoint", known.endpoint), ("quantile", quantile))
+            yield "skipper_actor_call_seconds", of_endpoint, seconds
     yield "skipper_actor_state", (*labels, ("state", actor.state)), 1
 
 
@@ -226,10 +232,14 @@ def parser(prog: str) -> CommandParser:
     add_served_host(own)
     add_port(own, what="the same as --serve PORT")
     add_json(own, "the status that they are made of")
+    own.add_argument(
+        "--grafana", action="store_true", help="print a dashboard for Grafana that shows these figures, of any job"
+    )
     own.add_argument("--token", action="store_true", help="ask for a token on this host, too: it has other users")
     own.add_argument(
-        "--token-file", type=Path, metavar="FILE", help="the token to ask for, in a file that only you can read"
+        "--secret-file", type=Path, metavar="FILE", help="the token to ask for, in a file that only you can read"
     )
+    own.add_argument("--token-file", dest="secret_file", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return own
 
 
@@ -238,10 +248,18 @@ def main(argv: Sequence[str], *, prog: str = "skipper metrics") -> int:
     return run(parser(prog), argv, _show)
 
 
+def grafana_dashboard() -> str:
+    """The JSON of a dashboard for Grafana, which shows the figures that Prometheus has of a job."""
+    return resources.files("skipper.control.observe").joinpath("grafana.json").read_text("utf-8")
+
+
 def _show(given: argparse.Namespace) -> int:
+    if given.grafana:
+        sys.stdout.write(grafana_dashboard())
+        return 0
     token: str | bool | None = given.token or None
-    if given.token_file is not None:
-        token = read_secret(given.token_file, least_nbytes=1).decode("utf-8", "replace").strip()
+    if given.secret_file is not None:
+        token = read_secret(given.secret_file, least_nbytes=1).decode("utf-8", "replace").strip()
     port = given.port if given.port is not None else given.serve
     if given.json is not None and port is not None:
         raise BadArgumentsError("--json writes the figures once, and --serve serves them: pass one of them")

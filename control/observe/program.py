@@ -49,6 +49,12 @@ def run(parser: argparse.ArgumentParser, argv: Sequence[str], action: Callable[[
 
 def serve(process: Process, start: Callable[[], PageServer], place: str) -> int:
     """Serve pages about the job that ``process`` visits until the job ends; prints the URL, returns the exit code."""
+    root = process.transport.link(process.root)
+    return serve_until(start, place, lambda: root.lost is not None)
+
+
+def serve_until(start: Callable[[], PageServer], place: str, is_over: Callable[[], bool]) -> int:
+    """Serve pages about a job until it is over; prints the URL, returns the exit code."""
     try:
         server = start()
     except OSError as error:
@@ -60,8 +66,8 @@ def serve(process: Process, start: Callable[[], PageServer], place: str) -> int:
     with server:
         sys.stdout.write(f"{server.url}\n")
         sys.stdout.flush()
-        root, over = process.transport.link(process.root), threading.Event()
-        while root.lost is None:
+        over = threading.Event()
+        while not is_over():
             over.wait(_LOOK_S)
     sys.stderr.write("the job has ended\n")
     return 0

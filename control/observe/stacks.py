@@ -137,11 +137,26 @@ def job_stacks(
     """
     try:
         with visiting(address, timeout=timeout) as process:
-            # A parent needs time to look at a child, in addition to the time that the child had for its answer.
-            answers = survey(process, "stacks", native, timeout=timeout, margin=LONGEST_S)
+            return _surveyed(process, native=native, timeout=timeout)
     except DeadlineError:
         return _seen_from_here(find_for_tools(address).root.id, native=native)
-    return [_stacks_of(answer) for answer in answers]
+
+
+def stacks_around(process: Process, *, timeout: float) -> list[ProcessStacks]:
+    """The same as `job_stacks`, as a process of the job, or one that visits it, sees them.
+
+    Raises:
+        ControlError: the script is gone, or neither answers nor can be looked at from here.
+    """
+    try:
+        return _surveyed(process, native=False, timeout=timeout)
+    except DeadlineError:
+        return _seen_from_here(process.root.id, native=False)
+
+
+def _surveyed(process: Process, *, native: bool, timeout: float) -> list[ProcessStacks]:
+    # A parent needs time to look at a child, in addition to the time that the child had for its answer.
+    return [_stacks_of(answer) for answer in survey(process, "stacks", native, timeout=timeout, margin=LONGEST_S)]
 
 
 def answer(process: Process, argument: bool) -> tuple[list[str], list[ThreadStacks], str]:

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from skipper.control.api.join import visiting
 from skipper.control.api.mesh import HOST_NAME
+from skipper.control.observe import gpus
 from skipper.control.observe.debugger import parked_actors
 from skipper.control.observe.job_query import ProcessAnswer, survey
 from skipper.control.runtime.history import Event
+from skipper.control.runtime.latencies import EndpointLatency
 from skipper.control.runtime.status_providers import Table, figures_now, tables_now
 from skipper.control.wire.bulk import traffic
 
@@ -48,6 +50,7 @@ class ActorStatus:
         handled: messages that it has handled.
         errors: how many of them ended in an exception.
         last_error: the latest of these.
+        latencies: how long its latest calls took, by endpoint.
     """
 
     name: str
@@ -60,6 +63,7 @@ class ActorStatus:
     handled: int
     errors: int
     last_error: Event | None
+    latencies: Sequence[EndpointLatency] = ()
 
     @property
     def label(self) -> str:
@@ -307,8 +311,15 @@ def answer(process: Process, with_tables: bool | None) -> ProcessReport:
         errors=list(history.errors),
         last_error=history.last_error,
         figures=figures_now(),
-        tables=tables_now() if with_tables else (),
+        tables=[*tables_now(), *_tables_of_host(process)] if with_tables else (),
     )
+
+
+def _tables_of_host(process: Process) -> list[Table]:
+    """What one process of each host tells of it: the script, and what stands for the job on an attached host."""
+    is_first = process.me.id == process.root.id or process.me.name.startswith(HOST_NAME)
+    table = gpus.watch.table(socket.gethostname()) if is_first else None
+    return [] if table is None else [table]
 
 
 def _transfers() -> Transfers | None:
@@ -336,6 +347,7 @@ def _actor(actor: ActorState, state: str) -> ActorStatus:
         handled=actor.progress.handled,
         errors=actor.progress.errors,
         last_error=actor.progress.last_error,
+        latencies=actor.progress.latencies.summary(),
     )
 
 

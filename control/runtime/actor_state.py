@@ -26,6 +26,7 @@ from skipper.control.runtime import tracing
 from skipper.control.runtime.context import context_class, current_context, new_instance
 from skipper.control.runtime.interfaces import OwnedMeshes
 from skipper.control.runtime.interruption import is_of_users
+from skipper.control.runtime.latencies import Latencies
 from skipper.control.runtime.messages import ActorRef, Mail, OwnerRef, ReplyAddress, SpawnRequest
 from skipper.control.runtime.port import Port, refuse_for
 from skipper.control.runtime.replies import first_exception, pack_exception, refuse
@@ -93,9 +94,21 @@ class ActorProgress:
         handled: how many messages it has handled, with whatever outcome.
         errors: how many of them ended in an exception.
         last_error: the latest of these.
+        latencies: how long its endpoints took lately.
     """
 
-    __slots__ = ("_told", "begun_s", "beside", "born_s", "current", "errors", "handled", "last_error", "step")
+    __slots__ = (
+        "_told",
+        "begun_s",
+        "beside",
+        "born_s",
+        "current",
+        "errors",
+        "handled",
+        "last_error",
+        "latencies",
+        "step",
+    )
 
     def __init__(self) -> None:
         self.current: Mail | None = None
@@ -106,6 +119,7 @@ class ActorProgress:
         self.handled = 0
         self.errors = 0
         self.last_error: Event | None = None
+        self.latencies = Latencies()
         self._told: list[Mail] = []
         """Unfinished messages whose senders have been told."""
 
@@ -325,6 +339,8 @@ class ActorState:
                     await self._answer(mail)
         finally:
             self.progress.beside.remove(entry)
+        if not self.is_cut_off:
+            self.progress.latencies.took(mail.message.method, _now() - entry[1])
 
     async def handle(self, mail: Mail) -> None:
         """Run one endpoint."""
@@ -332,7 +348,7 @@ class ActorState:
             self.answer_dead(mail)
             return
         progress = self.progress
-        progress.begun_s = _now()
+        begun_s = progress.begun_s = _now()
         progress.current = mail
         if tracing.tracer is None:
             await self._answer(mail)
@@ -341,6 +357,7 @@ class ActorState:
                 await self._answer(mail)
         if not self.is_cut_off:
             progress.current = None
+            progress.latencies.took(mail.message.method, _now() - begun_s)
 
     async def _answer(self, mail: Mail) -> None:
         call = mail.message

@@ -47,6 +47,11 @@ class Port(Generic[T]):
         self._is_answer = is_answer
         self._owed = owed
 
+    @property
+    def receiver(self) -> str:
+        """Name of the process where what is sent arrives."""
+        return self._address.process.name
+
     def send(self, value: T) -> None:
         """Send a value; it arrives after those sent before from this process.
 

@@ -23,6 +23,21 @@ _log = logging.getLogger("skipper.control")
 
 
 @dataclass(frozen=True, slots=True)
+class Waterfall:
+    """How rows of a table are drawn as bars, each row of a group below the other on one axis of time.
+
+    Attributes:
+        group: name of the column whose rows of one value belong together.
+        begin: of the column that says when a row's bar begins, as `time.time` counts.
+        stages: of the columns of seconds, which follow one another in a bar.
+    """
+
+    group: str
+    begin: str
+    stages: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Table:
     """Something to be shown as a table.
 
@@ -31,12 +46,14 @@ class Table:
         columns: their names. A name that ends in ``bytes`` says that the numbers below it are sizes.
         rows: as many entries each; None where there is nothing to say.
         left_out: how many rows there are beside these.
+        waterfall: how it is drawn where it can be; None: as a table.
     """
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Entry]]
     left_out: int = 0
+    waterfall: Waterfall | None = None
 
 
 @dataclass(frozen=True, slots=True)

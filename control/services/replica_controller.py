@@ -35,6 +35,10 @@ _ABSENT = object()
 _AGAIN = object()
 """In place of the result of a replica that died: its successor is to be called."""
 
+_COLUMNS = ("replica", "state", "restarts", "under way", "done", "errors", "lost", "mean ms", "longest ms")
+_COUNTS_INTERVAL_S = 5.0
+"""While somebody watches the job, callers are asked for their counts so often at most."""
+
 _MISSES = 2
 """Health checks in a row that a replica fails before it is replaced."""
 
@@ -59,6 +63,8 @@ class ReplicaController(Actor):
         self._order = asyncio.Lock()
         """Held during a change that was asked for (scale, drain, rolling fanout), so that they follow one another."""
         self._me = context().actor_instance
+        self._loop = asyncio.get_running_loop()
+        self._counted_s = float("-inf")
         self._tasks: set[asyncio.Task[None]] = set()
         for number in range(self._options.num_replicas):
             self._begin(number)
@@ -345,12 +351,20 @@ class ReplicaController(Actor):
         )
 
     def _overview(self) -> status_providers.Table:
-        """The replicas, for people who watch the job; from any thread."""
-        rows = [
-            (number, ReplicaState.DOWN.value if replica is None else replica.state.value, self._restarts[number])
-            for number, replica in sorted(self._replicas.items())
-        ]
-        return status_providers.Table(f"Service {self._blueprint.service}", ("replica", "state", "restarts"), rows)
+        """The replicas, for people who watch the job; from any thread. Counts are those that callers have told last."""
+        now_s = time.monotonic()
+        if now_s - self._counted_s >= _COUNTS_INTERVAL_S:
+            self._counted_s = now_s
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._publish)  # which callers answer with their present counts
+        tallies = self._subscribers.tallies()
+        rows = []
+        for number, replica in sorted(self._replicas.copy().items()):
+            state = ReplicaState.DOWN if replica is None else replica.state
+            of = summary(number, state, self._restarts[number], tallies)
+            counts = (of.restarts, of.outstanding, of.done, of.errors, of.lost)
+            rows.append((number, state.value, *counts, round(1e3 * of.mean_s, 3), round(1e3 * of.longest_s, 3)))
+        return status_providers.Table(f"Service {self._blueprint.service}", _COLUMNS, rows)
 
     def _publish(self) -> None:
         """Tell every caller how the service is now."""

@@ -12,16 +12,19 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
+import os
 import re
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from threading import Thread
 from types import TracebackType
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import parse_qs, parse_qsl, quote, urlsplit
+
+from skipper.control.support.peer_user import user_of_peer
 
 MAX_CONNECTIONS = 64
 MAX_HEAD_NBYTES = 16 << 10
@@ -94,6 +97,11 @@ class _RefusedError(Exception):
 Pages = Mapping[str, Callable[[], Page]]
 """What makes each page, by its path; the first is the one that `PageServer.url` names."""
 
+Lookups = Mapping[str, Callable[[Mapping[str, str]], Page]]
+"""What makes each page that depends on the query of its address, by its path.
+
+It is given the fields of the query, the last of each name. They may hold anything."""
+
 
 class PageServer:
     """Answers ``GET`` and ``HEAD`` until it is closed; a context manager.
@@ -109,6 +117,9 @@ class PageServer:
         pages: see `Pages`. An exception in a page is an answer with status 500 that names its type.
         port: to listen on; 0: one that is free.
         host: the address to listen on; ``"0.0.0.0"`` for all of this host's.
+        lookups: see `Lookups`; like pages otherwise.
+        private: paths of those that no other user of this host may read: without a token they are for this process'
+            user alone, and root.
         name: of the thread.
         token: what a client has to know, 16 to 256 letters, digits and ``._~+/=-``; True: a new one; None: a new one
             where others than this host reach the address, and none where it alone does; False: none.
@@ -129,6 +140,8 @@ class PageServer:
         port: int = 0,
         host: str = "127.0.0.1",
         *,
+        lookups: Lookups | None = None,
+        private: Collection[str] = (),
         name: str = "control-pages",
         token: str | bool | None = None,
     ) -> None:
@@ -139,6 +152,8 @@ class PageServer:
         self.token = _token_of(token, host, is_beyond=is_beyond)
         self._names = None if is_beyond else frozenset({*_LOOPBACK_NAMES, host.lower()})
         self._pages = dict(pages)
+        self._lookups = dict(lookups or {})
+        self._private = frozenset(private)
         listener = socket.create_server(address, family=family, backlog=128)
         self.host, self.port = str(listener.getsockname()[0]), int(listener.getsockname()[1])
         self._listener = listener
@@ -246,7 +261,7 @@ class PageServer:
                     raise _RefusedError(status, f"the head of a request has {MAX_HEAD_NBYTES} bytes at most") from None
             request = _parsed(head)
             has_body = request.method != "HEAD"
-            page, headers = await self._page(request)
+            page, headers = await self._page(request, writer)
         except _RefusedError as refusal:
             page = Page("text/plain; charset=utf-8", f"{refusal}\n", refusal.status)
             headers = {"Allow": ", ".join(_METHODS)} if refusal.status is HTTPStatus.METHOD_NOT_ALLOWED else {}
@@ -260,7 +275,7 @@ class PageServer:
             while discarded < _MOST_DISCARDED_NBYTES and (rest := await reader.read(MAX_HEAD_NBYTES)):
                 discarded += len(rest)
 
-    async def _page(self, request: _Request) -> tuple[Page, Mapping[str, str]]:
+    async def _page(self, request: _Request, writer: asyncio.StreamWriter) -> tuple[Page, Mapping[str, str]]:
         self._check_origin(request)
         if self.token:
             (given,) = parse_qs(request.query, max_num_fields=MAX_HEADERS).get("token", [""])[:1]
@@ -279,10 +294,24 @@ class PageServer:
                     "this page needs its token: open the address that was printed where it is served, "
                     "or send 'Authorization: Bearer TOKEN'",
                 )
-        make = self._pages.get(request.path)
-        if make is None:
-            raise _RefusedError(HTTPStatus.NOT_FOUND, f"there is {' and '.join(self._pages)}")
+        make = self._maker_of(request)
+        if request.path in self._private and not self.token:
+            peer, own = (writer.get_extra_info(end)[:2] for end in ("peername", "sockname"))
+            return await self._made(lambda: make() if _is_of_this_user(peer, own) else _NOT_YOURS), {}
         return await self._made(make), {}
+
+    def _maker_of(self, request: _Request) -> Callable[[], Page]:
+        make = self._pages.get(request.path)
+        if make is not None:
+            return make
+        look_up = self._lookups.get(request.path)
+        if look_up is None:
+            raise _RefusedError(HTTPStatus.NOT_FOUND, f"there is {' and '.join([*self._pages, *self._lookups])}")
+        try:
+            fields = dict(parse_qsl(request.query, keep_blank_values=True, max_num_fields=MAX_HEADERS))
+        except ValueError:
+            raise _RefusedError(HTTPStatus.BAD_REQUEST, f"a query has {MAX_HEADERS} fields at most") from None
+        return lambda: look_up(fields)
 
     def _check_origin(self, request: _Request) -> None:
         """Refuse what a page of another site has asked a browser for."""
@@ -333,6 +362,22 @@ class PageServer:
 
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode())
+
+
+_NOT_YOURS = Page(
+    "text/plain; charset=utf-8",
+    "output, tracebacks and stacks are for the user of the job alone: serve the page with a token (--token), and open "
+    "the address that is printed then\n",
+    HTTPStatus.FORBIDDEN,
+)
+
+
+def _is_of_this_user(peer: tuple[str, int], own: tuple[str, int]) -> bool:
+    """Whether a connection over the loopback was made by this user, or root. What cannot be told is not."""
+    try:
+        return user_of_peer(peer, own) in (os.geteuid(), 0)
+    except (OSError, ValueError):
+        return False
 
 
 def _token_of(token: str | bool | None, host: str, *, is_beyond: bool) -> str:

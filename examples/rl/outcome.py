@@ -113,6 +113,26 @@ class Outcome:
             table.add_row("verified", f"{history.compared} tensors bit for bit, {history.mismatched} wrong")
         return table
 
+    def explanation(self) -> str:
+        """What the figures of the table mean, and why these ones are what they are."""
+        history, row = self.history, {result.name: result for result in self.results()}
+        sync_ms, transfer_ms = row["sync_s"].value * 1e3, row["transfer_s"].value * 1e3
+        return f"""\
+What this means:
+* reward: the share of digits that a sampled answer has in the right place, on average; chance gives 0.1.
+* staleness: by how many versions the weights that sampled a rollout were older than those that it trained. Sampling
+  goes on while the trainers compute, so a version or two is what one expects.
+* sync: from the trainers' publication of a version until the last generator computes with it. One replica loads after
+  the other, so that there is always one to ask.
+* moving bytes: the part of it in which memory is copied. What is left are messages: asking the store for the version,
+  the calls to the generators and their answers, and waiting for one of the machine's cores, on which trainers,
+  generators and judges work at the same time.
+* ratio to memcpy: {history.nbytes / 1e6:.0f} MB are copied in {self.memcpy_seconds * 1e3:.1f} ms by one thread of an \
+idle process, so nearly all of a sync of
+  {sync_ms:.1f} ms is those messages and waits ({transfer_ms:.1f} ms were copying): they take as long for one tensor \
+as for a thousand.
+  The larger the model, the less they count."""
+
     def draw(self, path: str) -> None:
         """Write the curves of reward and sync time to a PNG file."""
         figure = Figure(figsize=(8, 6), layout="constrained")

@@ -96,6 +96,22 @@ def test_a_model_that_is_given_goes_to_as_many_engines_as_asked_for(tmp_path: Pa
     assert "making the weights" not in shown
 
 
+def test_a_backend_that_is_named_carries_the_weights(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"w": [300, 64], "norm.weight": [64]}))
+    arguments = ["--model", str(path), "--trainers", "1", "--tp", "1", "--backend", "ucx", "-n", "2"]
+    report, _ = quick_run("skipper.benchmarks.weight_sync", *arguments)
+    assert [row.name for row in report.results if row.name.startswith("sync_")] == ["sync_direct", "sync_snapshot"]
+    assert report.config["backend"] == "ucx"
+
+
+def test_a_backend_that_cannot_be_used_is_refused_before_anything_is_started(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--backend", "verbs"]) == 2
+    assert "the verbs backend cannot be used here" in capsys.readouterr().err
+
+
 def test_a_config_of_transformers_says_which_tensors_there_are(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 130}

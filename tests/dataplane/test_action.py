@@ -244,3 +244,34 @@ def test_a_submission_over_shared_memory_runs_no_python_per_segment_or_buffer(nb
         apart = np.zeros(640_000, np.uint8)
         same_steps_for_few_and_for_many(many(parts[:10], apart[:640]), many(parts, apart))
         assert (apart == source[:640_000]).all()
+
+
+@pytest.mark.parametrize("nbytes", [1, 7, 64, 100, 10_000])
+def test_pieces_together_move_what_the_whole_moves(nbytes: int) -> None:
+    source = np.arange(6 * 5 * 4, dtype=np.int32).reshape(6, 5, 4)
+    other = np.arange(9, dtype=np.int64)
+    buffer, small = RDMABuffer(source), RDMABuffer(other)
+    into, rest, expected = np.zeros((7, 6, 4), np.int32), np.zeros(9, np.int64), np.zeros((7, 6, 4), np.int32)
+    action = RDMAAction()
+    action.read_remote(into, buffer, layout=box_of(source, (1, 1, 0), (5, 4, 4)), at=(2, 0, 0))
+    action.read_remote(rest, small)
+    expected[2:, :4] = source[1:, 1:]
+    pieces = action.split(nbytes)
+    assert action.split(nbytes) is pieces
+    assert sum(piece.nbytes for piece in pieces) == action.nbytes
+    assert max(piece.nbytes for piece in pieces) < nbytes + 64  # a row is not divided
+    for piece in pieces:
+        piece.submit().get()
+    assert (into == expected).all()
+    assert (rest == other).all()
+
+
+def test_pieces_know_nothing_of_what_is_added_later() -> None:
+    source, into = np.ones(4, np.int64), np.zeros(4, np.int64)
+    action = RDMAAction().read_remote(into, RDMABuffer(source))
+    before = action.split(8)
+    action.read_remote(np.zeros(4, np.int64), RDMABuffer(source))
+    assert sum(piece.nbytes for piece in before) == 32
+    assert sum(piece.nbytes for piece in action.split(8)) == 64
+    with pytest.raises(ValueError, match="positive"):
+        action.split(0)

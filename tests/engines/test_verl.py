@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from importlib.util import find_spec
 
 import pytest
 
@@ -13,11 +12,7 @@ from tests.engines.environment import needs_vllm
 from tests.engines.processes import SITE
 from tests.tree import ROOT
 
-pytestmark = [
-    needs_vllm(),
-    pytest.mark.skipif(find_spec("verl") is None, reason="no verl is installed here: make test-engines"),
-    pytest.mark.timeout(900),
-]
+pytestmark = [needs_vllm("verl"), pytest.mark.timeout(900)]
 
 
 def test_the_checkpoint_manager_gives_a_rollout_the_weights_of_each_step() -> None:

@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NoReturn
 
 from skipper.control.api import namespaces
 from skipper.control.cluster.jobs import pods, slurm
 from skipper.control.model.errors import NameNotFoundError, ResolverError, SupervisionError
-from skipper.control.observe.dashboard import Dashboard, Feed
+from skipper.control.observe.dashboard import Dashboard
 from skipper.control.observe.log_files import PROCESSES_FILE, stamped
 from skipper.control.observe.log_history import JobLog, decode_processes
 from skipper.control.observe.log_reader import Collector
-from skipper.control.observe.status import JobStatus
 from skipper.control.rpc import encoding
 from skipper.control.rpc.gcs import GcsResolver
 from skipper.control.rpc.metadata import FullError, MetadataService
@@ -148,12 +148,21 @@ def queue_seeds() -> Iterator[bytes]:
 _PAGE_TOKEN = "a-token-of-letters"
 
 
-@cache
-def _pages() -> tuple[PageServer, ...]:
-    def look() -> JobStatus:
+class _NoJob:
+    """A source of a page that knows of no job."""
+
+    name = outcome = ""
+
+    def status(self) -> NoReturn:
+        """The job."""
         raise SupervisionError("there is no job")
 
-    return Dashboard(Feed(look, 60.0), 0, "127.0.0.1", ""), Dashboard(Feed(look, 60.0), 0, "127.0.0.1", _PAGE_TOKEN)
+    errors = stacks = output = status
+
+
+@cache
+def _pages() -> tuple[PageServer, ...]:
+    return Dashboard(_NoJob(), 0, "127.0.0.1", ""), Dashboard(_NoJob(), 0, "127.0.0.1", _PAGE_TOKEN)
 
 
 def ask_for_page(data: bytes) -> None:
@@ -179,7 +188,13 @@ def ask_for_page(data: bytes) -> None:
 def page_seeds() -> Iterator[bytes]:
     """What a browser asks for."""
     for which in (b"\0", b"\1"):
-        for path in (b"/", b"/data.json", b"/none?x=1", b"/?token=" + _PAGE_TOKEN.encode()):
+        for path in (
+            b"/",
+            b"/data.json",
+            b"/logs.json?who=a&after=3&reader=b",
+            b"/none?x=1",
+            b"/?token=" + _PAGE_TOKEN.encode(),
+        ):
             yield which + b"GET " + path + b" HTTP/1.1\r\nHost: localhost:PORT\r\nConnection: close\r\n\r\n"
         cookie = b"Cookie: skipper-token-PORT=" + _PAGE_TOKEN.encode() + b"; a=b\r\nOrigin: http://localhost:PORT\r\n"
         yield which + b"GET / HTTP/1.0\r\nHost: 127.0.0.1\r\n" + cookie + b"\r\n"

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from skipper import control
-from skipper.control import ActorMesh, Channel
+from skipper.control import ActorMesh, Channel, Progress, on_progress
 from skipper.control.cluster.hosts import attach_to_hosts, command, protocol
 from skipper.control.model.errors import (
     AuthenticationError,
@@ -54,6 +54,22 @@ def test_processes_are_spawned_on_hosts_and_call_each_other(local_agent: LocalAg
 
     again = hosts.slice(hosts=1).spawn_procs(env={"COLOUR": "blue"}, bootstrap=lambda: None)
     assert again.spawn("again", Worker).rank.call_one().get(PATIENCE_S) == 0
+    hosts.stop().get(PATIENCE_S)
+
+
+def test_who_follows_is_told_of_hosts_and_of_what_is_spawned_there(local_agent: LocalAgents, secret_file: Path) -> None:
+    told: list[Progress] = []
+    with on_progress(told.append):
+        names = [local_agent("127.0.0.2"), local_agent("127.0.0.3")]
+        hosts = attach_to_hosts(names, secret_file=secret_file)
+        workers = hosts.spawn_procs(per_host={"gpus": 2}).spawn("workers", Worker)
+        workers.initialized.get(PATIENCE_S)
+        wait_until(lambda: any(each.unit == "actors" and each.state == "finished" for each in told), "the spawn's end")
+    begun = next(each for each in told if each.description == "attach hosts")
+    assert set(begun.waiting_for) <= set(hosts.names)
+    ended = {(each.description, each.unit): each.completed for each in told if each.state == "finished"}
+    assert ended["attach hosts", "hosts"] == 2
+    assert ended["spawn procs", "processes"] == ended["spawn workers", "actors"] == 4
     hosts.stop().get(PATIENCE_S)
 
 

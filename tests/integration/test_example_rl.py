@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 from collections.abc import Callable
@@ -12,7 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
+from examples.rl import large_sync
+from examples.rl_weight_sync import sync_large
 from tests.integration.example_process import ExampleProcess, run, running, wait_until
 
 RL = ("-m", "examples.rl_weight_sync")
@@ -137,6 +141,30 @@ def test_a_kill_at_any_moment_leaves_nobody_and_no_file(victim: str, tmp_path: P
         assert code == (-signal.SIGKILL if victim == "script" else 1), f"killed {victim} after {after} s"
         example.assert_nobody_left()
     assert files_in_shm() <= before
+
+
+def test_a_machine_without_room_for_the_large_model_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large_sync, "available_nbytes", lambda: 1 << 30)
+    people, errors = Console(record=True, width=200), list[str]()
+    assert sync_large(people, errors) is None
+    assert errors == []
+    told = r"no sync of a model of 1 GB: it takes \S+ GB of memory, and 1.1 GB are free"
+    assert re.search(told, people.export_text())
+
+
+@pytest.mark.timeout(400)
+def test_the_run_goes_on_with_a_large_model_and_says_what_its_figures_mean(tmp_path: Path) -> None:
+    where = tmp_path / "report.json"
+    arguments = ("--steps", "1", "--large-sync", "--json", str(where), "--png", str(tmp_path / "curves.png"))
+    example = run(*RL, *arguments, timeout=380.0)
+    assert example.process.returncode == 0, example.stdout + example.stderr
+    assert "What this means:" in example.stdout
+    if "no sync of a model of 1 GB: it takes" in example.stdout:
+        pytest.skip("this machine has no room for it")
+    assert "The same with a model of 1 GB" in example.stdout
+    rows = {row["name"]: row for row in json.loads(where.read_text())["results"]}
+    assert rows["large_sync_s"]["nbytes"] > 900_000_000
+    assert rows["large_sync_s"]["reference"]["name"] == "memcpy"
 
 
 def test_a_device_that_is_not_there_is_refused_before_anything_starts() -> None:

@@ -58,6 +58,10 @@ def test_the_dashboard_serves_its_page_and_all_that_belongs_to_it(environment: E
     assert printed.split() == [*sorted(web), "True"]
 
 
+def test_the_dashboard_for_grafana_is_there(environment: Environment) -> None:
+    assert json.loads(environment.run("skipper", "metrics", "--grafana").stdout)["panels"]
+
+
 @pytest.mark.parametrize("tool", TOOLS)
 def test_a_tool_explains_itself(tool: str, environment: Environment) -> None:
     assert environment.run("skipper", *tool.split(), "--help").stdout.startswith(f"usage: skipper {tool}")

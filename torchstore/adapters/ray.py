@@ -19,7 +19,9 @@ from ray.experimental.rdt.tensor_transport_manager import FetchRequest
 
 from skipper import dataplane
 from skipper.dataplane import Operation, RDMAAction, RDMABuffer
-from skipper.torchstore.adapters.registration import TRANSPORT
+
+TRANSPORT = "SKIPPER"
+"""The name under which Ray knows this; methods of actors may write it in small letters."""
 
 _BOUND_MS = "RAY_rdt_fetch_fail_timeout_milliseconds"
 _DEFAULT_BOUND_MS = 60_000

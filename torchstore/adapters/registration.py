@@ -9,9 +9,6 @@ from typing import Any
 BACKEND = "torchstore"
 """The name under which vLLM and verl know these engines."""
 
-TRANSPORT = "SKIPPER"
-"""The name under which Ray knows its transport; methods of actors may write it in small letters."""
-
 
 def register_vllm() -> None:
     """Make ``weight_transfer_config={"backend": "torchstore"}`` known to vLLM, for workers and trainers.
@@ -44,5 +41,5 @@ def register_ray() -> None:
     transport: Any = import_module("skipper.torchstore.adapters.ray")
     with suppress(ValueError):  # it is registered already
         experimental.register_tensor_transport(
-            TRANSPORT, ["cpu", "cuda"], transport.TensorTransport, import_module("torch").Tensor
+            transport.TRANSPORT, ["cpu", "cuda"], transport.TensorTransport, import_module("torch").Tensor
         )

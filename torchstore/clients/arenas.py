@@ -147,7 +147,7 @@ class ArenaPool:
         arena.mark, arena.write = (), None
         try:
             with cost.spent_on("transfer"):
-                await execute(write, nbytes, timeout, fresh=fresh)
+                await execute(write, nbytes, timeout, fresh=fresh, description=f"put {arena.key}")
         except BufferDroppedError:
             raise
         except OwnerDiedError as error:

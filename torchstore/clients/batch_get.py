@@ -163,7 +163,9 @@ class BatchReader:
         try:
             if plan.nbytes:
                 with cost.spent_on("transfer"), written(given.values()):
-                    await execute(plan.action, plan.nbytes, timeout, fresh=not cost.hit)
+                    await execute(
+                        plan.action, plan.nbytes, timeout, fresh=not cost.hit, description=f"get {len(places)} values"
+                    )
         except DataplaneError as error:
             self._plans.forget(_DESTINATIONS)
             with self._lock:

@@ -67,7 +67,7 @@ class Mover:
                 await self._check_seals(key, opened, plan, timeout)
             if plan.transfers:
                 with cost.spent_on("transfer"):
-                    await execute(part.action, part.nbytes, timeout, fresh=not cost.hit)
+                    await execute(part.action, part.nbytes, timeout, fresh=not cost.hit, description=f"get {key}")
                     if plan.proof is not None:
                         await execute(plan.proof.action, plan.proof.nbytes, timeout, fresh=not cost.hit)
             with cost.spent_on("verify"):

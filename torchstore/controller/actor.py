@@ -21,7 +21,7 @@ from skipper.control.runtime.status_providers import report_table
 from skipper.dataplane import RDMABuffer
 from skipper.torchstore.algebra.copies import check_room
 from skipper.torchstore.controller.journal import Journal, JournalAddress
-from skipper.torchstore.controller.meta import describe_version, overview
+from skipper.torchstore.controller.meta import describe_version, overview, waits
 from skipper.torchstore.controller.reading import PendingAnswers, Reading
 from skipper.torchstore.controller.recorder import Recorder
 from skipper.torchstore.controller.state import Command, Effects
@@ -77,7 +77,8 @@ class StoreController(Actor):
 
     async def __cleanup__(self, error: Exception | None) -> None:
         """Report no more."""
-        report_table(self._part, None)
+        for part in (self._part, f"{self._part} waits"):
+            report_table(part, None)
 
     def __supervise__(self, failure: MeshFailure) -> bool:
         """The store goes on: users of a volume are told of its death, and a dead controller has a successor."""
@@ -153,6 +154,7 @@ class StoreController(Actor):
         for name, process in volumes.processes.items():
             self._watch.add(process, volumes.homes[name])
         report_table(self._part, lambda: overview(self._store_name, self._recorder.state.index))
+        report_table(f"{self._part} waits", lambda: waits(self._store_name, self._waiting.waiting()))
 
     @concurrent_endpoint
     async def info(self, process: ProcessId, procs: ProcMesh) -> StoreInfo:
@@ -226,7 +228,8 @@ class StoreController(Actor):
 
     def _leave(self) -> None:
         """Answer all waiting requests with an error, and forget the store."""
-        report_table(self._part, None)
+        for part in (self._part, f"{self._part} waits"):
+            report_table(part, None)
         self._waiting.dismiss_all(StoreNotInitializedError(self._store_name))
         self._watch.close()
         self._reading.board.close()

@@ -50,6 +50,7 @@ def _tensors(manifest: Manifest, item: str) -> Iterator[tuple[str, TensorMeta]]:
 
 
 _COLUMNS = ("key", "versions", "in the making", "retired, still read", "readers")
+_WAIT_COLUMNS = ("process", "why", "seconds")
 _MAX_LISTED = 8
 
 
@@ -62,6 +63,11 @@ def overview(store_name: str, index: Index) -> Table:
     shown = heapq.nlargest(MAX_ROWS, histories, key=_changed)
     rows = [_row(history) for history in shown]
     return Table(f"Store {store_name}", _COLUMNS, rows, len(histories) - len(rows))
+
+
+def waits(store_name: str, waiting: list[tuple[str, str, float]]) -> Table | None:
+    """Who waits for an answer of a store (see `PendingAnswers.waiting`); None: nobody does."""
+    return Table(f"Store {store_name}: who waits", _WAIT_COLUMNS, waiting) if waiting else None
 
 
 def _changed(history: History) -> int:

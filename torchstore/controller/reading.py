@@ -23,6 +23,8 @@ from skipper.torchstore.protocol.messages import NEWEST, Grant, Selector, Wanted
 class _Waiter:
     port: Port[Any]
     attempt: Callable[[], Any]
+    waited_for: Callable[[], str]
+    since: float
     timer: asyncio.TimerHandle
 
 
@@ -49,7 +51,8 @@ class PendingAnswers:
             self._waiters.remove(waiter)
             _send(port, StoreTimeoutError(f"after {timeout:.3g} s: {waited_for()}"))
 
-        waiter = _Waiter(port, attempt, asyncio.get_running_loop().call_later(timeout, expire))
+        timer = asyncio.get_running_loop().call_later(timeout, expire)
+        waiter = _Waiter(port, attempt, waited_for, time.monotonic(), timer)
         self._waiters.append(waiter)
 
     def wake(self) -> None:
@@ -63,6 +66,11 @@ class PendingAnswers:
         """Nothing will happen any more."""
         for waiter in list(self._waiters):
             self._dismiss(waiter, error)
+
+    def waiting(self) -> list[tuple[str, str, float]]:
+        """Who waits, why there is no answer yet, and for how many seconds, the longest first; from any thread."""
+        now = time.monotonic()
+        return [(each.port.receiver, each.waited_for(), round(now - each.since, 1)) for each in list(self._waiters)]
 
     def _dismiss(self, waiter: _Waiter, outcome: Any) -> None:
         self._waiters.remove(waiter)

@@ -12,7 +12,15 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from threading import Lock
 
-from skipper.control.runtime.status_providers import Occurrence, report_figures, report_occurrences
+from skipper.control.runtime.status_providers import (
+    Entry,
+    Occurrence,
+    Table,
+    Waterfall,
+    report_figures,
+    report_occurrences,
+    report_table,
+)
 from skipper.control.support.exposition import CONTENT_TYPE, Labels, exposition
 from skipper.control.support.pages import Page, PageServer
 from skipper.torchstore.support.records import STAGES, SyncRecord
@@ -142,6 +150,7 @@ def log_of(store_name: str) -> SyncLog:
     with _logs_lock:
         if not _logs:
             report_figures("torchstore", _totals)
+            report_table("torchstore syncs", _syncs)
             report_occurrences("torchstore", _since)
         return _logs.setdefault(store_name, SyncLog())
 
@@ -173,6 +182,34 @@ def _totals() -> dict[str, float]:
         for name, number in log.totals().items():
             totals[name] = totals.get(name, 0) + number
     return totals
+
+
+_SHOWN_SYNCS = 16
+_WATERFALL = Waterfall("version", "began", (*STAGES, "rest"))
+
+
+def _syncs() -> Table | None:
+    """The latest puts and gets by stage, for who watches the job; small values, which have no stages, are left out."""
+    with _logs_lock:
+        logs = list(_logs.items())
+    rows: list[tuple[Entry, ...]] = [
+        (
+            f"{store} {record.key} v{record.version}",
+            record.op,
+            record.nbytes,
+            record.ended - record.seconds,
+            *_spent(record),
+        )
+        for store, log in logs
+        for record in [record for record in log.records() if record.mode != "inline"][-_SHOWN_SYNCS:]
+    ]
+    columns = ("version", "what", "bytes", "began", *_WATERFALL.stages)
+    return Table("Syncs", columns, rows, waterfall=_WATERFALL) if rows else None
+
+
+def _spent(record: SyncRecord) -> list[float]:
+    stages = list(record.stages.values())
+    return [*stages, max(record.seconds - sum(stages), 0.0)]
 
 
 def metrics_text(store_name: str | None = None) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from skipper.control.model.progress import is_followed, track_progress
 from skipper.control.runtime import tracing
 from skipper.dataplane import RDMAAction, RDMABuffer, RemoteLayout
 from skipper.dataplane.errors import TransferTimeoutError
@@ -36,6 +37,10 @@ from skipper.torchstore.tensors.local_tensors import LocalTensor, check_destinat
 
 _AT_ONCE_BYTES = 1 << 20  # some 100 us of copying: about what switching to another task and back costs
 _AT_ONCE_S = 0.002
+_PIECE_BYTES = 256 << 20  # tens of milliseconds at the speed of memory, beside which submitting it is nothing
+
+REPORTED_NBYTES = 64 << 20
+"""Of transfers from here on the progress is told, where somebody follows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,11 +243,17 @@ def compile_write(
     return action
 
 
-async def execute(action: RDMAAction, nbytes: int, timeout: float, *, fresh: bool = False) -> None:
+async def execute(
+    action: RDMAAction, nbytes: int, timeout: float, *, fresh: bool = False, description: str = ""
+) -> None:
     """Run an action: a small one right here, a large one without holding up the event loop.
 
-    A ``fresh`` action runs for the first time: peers' memory has to be mapped first, which takes its time.
+    A ``fresh`` action runs for the first time: peers' memory has to be mapped first, which takes its time. A large one
+    that has a ``description`` runs piece by piece where somebody follows its progress.
     """
+    if nbytes >= REPORTED_NBYTES and description and is_followed():
+        await _execute_in_pieces(action, nbytes, timeout, description)
+        return
     if fresh and nbytes > _AT_ONCE_BYTES:
         await asyncio.to_thread(lambda: action.segments)
     with tracing.span("dataplane.transfer", nbytes=nbytes):
@@ -251,6 +262,19 @@ async def execute(action: RDMAAction, nbytes: int, timeout: float, *, fresh: boo
             with suppress(TransferTimeoutError):  # not done at once: a slow link, so wait like for a large one
                 operation.get(_AT_ONCE_S)
         await operation
+
+
+async def _execute_in_pieces(action: RDMAAction, nbytes: int, timeout: float, description: str) -> None:
+    end = time.perf_counter() + timeout
+    with (
+        tracing.span("dataplane.transfer", nbytes=nbytes),
+        track_progress(description, nbytes, "bytes") as task,
+    ):
+        pieces = await asyncio.to_thread(action.split, _PIECE_BYTES)
+        for piece in pieces:
+            await asyncio.to_thread(getattr, piece, "segments")  # compiled, which is free the next time
+            await piece.submit(timeout=max(end - time.perf_counter(), _AT_ONCE_S))
+            task.advance(piece.nbytes)
 
 
 def check_same(name: str, dtype: str, global_shape: Ints, target: LocalTensor) -> None:

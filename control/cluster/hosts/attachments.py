@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
+import functools
 import os
 import sys
 import threading
@@ -10,12 +12,13 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from skipper.control.api.mesh import HOST_NAME, keeps_hosts
 from skipper.control.cluster.hosts import protocol
 from skipper.control.cluster.hosts.agent_link import AgentLink
 from skipper.control.model.errors import ControlError, HostUnreachableError
+from skipper.control.model.progress import ProgressTask, track_progress
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.requests import PING
 from skipper.control.wire.addresses import at
@@ -159,8 +162,14 @@ class Attachments:
             HostError: the first reason why one of them could not be attached.
             AuthenticationError: an agent has another secret.
         """
-        with ThreadPoolExecutor(min(MOST_AT_ONCE, len(options)), "control-attach") as pool:
+        names = [at(option.host, option.port) for option in options]
+        with (
+            track_progress("attach hosts", len(options), "hosts", names=names) as task,
+            ThreadPoolExecutor(min(MOST_AT_ONCE, len(options)), "control-attach") as pool,
+        ):
             futures = [pool.submit(self.attach, option, timeout) for option in options]
+            for future, name in zip(futures, names, strict=True):
+                future.add_done_callback(functools.partial(_count, task, name))
         errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:
             for future in futures:
@@ -227,6 +236,12 @@ class Attachments:
             self.hang_up(link)
             self.successors[given_up] = host
         return tuple(successors.get(host.id, host) for host in hosts)
+
+
+def _count(task: ProgressTask, name: str, attached: concurrent.futures.Future[Any]) -> None:
+    """Note that a host is attached."""
+    if attached.exception() is None:
+        task.advance(name=name)
 
 
 _lock = threading.Lock()

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 from skipper.control.api.actor import Actor, endpoint
 from skipper.control.api.mesh import HostMesh
 from skipper.control.model.errors import ControlError
+from skipper.control.observe import terminal_line
 from skipper.control.runtime.port import Channel, Port, PortReceiver
 
 _CHUNK_NBYTES = 16 << 10
@@ -195,7 +196,7 @@ def shell(
         output.link(terminal)
         wanted = ShellCommand(tuple(command), variables, workdir, os.getcwd(), _size_of(source))
         to_shell: Port[Any] = terminal.open.call_one(output, wanted).get()
-        with _raw(source), _typing(source, to_shell):
+        with terminal_line.none_meanwhile(), _raw(source), _typing(source, to_shell):
             while isinstance(said := receiver.recv().get(), bytes):
                 _write_all(sink, said)
                 to_shell.send(_Shown(len(said)))

@@ -15,6 +15,7 @@ from skipper.control.cluster.workspace.folder import Folder, open_source
 from skipper.control.cluster.workspace.manifest import ChunkReader, FolderManifest, check, scan
 from skipper.control.cluster.workspace.receiver import ChunkBatch, Subtree, WorkspaceReceiver, token_name
 from skipper.control.model.errors import ControlError
+from skipper.control.model.progress import track_progress
 
 if TYPE_CHECKING:
     from skipper.control.api.views import ActorMesh
@@ -144,13 +145,20 @@ def _bring(
     """Send every host what it misses; returns how many bytes that was, and the hosts that have their own folder."""
     with _token(folder) as token:
         asked = {name: receiver.begin.call_one(target, token, manifest) for name, receiver in hosts.items()}
-        missing = {name: future.get(timeout) for name, future in asked.items()}
+        missing = {}
+        with track_progress("compare workspace", len(asked), "hosts", names=asked) as task:
+            for name, future in asked.items():
+                missing[name] = future.get(timeout)
+                task.advance(name=name)
     needed: set[bytes] = set().union(*(chunks for chunks in missing.values() if chunks))
     tree = _tree([hosts[name] for name, chunks in missing.items() if chunks])
     moved = 0
-    for batch in _batches(folder, manifest, needed):
-        futures = [branch.receiver.take.call_one(batch, branch.below) for branch in tree]
-        moved += sum(future.get(timeout) for future in futures)
+    total = sum(nbytes for name, (_, _, nbytes) in manifest.places().items() if name in needed)
+    with track_progress("send workspace", total, "bytes") as task:
+        for batch in _batches(folder, manifest, needed):
+            futures = [branch.receiver.take.call_one(batch, branch.below) for branch in tree]
+            moved += sum(future.get(timeout) for future in futures)
+            task.advance(sum(batch.sizes))
     return moved, {name: hosts[name] for name, chunks in missing.items() if chunks is not None}
 
 

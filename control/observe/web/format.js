@@ -34,6 +34,13 @@ export function duration(seconds) {
   return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
 }
 
+/** How long a call took, in three digits: "85 µs", "12.3 ms", "4.20 s". */
+export function span(seconds) {
+  if (seconds < 1e-3) return `${Math.round(seconds * 1e6)} µs`;
+  if (seconds < 1) return `${digits(seconds * 1e3)} ms`;
+  return seconds < 60 ? `${digits(seconds)} s` : duration(seconds);
+}
+
 /** "1 process", "2 processes". */
 export function counted(number, one, many = `${one}s`) {
   return `${count(number)} ${number === 1 ? one : many}`;

@@ -1,7 +1,9 @@
 // Hosts, their processes, and their actors, as one table. Rows are kept from look to look: only what changes is touched.
 
+import { LEVELS } from "./bounds.js";
 import { bytes, count, counted, duration, rate } from "./format.js";
-import { element, setAttribute, setText } from "./view.js";
+import { element, setAttribute, setText } from "./dom.js";
+import { pathOf } from "./paths.js";
 
 // Name, what it is called in the head, whether it gives way on small screens.
 const COLUMNS = [
@@ -25,9 +27,11 @@ export class Topology {
   #body = element("tbody", { role: "rowgroup" });
   #filter = "";
   #empty;
+  #bounds;
 
-  constructor(table, filter, empty) {
+  constructor(table, filter, empty, bounds) {
     this.#empty = empty;
+    this.#bounds = bounds;
     const head = element("tr", { role: "row" });
     for (const [name, title, minor] of COLUMNS) {
       const cell = element("th", { scope: "col", role: "columnheader", class: classOf(name, minor) });
@@ -75,7 +79,11 @@ export class Topology {
     const [title, summary] = row.cells.name.children;
     const silent = processes.filter((process) => process.state === "silent").length;
     setText(title, name || "host unknown");
-    setText(summary, counted(processes.length, "process", "processes") + (silent ? `, ${silent} silent` : ""));
+    const up = processes.filter((process) => process.actors !== undefined);
+    const [cpu, memory] = ["cpu", "rss_nbytes"].map((figure) => up.reduce((sum, process) => sum + process[figure], 0));
+    const figures = [counted(processes.length, "process", "processes"), `${(100 * cpu).toFixed(0)} % of a CPU`, `${bytes(memory)} of memory`];
+    if (silent) figures.splice(1, 0, `${silent} silent`);
+    setText(summary, figures.join(", "));
     row.words = "";
     return row;
   }
@@ -83,7 +91,7 @@ export class Topology {
   #process(process) {
     const { cells, ...row } = this.#line(`process ${process.id}`, "process", process.level);
     const isUp = process.actors !== undefined;
-    setText(cells.name.querySelector(".name"), process.name);
+    setLink(cells.name, process.name, pathOf(process));
     setText(cells.name.querySelector(".problem"), process.state === "silent" ? process.problem : "");
     setState(cells.state, process.state, process.state);
     setText(cells.pid, process.pid ?? "");
@@ -101,13 +109,15 @@ export class Topology {
 
   #actor(actor, process) {
     const { cells, key } = this.#line(`actor ${process.id} ${actor.id}`, "actor", process.level);
-    setText(cells.name.querySelector(".name"), actor.class ? `${actor.label} · ${actor.class}` : actor.label);
-    setState(cells.state, actor.state, doing(actor));
+    setLink(cells.name, actor.class ? `${actor.label} · ${actor.class}` : actor.label, pathOf(process, actor));
+    const judged = this.#bounds.judge(actor);
+    setState(cells.state, actor.state, judged === null ? doing(actor) : `${doing(actor)} · ${judged[0] === 2 ? "hangs?" : "slow"}`);
+    setAttribute(cells.state.firstElementChild, "data-level", LEVELS[judged?.[0] ?? 0]);
     setFigure(cells.queue, actor.queued, count);
     setFigure(cells.calls, actor.calls, rate);
     setFigure(cells.done, actor.handled, count);
     setText(cells.errors, actor.errors || "");
-    return this.#worded(key, `${actor.label} ${actor.class} ${actor.state} ${process.name}`);
+    return this.#worded(key, `${actor.label} ${actor.class} ${actor.state} ${LEVELS[judged?.[0] ?? 0]} ${process.name}`);
   }
 
   #line(key, kind, level) {
@@ -118,7 +128,7 @@ export class Topology {
         const cell = element(isName ? "th" : "td", { class: classOf(name, minor), role: isName ? "rowheader" : "cell" });
         if (isName) {
           setAttribute(cell, "scope", "row");
-          cell.append(element("span", { class: "name" }), element("span", { class: "problem" }));
+          cell.append(element("a", { class: "name" }), element("span", { class: "problem" }));
         } else if (name === "state") cell.append(element("span", { class: "state" }));
         else setAttribute(cell, "data-label", title.toLowerCase());
         if (name === "errors") cell.classList.add("some");
@@ -174,7 +184,8 @@ function byHost(processes) {
   return hosts;
 }
 
-function doing(actor) {
+/** What an actor is at, in words. */
+export function doing(actor) {
   if (actor.doing.length === 0) return actor.state;
   const [endpoint, since] = actor.doing.reduce((longest, other) => (other[1] > longest[1] ? other : longest));
   const others = actor.doing.length > 1 ? ` +${actor.doing.length - 1}` : "";
@@ -189,6 +200,12 @@ function classOf(name, minor) {
 function setFigure(cell, value, show) {
   setText(cell, value === 0 ? "0" : show(value));
   cell.classList.toggle("zero", value === 0);
+}
+
+function setLink(cell, text, path) {
+  const link = cell.querySelector(".name");
+  setText(link, text);
+  setAttribute(link, "href", path);
 }
 
 function setState(cell, state, text) {

@@ -1,8 +1,8 @@
-// The page's other parts. Everything that comes from the job enters the page as text: nothing is ever parsed as HTML.
+// The overview's other parts.
 
+import { Chart } from "./charts.js";
+import { element, setText } from "./dom.js";
 import { bytes, clock, count, counted, duration, rate } from "./format.js";
-
-const SVG = "http://www.w3.org/2000/svg";
 
 // Of the totals: what it is called, how it is shown, and of what.
 const TILES = [
@@ -14,63 +14,19 @@ const TILES = [
   ["memory", "Memory", bytes, ""],
 ];
 
-/** A new element with these attributes. */
-export function element(name, attributes = {}) {
-  const made = document.createElement(name);
-  for (const [attribute, value] of Object.entries(attributes)) made.setAttribute(attribute, value);
-  return made;
-}
-
-/** Change a text where it differs: most of them stay as they are. */
-export function setText(node, text) {
-  const wanted = String(text);
-  if (node.textContent !== wanted) node.textContent = wanted;
-}
-
-/** Change an attribute where it differs. */
-export function setAttribute(node, name, value) {
-  if (node.getAttribute(name) !== String(value)) node.setAttribute(name, value);
-}
-
 export class Tiles {
-  #tiles = new Map();
+  #charts = TILES.map(([name, title, show, unit]) => new Chart(name, title, show, unit));
 
   constructor(list) {
-    for (const [name, title, , unit] of TILES) {
-      const tile = element("li", { class: "tile", "data-name": name });
-      const label = element("span", { class: "tile-name" });
-      const value = element("span", { class: "tile-value" });
-      const small = element("small");
-      const svg = document.createElementNS(SVG, "svg");
-      const [area, line] = ["polygon", "polyline"].map((shape) => document.createElementNS(SVG, shape));
-      for (const [attribute, content] of Object.entries({ class: "spark", viewBox: "0 0 119 30", preserveAspectRatio: "none", "aria-hidden": "true" })) svg.setAttribute(attribute, content);
-      setText(label, title);
-      setText(small, unit);
-      svg.append(area, line);
-      value.append(document.createTextNode("–"), small);
-      tile.append(label, value, svg);
-      list.append(tile);
-      this.#tiles.set(name, { value, area, line });
-    }
+    list.append(...this.#charts.map((chart) => chart.element));
   }
 
-  update(totals, samples) {
-    for (const [name, , show] of TILES) {
-      const { value, area, line } = this.#tiles.get(name);
-      setText(value.firstChild, show(totals[name]));
-      const points = spark(samples[name]);
-      line.setAttribute("points", points);
-      area.setAttribute("points", `${points} 119,30 ${120 - samples[name].length},30`);
-    }
+  update(series) {
+    for (const [place, [name]] of TILES.entries()) this.#charts[place].update(series.times, series.samples[name]);
   }
 }
 
-/** The points of a line whose newest sample is at the right edge and whose greatest is near the top. */
-function spark(samples) {
-  const top = Math.max(...samples, 1e-9);
-  return samples.map((sample, place) => `${120 - samples.length + place},${(28.5 - (25 * sample) / top).toFixed(2)}`).join(" ");
-}
-
+/** Errors and deaths, the newest first. */
 export class Events {
   #shown = new Map();
   #list;

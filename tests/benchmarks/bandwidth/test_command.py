@@ -125,7 +125,7 @@ def test_a_rate_below_the_minimum_fails() -> None:
         (["--local", "--backend", "verbs"], "the verbs backend cannot be used here"),
         (["--local", "--mem", "cuda:99"], "needs a GPU"),
         (["--local", "-s", "1T", "--batch", "1000"], "GiB are free"),
-        (["127.0.0.1"], "set SKIPPER_BW_TOKEN"),
+        (["127.0.0.1"], "set SKIPPER_BW_TOKEN as the server printed it"),
         (["--local", "--plot", "no/such/folder.png"], "there is no folder"),
         (["--bind", "192.0.2.1"], "cannot listen on 192.0.2.1"),
     ],
@@ -141,6 +141,24 @@ def test_what_cannot_be_done_is_said_in_one_line_before_anything_starts(
     assert captured.err.count("\n") == 1
     assert captured.out == ""
     assert psutil.Process().children() == children
+
+
+def test_both_ends_may_have_the_secret_in_a_file(tmp_path: Path, start: Start) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("a secret of both ends\n")
+    secret.chmod(0o600)
+    server = start("-p", "0", "--secret-file", str(secret), token=None)
+    assert server.stdout is not None
+    line = next(line for line in server.stdout if "--secret-file" in line)
+    assert "a secret of both ends" not in line
+    assert "SKIPPER_BW_TOKEN" not in line
+    address, *flags = line.partition("bandwidth ")[2].split()
+    done = bw(address, *flags, "-s", "4K", *QUICK)
+    assert done.returncode == 0, done.stderr
+    secret.chmod(0o644)
+    refused = bw(address, *flags)
+    assert refused.returncode == 2
+    assert str(secret) in refused.stderr
 
 
 def test_help_names_the_exit_codes() -> None:

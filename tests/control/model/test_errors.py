@@ -18,14 +18,16 @@ EXPORTED = """
     HostMismatchError HostUnreachableError InsecureHostError JobError JobExistsError JobFailedError JobLibraryError
     JobNotFoundError JoinError LinkError MeshFailure MessageTooLargeError NameNotFoundError NamingError
     NoActorContextError NoSuchMethodError NotElasticError OperationCancelledError OperationNotFoundError
-    PayloadError Point Port PortReceiver ProcMesh ProtocolError RankFailedError RemoteHostError RendezvousError
+    PayloadError Point Port PortReceiver ProcMesh Progress ProgressSubscription ProgressTask ProtocolError
+    RankFailedError RemoteHostError RendezvousError
     ReplicaLostError
     ResolverError ResponseStream RpcError ScriptExitError ServedJob ServiceEndedError ServiceUrlError
     SessionLostError Settings Shape SpmdActor StopTimeoutError SupervisionError ThreadLimitError TorchrunError
     TracingMissingError
     UnreachableError UnsafeFileError ValueMesh WireError WorkspaceError as_endpoint attach_to_hosts
     concurrent_endpoint configure context current_actor_name current_rank current_size endpoint
-    get_or_spawn_controller idempotent join leave serve_job shutdown subscribe this_host this_proc unhandled_fault_hook
+    get_or_spawn_controller idempotent join leave on_progress serve_job shutdown subscribe this_host this_proc
+    track_progress unhandled_fault_hook
 """
 FAILURE = MeshFailure("mesh", "mesh[0]", Extent(("gpus",), (2,)).point(1), FailureKind.PROCESS, "it died")
 

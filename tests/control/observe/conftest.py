@@ -61,7 +61,7 @@ def skipper(served: ServedJob) -> Skipper:
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            env={**os.environ, "PYTHONPATH": f"{REPOSITORY / 'src'}{os.pathsep}{REPOSITORY}"},
         )
 
     return run

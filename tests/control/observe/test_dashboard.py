@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,12 +19,14 @@ from playwright.sync_api import Browser, Page, expect
 
 from skipper.control import ActorError, ActorMesh, this_host
 from skipper.control.observe import Dashboard, JobStatus, Table, job_status, report_table, serve_dashboard
-from skipper.control.observe.dashboard import KEPT_EVENTS, MAX_MESSAGE, Feed
+from skipper.control.observe.dashboard_feed import KEPT_EVENTS, MAX_MESSAGE, Feed
+from skipper.control.observe.record import RecordWriter
 from skipper.control.runtime import status_providers
 from skipper.control.runtime.history import Event
 from tests.control.actors import Echo
 from tests.control.conftest import PATIENCE_S, REPOSITORY, Failures, Script, wait_until
 from tests.control.observe.browser import PATIENCE_MS, browsers, needs_chromium
+from tests.control.observe.sources import SourceOf
 from tests.freezing import freeze
 
 SCRIPT = "<script>window.hacked = true</script><img src=x onerror='window.hacked = true'>"
@@ -180,7 +183,7 @@ def test_sixty_four_processes_fit_a_phone(browser: Browser, served: object, echo
     many = [dataclasses.replace(worker, id=f"{worker.id}{rank}", name=f"rank {rank:02}") for rank in range(64)]
     crowd = dataclasses.replace(one, processes=[one.processes[0], *many])
     with (
-        Dashboard(Feed(lambda: crowd, 0.2), 0, "127.0.0.1", "") as dashboard,
+        Dashboard(SourceOf(crowd), 0, "127.0.0.1", "", interval_s=0.2) as dashboard,
         browser.new_context(viewport={"width": 400, "height": 800}, color_scheme="dark") as context,
     ):
         page = context.new_page()
@@ -328,7 +331,7 @@ def test_a_job_that_has_ended_is_said_to_have(script: Callable[[str], Script]) -
 
 
 def test_bad_bounds_are_refused(echoes: ActorMesh[Echo]) -> None:
-    for bounds in ({"interval": 0.0}, {"timeout": -1.0}):
+    for bounds in ({"interval": 0.0}, {"timeout": -1.0}, {"slow_after": 0.0}, {"slow_after": 2.0, "hung_after": 1.0}):
         with pytest.raises(ValueError, match="positive"):
             serve_dashboard(**bounds)
 
@@ -383,3 +386,22 @@ def test_the_command_serves_until_the_job_ends(
     running.process.kill()
     wait_until(lambda: serving.poll() is not None, "the server ends with the job")
     assert (serving.returncode, serving.communicate()[1]) == (0, "the job has ended\n")
+
+
+def test_the_command_shows_a_run_that_has_ended(
+    command: Callable[..., "subprocess.Popen[str]"], tmp_path: Path
+) -> None:
+    folder = tmp_path / "record"
+    folder.mkdir(mode=0o700)
+    record = RecordWriter(folder)
+    record.describe({"name": "policy-7", "pid": 2**30, "ended_s": 5.0, "outcome": "was killed by signal 9"})
+    record.status(job_status())
+    record.close()
+    serving = command("dashboard", "--record", str(folder))
+    assert serving.stdout is not None
+    with urllib.request.urlopen(f"{serving.stdout.readline().strip()}data.json", timeout=PATIENCE_S) as answer:
+        shown = json.load(answer)
+    assert (shown["name"], shown["outcome"], shown["problem"]) == ("policy-7", "was killed by signal 9", "")
+    assert "script" in [process["name"] for process in shown["processes"]]
+    serving.send_signal(signal.SIGINT)
+    assert serving.wait(PATIENCE_S) == 130

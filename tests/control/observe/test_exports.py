@@ -3,9 +3,10 @@
 from skipper.control import observe
 
 EXPORTED = """
-    Activity ActorStatus BreakpointReport Dashboard Frame JobStatus LogOptions Logs Occurrence PageServer ProcessReport
-    ProcessStacks ProcessStatus Table ThreadStacks Transfers cast_command collect_logs enable_tracing job_stacks
-    job_status metrics_text parked report_figures report_occurrences report_table serve_dashboard serve_metrics
+    Activity ActorStatus BreakpointReport Dashboard EndpointLatency Frame JobStatus LogOptions Logs Occurrence
+    PageServer ProcessReport ProcessStacks ProcessStatus Table ThreadStacks Transfers Waterfall cast_command
+    collect_logs enable_tracing job_stacks job_status metrics_text parked report_figures report_occurrences
+    report_table serve_dashboard serve_metrics
     shown_output span
 """
 

@@ -300,7 +300,14 @@ def test_a_terminal_gets_colours_unless_nobody_wants_them(tmp_path: Path) -> Non
         ({"NO_COLOR": "1"}, rb"^\[speakers gpus=1\] hello"),
     ):
         ours, theirs = os.openpty()
-        environment = {**os.environ, "TERM": "xterm", "SKIPPER_LOG_FOLDER": str(tmp_path / "kept"), **variables}
+        kept = str(tmp_path / "kept")
+        environment = {
+            **os.environ,
+            "TERM": "xterm",
+            "SKIPPER_LOG_FOLDER": kept,
+            "SKIPPER_PROGRESS": "off",
+            **variables,
+        }
         with subprocess.Popen([sys.executable, path], env=environment, stdout=theirs, stderr=theirs):
             os.close(theirs)
             shown = b""

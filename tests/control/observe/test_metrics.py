@@ -139,7 +139,7 @@ def test_the_command_serves_until_the_job_ends(
     token = tmp_path / "token"
     token.write_text("sixteen-letters-or-more\n")
     token.chmod(0o600)
-    command += ["--token-file", str(token)]
+    command += ["--secret-file", str(token)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY
     ) as serving:

@@ -12,6 +12,7 @@ from skipper.control import ActorError, DeadlineError, Future, ProcMesh, Supervi
 from skipper.control.model.errors import ReplicaLostError, ServiceEndedError
 from skipper.control.observe.job_query import survey
 from skipper.control.runtime import current_runtime
+from skipper.control.runtime.status_providers import Table
 from skipper.control.services import ReplicaState, Service
 from tests.control.conftest import PATIENCE_S, Failures, alive, wait_until
 from tests.control.services.conftest import REPLICAS, Gate, outcome
@@ -212,7 +213,18 @@ def test_a_service_ends_with_its_owner(own_procs: Callable[..., ProcMesh]) -> No
 
 
 def test_a_service_reports_its_replicas_to_those_who_watch(service: Service[Worker]) -> None:
-    answers = survey(current_runtime.current(), "status", True, timeout=PATIENCE_S)
-    (table,) = [table for answer in answers if answer.packed for table in answer.value().tables]
-    assert (table.title, table.columns) == ("Service workers", ("replica", "state", "restarts"))
+    def reported() -> Table:
+        answers = survey(current_runtime.current(), "status", True, timeout=PATIENCE_S)
+        tables = [table for answer in answers if answer.packed for table in answer.value().tables]
+        (table,) = [table for table in tables if table.title == "Service workers"]
+        return table
+
+    for number in range(4 * REPLICAS):
+        assert service.double.route(number).get(PATIENCE_S) == 2 * number
+    table = reported()
+    assert table.columns[:3] == ("replica", "state", "restarts")
     assert [row[:2] for row in table.rows] == [(number, "ready") for number in range(REPLICAS)]
+    done, mean, longest = (table.columns.index(name) for name in ("done", "mean ms", "longest ms"))
+    # The look has the callers tell their counts, which the next one shows.
+    wait_until(lambda: sum(row[done] for row in reported().rows) >= 4 * REPLICAS, "callers have told their counts")
+    assert all(0 < row[mean] <= row[longest] for row in reported().rows if row[done])

@@ -1,15 +1,16 @@
 # Completes `skipper` in bash. Made by `make cli`.
 _skipper_words() {
     case "$1" in
-        "bw -") words="-h --help -v --verbose --local --bind --host -p --port -d --net-devices --ib-dev --pairs --timeout -s --size -a --all --minbytes -e --maxbytes -f --stepfactor --op -b --bidirectional --backend --mem --use_cuda --batch --copy-threads -n --iters -w --warmup --warmup_iters -D --duration --quick --latency --check --min-bw -J --json --csv --plot" ;;
+        "bw -") words="-h --help -v --verbose --local --bind --host -p --port -d --net-devices --ib-dev --pairs --secret-file --timeout -s --size -a --all --minbytes -e --maxbytes -f --stepfactor --op -b --bidirectional --backend --mem --use_cuda --batch --copy-threads -n --iters -w --warmup --warmup_iters -D --duration --quick --latency --check --min-bw -J --json --csv --plot" ;;
         "bw --op") words="read write fetch-add compare-and-swap" ;;
         "bw --backend") words="auto shm cuda_ipc ucx verbs" ;;
         "bw compare -") words="-h --help -v --verbose --relative --tolerance --fail-below -J --json" ;;
-        "actors -") words="-h --help -v --verbose --quick -J --json --csv" ;;
+        "actors -") words="-h --help -v --verbose --quick -J --json --csv -n --procs -s --size --bulk" ;;
         "dispatch -") words="-h --help -v --verbose --quick -J --json --csv --layers --width --samples --hosts --per-host --secret-file --certs --insecure" ;;
-        "scale -") words="-h --help -v --verbose --quick -J --json --csv -n --procs --fanout --ranks" ;;
-        "weight-sync -") words="-h --help -v --verbose --quick -J --json --csv --device --model --layers --mode --trainers --generators --tp -n --iterations --modelled --page" ;;
+        "scale -") words="-h --help -v --verbose --quick -J --json --csv -n --procs --fanout -s --size --ranks" ;;
+        "weight-sync -") words="-h --help -v --verbose --quick -J --json --csv --device --model --layers --backend --mode --trainers --generators --tp -n --iterations --modelled --page" ;;
         "weight-sync --device") words="cpu cuda" ;;
+        "weight-sync --backend") words="auto shm cuda_ipc ucx verbs" ;;
         "weight-sync --mode") words="direct snapshot" ;;
         "run -") words="-h --help -v --verbose -n --name -m --module --logs --folder --interval --stacks" ;;
         "run --logs") words="labelled raw off" ;;
@@ -42,12 +43,12 @@ _skipper_words() {
         "stacks -") words="-h --help -v --verbose -j --job --timeout --native -a --all -J --json" ;;
         "logs -") words="-h --help -v --verbose -j --job -f --follow --since -t --times -J --json" ;;
         "debug -") words="-h --help -v --verbose -j --job --timeout -c --command" ;;
-        "dashboard -") words="-h --help -v --verbose -j --job --timeout --port --host --interval --token" ;;
+        "dashboard -") words="-h --help -v --verbose -j --job --timeout --port --host --interval --slow-after --hung-after --record --token" ;;
         "weights -") words="-h --help -v --verbose" ;;
         "weights ") words="verify certificate" ;;
         "weights verify -") words="-h --help -v --verbose --store -j --job --timeout" ;;
         "weights certificate -") words="-h --help -v --verbose --version --store -j --job --timeout" ;;
-        "metrics -") words="-h --help -v --verbose -j --job --timeout --serve --host --port -J --json --token --token-file" ;;
+        "metrics -") words="-h --help -v --verbose -j --job --timeout --serve --host --port -J --json --grafana --token --secret-file" ;;
         "doctor -") words="-h --help -v --verbose -J --json --ucx-library --trial --exposure --pid --asked" ;;
         "completion -") words="-h --help -v --verbose" ;;
         "completion ") words="bash zsh fish" ;;

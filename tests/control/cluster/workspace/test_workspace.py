@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skipper.control import Actor, ActorError, ActorMesh, ProcMesh, WorkspaceError, endpoint
+from skipper.control import Actor, ActorError, ActorMesh, ProcMesh, Progress, WorkspaceError, endpoint, on_progress
 from skipper.control.cluster.workspace import api, sync_workspace
 from skipper.control.cluster.workspace.chunks import LARGEST, SMALLEST, cut, digest
 from skipper.control.cluster.workspace.folder import open_source
@@ -86,6 +86,16 @@ def test_everything_arrives_and_the_second_time_nothing_is_sent(source: Path, tm
     again = sync_workspace(procs, source, target)
     assert (again.moved, again.changed, again.nbytes) == (0, (), first.nbytes)
     assert len(again.hosts) == 1
+
+
+def test_who_follows_is_told_of_the_bytes_that_are_sent(source: Path, tmp_path: Path, procs: ProcMesh) -> None:
+    told: list[Progress] = []
+    with on_progress(told.append):
+        report = sync_workspace(procs, source, tmp_path / "target")
+    ended = {each.description: each for each in told if each.state == "finished"}
+    sent = ended["send workspace"]
+    assert (sent.completed, sent.total, sent.unit) == (report.moved, report.moved, "bytes")
+    assert (ended["compare workspace"].completed, ended["compare workspace"].unit) == (1, "hosts")
 
 
 def test_what_changed_here_or_there_is_put_right(source: Path, tmp_path: Path, procs: ProcMesh) -> None:

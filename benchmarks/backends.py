@@ -1,0 +1,34 @@
+"""The backends of the data plane, as benchmarks are told by ``--backend`` which one to use."""
+
+from __future__ import annotations
+
+from skipper import dataplane
+from skipper.benchmarks.errors import UsageError
+from skipper.commandline.flags import TakesArguments
+
+__all__ = ["AUTO", "add_backend", "require_backend"]
+
+AUTO = "auto"
+"""The first one that works."""
+
+_NAMES = (AUTO, "shm", "cuda_ipc", "ucx", "verbs")
+
+
+def add_backend(parser: TakesArguments) -> None:
+    """``--backend``: by which way the data goes."""
+    parser.add_argument("--backend", choices=_NAMES, default=AUTO, help="by which way")
+
+
+def require_backend(name: str) -> None:
+    """See that it can be used here.
+
+    Raises:
+        UsageError: It cannot, and why.
+    """
+    if name == AUTO:
+        return
+    found = {status.name: status for status in dataplane.backends()}
+    if name not in found:
+        raise UsageError(f"there is no backend {name!r} here, only {', '.join(found)}")
+    if not found[name].usable:
+        raise UsageError(f"the {name} backend cannot be used here: {found[name].reason}")

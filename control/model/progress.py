@@ -1,0 +1,129 @@
+"""Progress of what takes long: the library reports it, programs follow it by `on_progress`, a terminal shows it.
+
+While nobody follows, `begin` returns None and nothing is counted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from skipper.control.model.progress_feed import (
+    INTERVAL_S,
+    Follower,
+    Progress,
+    ProgressFeed,
+    ProgressSubscription,
+    ProgressTask,
+)
+
+__all__ = [
+    "Progress",
+    "ProgressSubscription",
+    "ProgressTask",
+    "begin",
+    "follow_progress",
+    "is_followed",
+    "on_progress",
+    "take",
+    "track_progress",
+]
+
+_log = logging.getLogger("skipper.control")
+
+_feed = ProgressFeed()
+
+
+def is_followed() -> bool:
+    """Whether anybody follows the tasks of this process."""
+    return bool(_feed.followers)
+
+
+def begin(description: str, total: int | None, unit: str, names: Iterable[str] = ()) -> ProgressTask | None:
+    """Begin a task, where anybody follows.
+
+    Args:
+        description: what is done, as an order: ``spawn trainers``.
+        total: how much there is to do, in ``unit``; None where that is not known.
+        unit: what is counted.
+        names: of those whose parts are waited for, where they have names.
+    """
+    return _feed.begin(description, total, unit, names) if _feed.followers else None
+
+
+def take(progress: Progress) -> None:
+    """Take what another process tells of one of its tasks."""
+    _feed.take(progress)
+
+
+def follow_progress(
+    follow: Follower,
+    *,
+    after_s: float = 0.0,
+    interval_s: float = INTERVAL_S,
+) -> ProgressSubscription:
+    """Have a function of the library's own called with the tasks of this process.
+
+    Args:
+        follow: called on a thread of its own, never twice at the same time. It must not raise.
+        after_s: tasks that take less than this are not told of.
+        interval_s: seconds between two calls about tasks that go on.
+    """
+    subscription = ProgressSubscription(_feed, follow, after_s=after_s, interval_s=interval_s)
+    _feed.follow(subscription)
+    return subscription
+
+
+def on_progress(callback: Callable[[Progress], object]) -> ProgressSubscription:
+    """Have a function called with the progress of what takes long, for a program that shows it in its own way.
+
+    Told of are: processes and actors that are spawned, hosts that are attached, folders that `sync_workspace` sends,
+    values of `torchstore` from 64 MiB on, as they are put and got, and the program's own `track_progress`. Of what
+    actors do, in processes that are spawned from now on, the script is told where it takes half a second or longer.
+
+    Args:
+        callback: called with a `Progress` when a task begins, some ten times a second while it goes on, and when it has
+            ended. It runs on a thread of its own, so that it may take its time, and never twice at once; of what
+            happens meanwhile the newest state is told. It must not wait for what it is told of. One that raises is
+            logged with its traceback, and not called again.
+
+    Returns:
+        The subscription; `ProgressSubscription.close`, or the end of its ``with`` block, ends it.
+
+    Raises:
+        TypeError: ``callback`` cannot be called.
+    """
+    if not callable(callback):
+        raise TypeError(f"on_progress takes a function, not {type(callback).__name__}")
+
+    subscription = ProgressSubscription(_feed, lambda batch: call_each(batch), after_s=0.0, interval_s=INTERVAL_S)
+
+    def call_each(batch: Sequence[Progress]) -> None:
+        for progress in batch:
+            if subscription not in _feed.followers:  # closed meanwhile
+                return
+            try:
+                callback(progress)
+            except Exception:  # noqa: BLE001  (whatever a user's function raises)
+                _log.exception("a callback of on_progress raised, and is not called again")
+                subscription.close()
+
+    _feed.follow(subscription)
+    return subscription
+
+
+def track_progress(
+    description: str, total: int | None = None, unit: str = "steps", *, names: Iterable[str] = ()
+) -> ProgressTask:
+    """Report a task of the program's own, to be shown and told of as those of the library are.
+
+    Args:
+        description: what is done, such as ``train``.
+        total: how much there is to do, in ``unit``; None where that is not known.
+        unit: what is counted; of ``bytes``, sizes and rates are shown in GB.
+        names: of what is counted, where its parts have names: those that are not done yet are shown.
+
+    Returns:
+        The task, a context manager: `ProgressTask.advance` counts, the end of the block ends it.
+    """
+    return _feed.begin(description, total, unit, names)

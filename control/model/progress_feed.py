@@ -1,0 +1,299 @@
+"""Tasks that take long, and who follows them: `ProgressFeed` tells the followers of a process of its tasks.
+
+Followers are called on one thread of their own, so that a slow one holds up no work; what happens between two calls is
+told once, in its newest state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from time import monotonic as _now
+from typing import Final, Literal, Self
+
+INTERVAL_S: Final = 0.1
+"""How often followers are told of a task that goes on."""
+
+SILENCE_S: Final = 5.0
+"""A task of another process of which nothing is heard for this long counts as failed."""
+
+MOST_NAMES: Final = 16
+"""Of those that a task waits for, so many are named."""
+
+_MOST_ENDED = 4096
+"""Ends of tasks that wait to be told to a slow follower; the oldest go."""
+_CLOSE_S = 5.0
+"""How long `ProgressSubscription.close` waits for a callback that runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a task is.
+
+    Attributes:
+        task_id: the number of the task, unique in its process.
+        process: the name of the process that does it, such as ``trainers{'gpus': 3}``; empty for this one.
+        description: what is done, such as ``spawn trainers`` or ``get policy``.
+        completed: how much of it is done, in ``unit``.
+        total: how much there is to do; None where that is not known.
+        unit: what is counted: ``processes``, ``actors``, ``hosts``, ``bytes``, or a word of the program's own.
+        elapsed_s: seconds since it began.
+        waiting_for: names of those that are not done yet, 16 at most, where what is counted has names.
+        state: ``running``; or, the last time that this task is told of, ``finished`` or ``failed``.
+    """
+
+    task_id: int
+    process: str
+    description: str
+    completed: int
+    total: int | None
+    unit: str
+    elapsed_s: float
+    waiting_for: tuple[str, ...] = ()
+    state: Literal["running", "finished", "failed"] = "running"
+
+    @property
+    def rate(self) -> float:
+        """Units per second, on average since it began."""
+        return self.completed / self.elapsed_s if self.elapsed_s > 0 else 0.0
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Seconds until it ends, if it goes on at this rate; None where that cannot be said."""
+        if self.total is None or not self.completed or self.elapsed_s <= 0:
+            return None
+        return max(self.total - self.completed, 0) / self.rate
+
+
+Follower = Callable[[Sequence[Progress]], None]
+"""Takes the newest state of each task that goes on, and of those that have ended since the last call."""
+
+
+class ProgressTask:
+    """A task as whoever does it reports it; a context manager. For any thread."""
+
+    def __init__(
+        self, feed: ProgressFeed, number: int, description: str, total: int | None, unit: str, names: Iterable[str]
+    ) -> None:
+        self._feed = feed
+        self._number = number
+        self._description = description
+        self._total = total
+        self._unit = unit
+        self._completed = 0
+        self._waiting = dict.fromkeys(names)
+        self._begin_s = _now()
+        self._state: Literal["running", "finished", "failed"] = "running"
+
+    @property
+    def number(self) -> int:
+        """Of the task, unique in its process."""
+        return self._number
+
+    def advance(self, amount: int = 1, *, name: str | None = None) -> None:
+        """Count so much more as done; ``name``: of the one that is waited for no longer."""
+        with self._feed.lock:
+            self._completed += amount
+            if name is not None:
+                self._waiting.pop(name, None)
+
+    def describe(self, description: str) -> None:
+        """Say from now on that this is being done."""
+        self._description = description
+
+    def end(self, *, failed: bool = False) -> None:
+        """The task is over; again does nothing."""
+        self._feed.end(self, "failed" if failed else "finished")
+
+    def seen(self) -> Progress:
+        """How far it is, for who holds the feed's lock."""
+        waiting = tuple(name for name, _ in zip(self._waiting, range(MOST_NAMES), strict=False))
+        return Progress(
+            self._number,
+            "",
+            self._description,
+            self._completed,
+            self._total,
+            self._unit,
+            _now() - self._begin_s,
+            waiting,
+            self._state,
+        )
+
+    def conclude(self, state: Literal["finished", "failed"]) -> Progress | None:
+        """How it has ended, for who holds the feed's lock; None where that was told already."""
+        if self._state != "running":
+            return None
+        self._state = state
+        return self.seen()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self.end(failed=kind is not None)
+
+
+class ProgressSubscription:
+    """What `on_progress` returns: it calls the function until it is closed; a context manager.
+
+    Attributes:
+        interval_s: seconds between two calls about tasks that go on.
+    """
+
+    def __init__(self, feed: ProgressFeed, follow: Follower, *, after_s: float, interval_s: float) -> None:
+        self.interval_s = interval_s
+        self._feed = feed
+        self._follow = follow
+        self._after_s = after_s
+        self._told_s = float("-inf")
+
+    def close(self) -> None:
+        """Have it called no more, once it knows of all that has ended so far; again does nothing.
+
+        A call that runs at this moment is waited for, some seconds at most; not so from within the call itself.
+        """
+        self._feed.unfollow(self)
+
+    def tell(self, running: Sequence[Progress], ended: Sequence[Progress], now_s: float) -> None:
+        """Call the function, if there is something to tell; for the feed."""
+        batch = [each for each in ended if each.elapsed_s >= self._after_s]
+        if batch or now_s - self._told_s >= self.interval_s:
+            self._told_s = now_s
+            batch += (each for each in running if each.elapsed_s >= self._after_s)
+        if batch:
+            self._follow(batch)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class ProgressFeed:
+    """The tasks of a process, its own and those that others tell of, and who follows them.
+
+    Attributes:
+        lock: guards all of it, the tasks included; held for short.
+        followers: who follows.
+    """
+
+    def __init__(self) -> None:
+        self.followers: tuple[ProgressSubscription, ...] = ()
+        self._is_watching_forks = False
+        self._clear()
+
+    def _clear(self) -> None:
+        self.lock = threading.Lock()
+        self.followers = ()
+        self._begun = threading.Condition(self.lock)
+        self._telling = threading.RLock()
+        self._is_telling = False
+        self._tasks: dict[int, ProgressTask] = {}
+        self._elsewhere: dict[tuple[str, int], tuple[Progress, float]] = {}
+        self._ended: deque[Progress] = deque(maxlen=_MOST_ENDED)
+        self._number = 0
+        self._thread: threading.Thread | None = None
+        self._pause = threading.Event()
+        """Between two rounds of telling; set where there may be nothing to wait for."""
+
+    def begin(self, description: str, total: int | None, unit: str, names: Iterable[str]) -> ProgressTask:
+        """Begin a task."""
+        with self.lock:
+            self._number += 1
+            task = self._tasks[self._number] = ProgressTask(self, self._number, description, total, unit, names)
+            self._wake()
+        return task
+
+    def end(self, task: ProgressTask, state: Literal["finished", "failed"]) -> None:
+        """End a task."""
+        with self.lock:
+            self._tasks.pop(task.number, None)
+            if (end := task.conclude(state)) is None or not self.followers:
+                return
+            self._ended.append(end)
+            if not self._tasks:
+                self._pause.set()
+
+    def take(self, progress: Progress) -> None:
+        """Take what another process tells of one of its tasks."""
+        with self.lock:
+            if not self.followers:
+                return
+            key = progress.process, progress.task_id
+            if progress.state == "running":
+                self._elsewhere[key] = progress, _now() + SILENCE_S
+            else:
+                self._elsewhere.pop(key, None)
+                self._ended.append(progress)
+            self._wake()
+
+    def follow(self, subscription: ProgressSubscription) -> None:
+        """Tell somebody from now on."""
+        with self.lock:
+            if not self._is_watching_forks:
+                self._is_watching_forks = True
+                os.register_at_fork(after_in_child=self._clear)  # a copy has no thread, and nobody to tell
+            self.followers = (*self.followers, subscription)
+            self._wake()
+
+    def unfollow(self, subscription: ProgressSubscription) -> None:
+        """See `ProgressSubscription.close`."""
+        is_free = self._telling.acquire(timeout=_CLOSE_S)
+        try:
+            if is_free and not self._is_telling and subscription in self.followers:
+                self.tell()
+            with self.lock:
+                self.followers = tuple(each for each in self.followers if each is not subscription)
+                if not self.followers:
+                    self._elsewhere.clear()
+                    self._ended.clear()
+        finally:
+            if is_free:
+                self._telling.release()
+
+    def tell(self) -> None:
+        """Tell everybody what there is to tell."""
+        with self._telling:
+            now_s = _now()
+            with self.lock:
+                ended = list(self._ended)
+                self._ended.clear()
+                for key, (progress, until_s) in list(self._elsewhere.items()):
+                    if now_s > until_s:
+                        del self._elsewhere[key]
+                        ended.append(dataclasses.replace(progress, state="failed"))
+                running = [task.seen() for task in self._tasks.values()]
+                running += (progress for progress, _ in self._elsewhere.values())
+                followers = self.followers
+            self._is_telling = True
+            try:
+                for follower in followers:
+                    follower.tell(running, ended, now_s)
+            finally:
+                self._is_telling = False
+
+    def _wake(self) -> None:
+        """Have the thread look, which is started with the first task that is followed. With the lock."""
+        if not self.followers or not (self._tasks or self._elsewhere or self._ended):
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="control-progress", daemon=True)
+            with contextlib.suppress(RuntimeError):  # the interpreter ends, or may start no thread: nothing is told
+                self._thread.start()
+        self._begun.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self.lock:
+                self._begun.wait_for(lambda: bool(self.followers and (self._tasks or self._elsewhere or self._ended)))
+            self.tell()
+            followers = self.followers
+            self._pause.wait(min((each.interval_s for each in followers), default=INTERVAL_S))
+            self._pause.clear()
