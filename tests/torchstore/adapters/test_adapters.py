@@ -403,28 +403,6 @@ def test_verl_rollout_workers_receive_what_the_actor_sends(workers: InferenceWor
             workers.ask("verl", "execute", "finalize", {})
 
 
-@pytest.mark.parametrize(("options", "kept"), [({}, {"gate"}), ({"keep_dtype": ("up.*",)}, {"up"})])
-def test_verl_sends_gates_of_experts_as_they_are(options: dict[str, Any], kept: set[str]) -> None:
-    engine = import_module("skipper.torchstore.adapters.verl").TorchStoreCheckpointEngine(
-        1 << 20, is_master=True, store_name="gates", **options
-    )
-    engine.init_process_group(0, engine.prepare())
-    names = {"gate": "layers.0.mlp.gate.weight", "gate_proj": "layers.0.mlp.gate_proj.weight", "up": "up.weight"}
-    sent = {name: torch.full((3, 3), 1 + 2**-20) for name in names.values()}
-
-    async def received() -> dict[str, torch.Tensor]:
-        await engine.send_weights(iter(sent.items()))
-        return {name: tensor async for name, tensor in engine.receive_weights()}
-
-    found = asyncio.run(received())
-    ts.sync.shutdown("gates")
-    control.shutdown()
-    for short, name in names.items():
-        wanted = sent[name] if short in kept else sent[name].bfloat16()
-        assert found[name].dtype == wanted.dtype
-        assert found[name].equal(wanted)
-
-
 def test_a_dtype_that_torch_does_not_know_is_refused() -> None:
     verl = import_module("skipper.torchstore.adapters.verl").TorchStoreCheckpointEngine
     assert verl(bucket_size=1, rollout_dtype="float16").rollout_dtype is torch.float16
@@ -456,3 +434,26 @@ def test_buckets_hold_all_weights_in_order_and_no_more_than_they_may() -> None:
     assert [list(piece) for piece, _ in pieces] == [["0", "1"], ["2"], ["3"], ["4"]]
     assert [is_last for _, is_last in pieces] == [False, False, False, True]
     assert list(buckets(iter(()), 16)) == [({}, True)]
+
+
+@pytest.mark.parametrize(("options", "kept"), [({}, {"gate"}), ({"keep_dtype": ("up.*",)}, {"up"})])
+def test_verl_sends_gates_of_experts_as_they_are(options: dict[str, Any], kept: set[str]) -> None:
+    """The last ones of this file: they end the job that the others share."""
+    engine = import_module("skipper.torchstore.adapters.verl").TorchStoreCheckpointEngine(
+        1 << 20, is_master=True, store_name="gates", **options
+    )
+    engine.init_process_group(0, engine.prepare())
+    names = {"gate": "layers.0.mlp.gate.weight", "gate_proj": "layers.0.mlp.gate_proj.weight", "up": "up.weight"}
+    sent = {name: torch.full((3, 3), 1 + 2**-20) for name in names.values()}
+
+    async def received() -> dict[str, torch.Tensor]:
+        await engine.send_weights(iter(sent.items()))
+        return {name: tensor async for name, tensor in engine.receive_weights()}
+
+    found = asyncio.run(received())
+    ts.sync.shutdown("gates")
+    control.shutdown()
+    for short, name in names.items():
+        wanted = sent[name] if short in kept else sent[name].bfloat16()
+        assert found[name].dtype == wanted.dtype
+        assert found[name].equal(wanted)
