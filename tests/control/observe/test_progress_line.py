@@ -155,7 +155,9 @@ def test_there_is_no_line_while_something_else_draws(monkeypatch: pytest.MonkeyP
             terminal_line.draw(lambda _: "within")
         terminal_line.draw(lambda _: "after")
         print("a line", file=stream)
-        shown = os.read(ours, 4096).decode()
+        shown = ""
+        while "a line\r\n" not in shown:  # what is written comes through in parts
+            shown += os.read(ours, 4096).decode()
     os.close(ours)
     screen = Screen(80)
     screen.feed(shown)
