@@ -10,7 +10,7 @@ from tests.integration.test_docs import FENCE
 from tests.packaging.conftest import INSTALLATION_TIMEOUT_S, PACKAGES, ROOT, Environment
 
 SCRIPTS = Path(__file__).with_name("scripts")
-OPTIONAL = {"cryptography", "opentelemetry", "verl", "vllm"}
+OPTIONAL = {"cryptography", "opentelemetry", "ray", "verl", "vllm"}
 """What the modules for it cannot be imported without."""
 
 pytestmark = pytest.mark.timeout(INSTALLATION_TIMEOUT_S + 60)  # the first test has the wheel installed
