@@ -248,26 +248,26 @@ def test_forked_copies_have_nothing_of_their_parent(script: Run) -> None:
         from skipper.control.runtime.procs import stack_file
 
         def in_the_child():
+            print("child", os.getpid(), flush=True)
             sys.stdin.read()
 
         def in_the_copy():
+            print("copy", os.getpid(), flush=True)
             sys.stdin.read()
 
         def in_the_parent():
+            print("parent", os.getpid(), flush=True)
             sys.stdin.read()
 
         stack_file.offer()
         if (child := os.fork()) == 0:
             if (grandchild := os.fork()) == 0:
                 stack_file.offer()
-            print("child", os.getpid(), flush=True)
             in_the_child()
             os._exit(0)
         if (copy := ctypes.PyDLL(None).fork()) == 0:  # as C code does
-            print("copy", os.getpid(), flush=True)
             in_the_copy()
             os._exit(0)
-        print("parent", os.getpid(), flush=True)
         in_the_parent()
         """
     )
