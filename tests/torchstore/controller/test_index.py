@@ -101,7 +101,7 @@ def test_a_replica_that_comes_late_takes_nobodys_place() -> None:
         memory = Binding(f"memory {rank}", "snapshot", "v0", ())
         return Contribution(ProcessId("here", rank, 1), MeshPosition(), described, memory, turn=turn)
 
-    index = Index(lambda process, binding: None, lambda memory: None, lambda history: None)
+    index = Index(lambda process, binding: None, lambda memory, spoilt: None, lambda history: None)
     assert index.contribute("m", replica(0), None).ready
     index.contribute("m/w", Contribution(ProcessId("here", 3, 1), MeshPosition(), None, None, inline=b"x"), None)
     index.contribute("m", replica(1), None)
