@@ -48,6 +48,9 @@ CERTS_VARIABLE = "SKIPPER_CERTS"
 INSECURE_VARIABLE = "SKIPPER_INSECURE"
 """Environment variable that says by 1 that the whole network is trusted, as ``insecure=True`` does."""
 
+_LOOK_S = 1.0
+"""How often who waits for the answer of a job looks whether that has ended."""
+
 _ANSWER_S = 5.0
 """How long the script of a job that is to be left for another one has to show that it is there."""
 
@@ -420,7 +423,7 @@ def enter(connection: Connection, name: str, ask: Callable[[Process], Future[Non
             data_plane_is_open=beyond.data_plane,
         )
     try:
-        ask(process).get(max(timeout, 0))
+        _wait(ask(process), connection, timeout)
     except BaseException as error:
         current_runtime.shutdown(grace_s=0)
         if isinstance(error, DeadlineError):
@@ -433,6 +436,19 @@ def enter(connection: Connection, name: str, ask: Callable[[Process], Future[Non
             raise JobNotFoundError(f"the job {connection.name!r} cannot be joined: {error}") from error
         raise
     return process
+
+
+def _wait(answer: Future[None], connection: Connection, timeout: float) -> None:
+    """Wait for the answer of a job, which may end before there is a connection that could break."""
+    deadline = time.monotonic() + max(timeout, 0)
+    while True:
+        try:
+            answer.get(max(min(deadline - time.monotonic(), _LOOK_S), 0))
+            return
+        except DeadlineError:
+            if time.monotonic() >= deadline:
+                raise
+        connection.check_reachable()
 
 
 def find(address: PathLike | None, trusted: _Trust | None = None, *, timeout: float = 30.0) -> Connection:
