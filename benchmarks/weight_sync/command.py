@@ -38,6 +38,8 @@ USUAL = SyncWorkload(Model(), 2, 1, 2, 8, 10, 25, 300, 10_000, (64, 48))
 _QUICK = SyncWorkload(Model(layers=2, vocabulary=4096), 2, 1, 2, 3, 2, 2, 20, 480, (8, 6))
 _MOST_RANKS = 256
 
+_FAILURES = (ControlError, StoreError, DataplaneError, TimeoutError, OSError, MemoryError)
+
 
 def parser(prog: str) -> Parser:
     """The parser of the command."""
@@ -93,7 +95,7 @@ def main(argv: Sequence[str], *, prog: str = "skipper weight-sync") -> int:
             csv=given.csv,
             tables=lambda rows: [_table(rows)],
             config=lambda: {"tool": "weight_sync", "quick": given.quick, **_described(workload)},
-            failures=(ControlError, StoreError, DataplaneError, TimeoutError, OSError, MemoryError),
+            failures=_FAILURES,
         )
     finally:
         shutdown()
@@ -127,7 +129,7 @@ def _run_modelled(argv: Sequence[str], given: argparse.Namespace, prog: str) -> 
             csv=given.csv,
             tables=write_page,
             config=lambda: config,
-            failures=(ControlError, StoreError, DataplaneError, TimeoutError, OSError, MemoryError),
+            failures=_FAILURES,
         )
     finally:
         shutdown()

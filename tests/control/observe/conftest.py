@@ -14,8 +14,10 @@ from skipper import control
 from skipper.cli import main
 from skipper.control import ActorMesh, ProcMesh, ServedJob, serve_job, this_host
 from skipper.control.model.settings import adopt
+from skipper.control.observe.log_files import FOLDER_VARIABLE, LogFiles
 from tests.control.actors import Echo
 from tests.control.conftest import PATIENCE_S, REPOSITORY, wait_until
+from tests.control.observe.job_output import source
 from tests.freezing import freeze
 
 Skipper = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -128,3 +130,13 @@ def hold_the_lock(fifo: str) -> None:
     pipe = os.open(fifo, os.O_RDWR)
     ctypes.PyDLL(None).read(pipe, ctypes.create_string_buffer(1), 1)
     os.close(pipe)
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LogFiles]:
+    """The output of a job whose first process has written one line."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    files = LogFiles(None, "abc")
+    files.keep(source(0), b"first\n")
+    yield files
+    files.close()

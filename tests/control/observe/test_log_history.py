@@ -1,34 +1,15 @@
 """What a job has written, read from its files, also while they grow."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from skipper.control.model.errors import JobNotFoundError
 from skipper.control.observe import log_files
-from skipper.control.observe.log_files import FOLDER_VARIABLE, JOB_FILE, LogFiles, about_job
+from skipper.control.observe.log_files import JOB_FILE, LogFiles, about_job
 from skipper.control.observe.log_history import JobLog, WrittenBy, decode_processes, decode_record, find_job
-from skipper.control.observe.log_reader import LogSource
-
-
-def source(rank: int, stream: int = 1, name: str = "procs") -> LogSource:
-    return LogSource(-1, stream, f"{name}{{'gpus': {rank}}}", 100 + rank, actors=("trainers",))
-
-
-@pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LogFiles]:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    files = LogFiles(None, "abc")
-    files.keep(source(0), b"first\n")
-    yield files
-    files.close()
-
-
-def folder_of(files: LogFiles) -> Path:
-    assert files.folder is not None
-    return files.folder
+from tests.control.observe.job_output import folder_of, source
 
 
 def test_lines_come_in_the_order_of_time_and_say_whose_they_are(files: LogFiles) -> None:

@@ -1,33 +1,14 @@
 """The end of what a job writes, followed without reading all of it, holding no file open, whatever is written."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from skipper.control.observe import log_files, log_tail
-from skipper.control.observe.log_files import FOLDER_VARIABLE, SUFFIX, LogFiles
-from skipper.control.observe.log_reader import LogSource
+from skipper.control.observe.log_files import SUFFIX, LogFiles
 from skipper.control.observe.log_tail import KEPT_ENTRIES, MOST_TEXT, OutputTail, TailView
-
-
-def source(rank: int, name: str = "procs", stream: int = 1) -> LogSource:
-    return LogSource(-1, stream, f"{name}{{'gpus': {rank}}}", 100 + rank, actors=("trainers",))
-
-
-@pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LogFiles]:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    files = LogFiles(None, "abc")
-    files.keep(source(0), b"first\n")
-    yield files
-    files.close()
-
-
-def folder_of(files: LogFiles) -> Path:
-    assert files.folder is not None
-    return files.folder
+from tests.control.observe.job_output import folder_of, source
 
 
 def said(view: TailView) -> list[str]:
