@@ -209,10 +209,6 @@ class ActorState:
         self.executor = new_executor(self)
         """The thread that runs it, once it has been started."""
 
-    def deliver(self, mail: Mail) -> None:
-        """Queue a message; from any thread."""
-        self.executor.submit(mail)
-
     def answer_dead(self, mail: Mail) -> None:
         """Tell the sender of a message that it came too late."""
         refuse(self._flow, self._replier, mail, self.end_reason(), self.failure)

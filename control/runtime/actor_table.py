@@ -87,7 +87,7 @@ class ActorTable:
             early = self._early.pop(actor.uid, [])
             for mail in early:
                 if isinstance(mail.message, Call):
-                    actor.deliver(mail)
+                    actor.executor.submit(mail)
             self._live[actor.uid] = actor
         for mail in early:
             if isinstance(mail.message, ProcessRequest):
@@ -97,7 +97,7 @@ class ActorTable:
         """Bring a message to its actor, or answer it."""
         actor = self._live.get(mail.message.target)
         if actor is not None:
-            actor.deliver(mail)
+            actor.executor.submit(mail)
         else:
             self._deliver_to_absent(mail)
 
@@ -153,7 +153,7 @@ class ActorTable:
         if actor is not None and isinstance(mail.message, ProcessRequest):
             self._requests.handle(mail.sender, mail.message)  # it was spawned at this moment
         elif actor is not None:
-            actor.deliver(mail)
+            actor.executor.submit(mail)
         elif ending is not None:
             ending.answer_dead(mail)
         elif gone is not None:

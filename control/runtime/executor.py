@@ -148,7 +148,9 @@ class SyncExecutor(Executor):
 
     def submit(self, mail: Mail) -> None:
         """Queue a message."""
-        self._put(mail)
+        self._queue.append(mail)
+        if not self._idle.is_open:  # as `_put` does it, for each message
+            self._idle.open()
         if self._ended or self._actor.is_cut_off:
             self.drain()
 

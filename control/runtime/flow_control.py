@@ -96,7 +96,8 @@ class Flow:
         """
         key = (to.id, call.target)
         window = self._windows.get(key) or self._windows.setdefault(key, Window())
-        nbytes = sum(map(len, call.payload))
+        payload = call.payload
+        nbytes = len(payload[0]) if len(payload) == 1 else sum(map(len, payload))
         if (room := window.enter(nbytes, self._max_count, self._max_nbytes)) is None:
             return
         deadline = time.monotonic() + self._timeout_s

@@ -181,8 +181,18 @@ class Messenger:
 
     def reply(self, mail: Mail, kind: Kind, payload: Payload) -> None:
         """Answer a message for an actor."""
-        if mail.cast is None or not self._casts.reply(mail, kind, payload):
-            self.reply_to(mail.sender, mail.message, kind, payload)
+        message, sender = mail.message, mail.sender
+        if mail.cast is not None and self._casts.reply(mail, kind, payload):
+            return
+        link = self._transport.find(sender.id)
+        if link is None or len(payload) != 1 or type(payload[0]) is not bytes:
+            self.reply_to(sender, message, kind, payload)
+        elif message.reply_to:  # as `send` does it, without what it does for others
+            answer = ANSWERS[kind](message.reply_to, message.rank, payload=payload)
+            if link.lost is None:
+                link.post(answer)
+            if link.lost is not None:
+                self._peer_failures.sent_in_vain(sender, link.lost, answer)
 
     def reply_to(self, sender: ProcessRef, message: Call | ProcessRequest, kind: Kind, payload: Payload) -> None:
         """Answer a message, if its sender wants that."""

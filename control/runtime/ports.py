@@ -307,8 +307,7 @@ class MeshReply(_MeshReplies):
         return frozenset(itertools.chain.from_iterable(awaited.ids() for awaited in self._awaited))
 
     def _open_all(self) -> ValueMesh[Any]:
-        payloads = (payload for payload in self._payloads if payload is not None)
-        return self._kind(self._extent, [open_reply(Kind.REPLY, payload) for payload in payloads])
+        return self._kind(self._extent, [unpack(payload) for payload in self._payloads if payload is not None])
 
 
 class ResponseStream(Generic[T_co]):

@@ -126,6 +126,8 @@ def decode_short(bytes frame not None):
     cdef bytes trace
     cdef list messages = []
     view = None
+    if data[0] != WHOLE_ and data[0] != REPLIES_:
+        return None
     while position < end:
         if end - position < HEAD_NBYTES_:
             return None

@@ -3,8 +3,9 @@
 
 One thread at a time reads for all (leader and followers). A thread that waits takes the part where nobody has it, and
 what it waits for needs no other thread to be woken. A thread of the poller's own takes it once nobody else has come for
-`GRACE_NS`; until then it sleeps, so that a process which calls and calls, or an actor that is called and called, pays
-for no second thread.
+a moment; until then it sleeps, so that a process which calls and calls, or an actor that is called and called, pays for
+no second thread. That moment is `GRACE_NS` at first. It grows up to `MOST_GRACE_NS` each time that the thread wakes for
+nothing, since somebody reads again, and is `GRACE_NS` again once the thread has taken the part.
 
 An event loop with coroutines that wait has a turn whenever something has come (`read_in`). It cannot say that it is
 about to run something long; so the poller's thread looks after it, without the interpreter lock: what the loop has not
@@ -99,6 +100,15 @@ cdef extern from *:
     void set_count "note"(uint64_t *at, uint64_t value) nogil
     void synchronize() nogil
 
+cdef extern from *:
+    """
+    static __thread int serving;  /* how often the thread has begun to serve streams, and has not ended that */
+    static void add_serving(int more) { serving += more; }
+    static int is_serving(void) { return serving > 0; }
+    """
+    void add_serving(int more) nogil
+    bint is_serving() nogil
+
 cdef enum:
     MAX_NBYTES_ = 1 << 16
     REPLIES_ = 3
@@ -106,6 +116,7 @@ cdef enum:
     # Messages of one socket in a row, before others have their turn.
     IN_A_ROW_ = 32
     GRACE_NS_ = 300_000
+    MOST_GRACE_NS_ = 2_400_000
     FLUSH_NS_ = 200_000
     LOOP_NS_ = 2_000_000
     # An event loop that should not have read, or could not, does not for so long.
@@ -127,6 +138,16 @@ REPLIES = REPLIES_
 _log = logging.getLogger("skipper.control")
 
 
+def serve_here(bint begins=True):
+    """Make the current thread one that streams depend on; False takes that back."""
+    add_serving(1 if begins else -1)
+
+
+def on_stream_thread():
+    """Whether the current thread is one that streams depend on: what it waits for must not have to come by stream."""
+    return is_serving()
+
+
 cdef object _WRITABLE = object()
 cdef object _HUNG_UP = object()
 
@@ -137,15 +158,17 @@ cdef class PacketSocket:
 
     Args:
         fd: taken over: `close` closes it.
-        user: told of what happens: ``received(message)``, ``writable()`` and ``hung_up()``.
+        user: told of what happens: ``received(message)``, ``blocked(message)``, ``writable()`` and ``hung_up()``.
 
     Attributes:
         fd: -1 once it is closed.
         repeats: whether messages that begin with `REPLIES` may be delivered twice.
+        receive: takes messages in place of ``received`` of the user, unless it is None.
     """
 
     cdef readonly int fd
     cdef public bint repeats
+    cdef public object receive
     cdef object user
     cdef object kept
     cdef bint is_overdue
@@ -154,6 +177,7 @@ cdef class PacketSocket:
         self.fd = fd
         self.repeats = False
         self.user = user
+        self.receive = None
         self.kept = deque()  # what has been read and is left to the poller's thread, in order
         self.is_overdue = False  # whether that thread knows
 
@@ -183,6 +207,20 @@ cdef class PacketSocket:
             if errno != EINTR:
                 PyErr_SetFromErrno(OSError)
 
+    def post(self, bytes message not None):
+        """`send`, and hand what is not sent to ``blocked(message)`` of the user.
+
+        Returns:
+            Whether that was not needed. If the other end is gone, it was not: the end of the file tells the user.
+        """
+        try:
+            if self.send(message):
+                return True
+        except OSError:
+            return True
+        self.user.blocked(message)
+        return False
+
     def shut_down(self):
         """Have both ends read the end of the file; idempotent."""
         if self.fd >= 0:
@@ -201,14 +239,12 @@ cdef class Poller:
     """Reads the sockets of a process. For any thread.
 
     What is written here without a lock is written under the interpreter lock, which nothing gives up in between; only
-    ``_timer_runs``, ``_leader``, ``_has_loop``, ``_has_unflushed``, ``_turns`` and ``_is_watching`` are also looked at
-    without it, and ``_timer_runs`` is also written. `look` and `note` are for these: for reading where another thread may
+    ``_timer_runs``, ``_grace_ns``, ``_leader``, ``_has_loop``, ``_has_unflushed``, ``_turns`` and ``_is_watching`` are also looked at
+    without it, and the first two are also written. `look` and `note` are for these: for reading where another thread may
     write, and for writing where another may read. ``_is_watching`` needs neither, being written by the one that looks.
 
     Args:
         name: of its thread.
-        delivers: called with True in a thread that is about to deliver, and with False once it has; in the poller's own
-            only when it begins.
     """
 
     cdef int _epoll  # all sockets, and the next
@@ -217,6 +253,8 @@ cdef class Poller:
     cdef int _own_nudge  # wakes that thread
     cdef int _timer
     cdef bint _timer_runs
+    cdef int64_t _timer_ends_ns  # when it is due
+    cdef uint64_t _grace_ns
     cdef int _patience  # the time that an event loop has
     cdef bint _is_watching  # whether the poller's thread looks after the event loop
     cdef bint _has_loop
@@ -241,19 +279,18 @@ cdef class Poller:
     cdef object _overdue  # sockets of which something is kept
     cdef dict _sockets
     cdef dict _watched
-    cdef object _delivers
     cdef char _buffer[MAX_NBYTES_ + 1]
 
     def __cinit__(self):
         self._epoll = self._nudge = self._own_epoll = self._own_nudge = self._timer = self._patience = -1
+        self._grace_ns = GRACE_NS_
 
-    def __init__(self, str name, delivers):
+    def __init__(self, str name):
         self._followers = deque()
         self._overdue = deque()
         self._unflushed = deque()
         self._sockets = {}
         self._watched = {}
-        self._delivers = delivers
         self._epoll = _made(epoll_create1(EPOLL_CLOEXEC))
         self._own_epoll = _made(epoll_create1(EPOLL_CLOEXEC))
         self._nudge = _made(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK))
@@ -543,7 +580,7 @@ cdef class Poller:
         set_thread(&self._leader, 0)
         synchronize()  # either this thread sees that the timer has run out, or the other one that nobody reads
         if not (self._has_loop and self._is_watching):
-            self._look_after(GRACE_NS_)
+            self._look_after(count_of(&self._grace_ns))
         if self._loop_waits:
             self._call_loop()
 
@@ -591,7 +628,7 @@ cdef class Poller:
         if self._leader == self._own:
             self._tell(socket, thing)
             return
-        self._delivers(True)
+        add_serving(1)
         context = PyContext_New()  # not that of the code that waits here
         PyContext_Enter(context)
         try:
@@ -603,7 +640,7 @@ cdef class Poller:
             raise
         finally:
             PyContext_Exit(context)
-            self._delivers(False)
+            add_serving(-1)
 
     cdef _keep(self, PacketSocket socket, thing):
         if thing is not None:
@@ -618,7 +655,10 @@ cdef class Poller:
             if thing is _WRITABLE:
                 socket.user.writable()
             elif thing is _HUNG_UP:
+                socket.receive = None  # which may lead back to the socket
                 socket.user.hung_up()
+            elif socket.receive is not None:
+                socket.receive(thing)
             else:
                 socket.user.received(thing)
         except Exception:  # (a defect around one socket must not cost all others their reader)
@@ -632,7 +672,7 @@ cdef class Poller:
         cdef epoll_event events[EVENTS_]
         cdef int count, i, fd
         cdef bint is_timer_alone
-        self._delivers(True)
+        add_serving(1)
         self._own = PyThread_get_thread_ident()
         self._take_over_if_due()
         while not self._is_closed:
@@ -650,6 +690,7 @@ cdef class Poller:
                     synchronize()
                     if thread_of(&self._leader) == 0 or is_set(&self._has_unflushed):
                         break
+                    set_count(&self._grace_ns, min(2 * count_of(&self._grace_ns), <uint64_t>MOST_GRACE_NS_))
             for i in range(count):
                 fd = events[i].data.fd
                 if fd == self._own_nudge:
@@ -707,7 +748,7 @@ cdef class Poller:
             self._unflushed.popleft()()
 
     cdef _take_over_if_due(self):
-        cdef int64_t since_ns
+        cdef int64_t since_ns, grace_ns
         if self._leader != 0 or self._is_closed:
             return
         if self._has_loop:
@@ -716,9 +757,11 @@ cdef class Poller:
                 _control(self._own_epoll, EPOLL_CTL_MOD, self._epoll, EPOLLIN | EPOLLONESHOT)
             return
         since_ns = _now() - self._left_ns
-        if since_ns < GRACE_NS_:
-            self._look_after(GRACE_NS_ - since_ns)
+        grace_ns = count_of(&self._grace_ns)
+        if since_ns < grace_ns:
+            self._look_after(grace_ns - since_ns)
             return
+        set_count(&self._grace_ns, GRACE_NS_)
         set_thread(&self._leader, self._own)
         self._leader_yields = True
         self._is_watching = False
@@ -753,7 +796,9 @@ cdef class Poller:
 
     cdef _look_after(self, int64_t after_ns):
         """Have the poller's thread look at what there is to do, after so long or sooner."""
-        if not is_set(&self._timer_runs):
+        cdef int64_t ends_ns = _now() + after_ns
+        if not is_set(&self._timer_runs) or ends_ns < self._timer_ends_ns:
+            self._timer_ends_ns = ends_ns
             set_to(&self._timer_runs, True)
             _set(self._timer, after_ns)
 

@@ -100,12 +100,12 @@ class Decoder:
         Raises:
             ProtocolError: no peer of this version sends such a piece.
         """
+        if not self._pieces and (short := decode_short(piece)) is not None:
+            return short
         tag = piece[:1]
         if tag in (_WHOLE, _REPLIES):
             if self._pieces:
                 raise ProtocolError("a whole frame came between the pieces of another")
-            if (short := decode_short(piece)) is not None:
-                return short
             messages = self._decode_frame(piece, 1)
             if tag == _REPLIES and any(message.kind is not Kind.REPLY for message in messages):
                 raise ProtocolError("a frame of answers has something else in it")

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from skipper.control.model.errors import WireError
+from skipper.control.wire._poller import serve_here
 from skipper.control.wire.certificates import Certificates, Tls
 from skipper.control.wire.grpc_core import core
 from skipper.control.wire.grpc_streams import IncomingStream, to_listen
-from skipper.control.wire.message_stream import serve_here
 
 _log = logging.getLogger("skipper.control")
 

@@ -11,10 +11,11 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from skipper.control.wire._poller import serve_here
 from skipper.control.wire.certificates import Certificates, Tls
 from skipper.control.wire.frames import MAX_MESSAGE_NBYTES
 from skipper.control.wire.grpc_core import NO_COMPRESSION, core, server_certificates
-from skipper.control.wire.message_stream import CLOSED, Metadata, Status, User, serve_here
+from skipper.control.wire.message_stream import CLOSED, Metadata, Status, User
 
 METHOD = "/skipper.control.v1.Link/Connect"
 

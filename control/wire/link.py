@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from time import monotonic as _now
 from typing import Any
 
+from skipper.control.wire._frames import MOST_NBYTES, encode_short
 from skipper.control.wire.frames import Decoder, encode, is_whole
 from skipper.control.wire.identity import Identity
 from skipper.control.wire.message_stream import CLOSED, MessageStream, Status
@@ -85,16 +86,15 @@ class Link:
         what is on its way is out: so bursts share frames, and single messages wait for nobody. Where sending takes
         no time, what comes in quick succession leaves together in a moment.
         """
-        self._outbox.append(message)
         now = _now()
-        burst_s = _ONE_WAY_BURST_S if is_noticed(message) else _BURST_S
-        if now - self._posted_s < burst_s and message.kind in _SHARING and len(self._outbox) < _MOST_TOGETHER:
-            self._posted_s = now
-            if self._is_flushed_soon or ((stream := self._stream) is not None and stream.flush_soon(self._flush)):
-                self._is_flushed_soon = True
-                return
+        is_of_a_burst = now - self._posted_s < (_ONE_WAY_BURST_S if is_noticed(message) else _BURST_S)
         self._posted_s = now
-        self._write()
+        if not is_of_a_burst and self._write_alone(message):
+            return
+        self._outbox.append(message)
+        may_wait = is_of_a_burst and message.kind in _SHARING and len(self._outbox) < _MOST_TOGETHER
+        if not (may_wait and self._is_flushed_in_a_moment()):
+            self._write()
 
     def open(self, stream: MessageStream, *, greeting: bytes = b"") -> None:
         """Serve the link over an authenticated stream, on its thread; ``greeting`` is a message to send first."""
@@ -181,9 +181,40 @@ class Link:
             with contextlib.suppress(RuntimeError):  # the interpreter ends
                 self.post(LoanReturned(number, is_readable))
 
+    def _is_flushed_in_a_moment(self) -> bool:
+        """Whether `_flush` is going to be called, which sends what is in the outbox now."""
+        if self._is_flushed_soon:
+            return True
+        stream = self._stream
+        self._is_flushed_soon = stream is not None  # first: it may be called before `flush_soon` returns
+        if stream is None or stream.flush_soon(self._flush):
+            return stream is not None
+        self._is_flushed_soon = False  # and the caller writes, also for those who have relied on it
+        return False
+
     def _flush(self) -> None:
         self._is_flushed_soon = False  # before the look at what there is
         self._write()
+
+    def _write_alone(self, message: Message) -> bool:
+        """Write a message of the usual form by the shortest way, where nothing is before it; whether that was done."""
+        stream = self._stream
+        if stream is None or self._outbox or stream.max_nbytes < MOST_NBYTES:
+            return False
+        if not self._writing.acquire(blocking=False):
+            return False
+        piece = None
+        if not self._outbox and self._pieces is None:
+            try:  # (`contextlib.suppress` takes as long as all of this)
+                piece = encode_short((message,))
+            except Exception:  # noqa: BLE001  (the usual way meets it again, and ends the link)
+                piece = None
+        if piece is not None and not stream.send(piece):
+            return True  # `sent` goes on from here
+        self._writing.release()
+        if piece is not None and self._outbox:  # it came after the look and before the release
+            self._write()
+        return piece is not None
 
     def _write(self) -> None:
         while self._outbox and self._stream is not None and self._writing.acquire(blocking=False):

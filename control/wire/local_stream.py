@@ -90,6 +90,7 @@ class LocalStream:
         user: as in `MessageStream`.
         flows: as there; what has come is delivered at once in any case.
         max_nbytes: as there.
+        send: as there, from any thread, one at a time: it is that of the socket, with nothing in between.
     """
 
     max_nbytes = MAX_NBYTES
@@ -103,6 +104,7 @@ class LocalStream:
         self._unsent: bytes | None = None
         self._ending = threading.Lock()
         self._socket = PacketSocket(connected.detach(), self)
+        self.send = self._socket.post
 
     def start(self, name: str = "") -> None:
         """Have the poller read.
@@ -124,17 +126,7 @@ class LocalStream:
     @flows.setter
     def flows(self, flows: bool) -> None:
         self._socket.repeats = flows
-
-    def send(self, message: bytes) -> bool:
-        """Send a message; from any thread, one at a time (see `MessageStream.send`)."""
-        try:
-            if self._socket.send(message):
-                return True
-        except OSError:
-            return True  # the other end is gone: the end of the file tells the user
-        self._unsent = message
-        self._poller.want_out(self._socket)
-        return False
+        self._socket.receive = self.user.received if flows else None
 
     def flush_soon(self, flush: Callable[[], object]) -> bool:
         """Call ``flush()`` in a moment (see `MessageStream.flush_soon`)."""
@@ -165,6 +157,11 @@ class LocalStream:
         except ProtocolError as error:
             self._finish(Status("UNKNOWN", str(error)))
             self.end()
+
+    def blocked(self, message: bytes) -> None:
+        """Keep a message that has found no room."""
+        self._unsent = message
+        self._poller.want_out(self._socket)
 
     def writable(self) -> None:
         """Send what found no room."""

@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 """Names that end in ``-bin`` have bytes for values, the others text."""
-
-
-class _ThreadState(threading.local):
-    serving = 0
-
-
-_thread = _ThreadState()
-
-
-def serve_here(begins: bool = True) -> None:
-    """Make the current thread one that streams depend on; False takes that back."""
-    _thread.serving += 1 if begins else -1
-
-
-def on_stream_thread() -> bool:
-    """Whether the current thread is one that streams depend on: what it waits for must not have to come by stream."""
-    return _thread.serving > 0
 
 
 @dataclass(frozen=True, slots=True)

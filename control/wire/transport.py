@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from skipper.control.model.errors import ControlError
 from skipper.control.model.future import Future, peek, reader, set_reader
 from skipper.control.wire import addresses, grpc_poller
-from skipper.control.wire._poller import Poller
+from skipper.control.wire._poller import Poller, on_stream_thread
 from skipper.control.wire.auth import NOT_ADMITTED
 from skipper.control.wire.certificates import REVIEW_S, Certificates
 from skipper.control.wire.grpc_door import GrpcDoor
@@ -40,8 +40,6 @@ from skipper.control.wire.message_stream import (
     Metadata,
     Status,
     User,
-    on_stream_thread,
-    serve_here,
 )
 from skipper.control.wire.messages import Bye
 from skipper.control.wire.process_ref import ProcessRef
@@ -118,7 +116,7 @@ class Transport:
         self._tasks: set[asyncio.Task[None]] = set()
         self._auth_listeners: AuthListeners | None = None
         self._door: GrpcDoor | None = None
-        self._poller = Poller("control-local", serve_here)
+        self._poller = Poller("control-local")
         self._local_listener: LocalListener | None = None
         self._closed = False
         self._unheard = asyncio.Event()

@@ -36,9 +36,9 @@ def tensor_of(data: bytes, dtype: torch.dtype, shape: Sequence[int]) -> torch.Te
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
     """The elements of a tensor on any device, in row-major order."""
+    if tensor.dtype in _OF_NUMPY:
+        return tensor.numpy(force=True).tobytes()
     plain = tensor.detach().resolve_conj().resolve_neg()
-    if plain.dtype in _OF_NUMPY and plain.device.type == "cpu":
-        return plain.numpy().tobytes()
     return _on_host(plain).flatten().view(torch.uint8).numpy().tobytes() if plain.numel() else b""
 
 

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from skipper.control.model.future import Gate
-from skipper.control.wire._poller import REPLIES, PacketSocket, Poller
-from skipper.control.wire.message_stream import on_stream_thread
+from skipper.control.wire._poller import REPLIES, PacketSocket, Poller, on_stream_thread
 from tests.control.conftest import PATIENCE_S, wait_until
 
 REPLY = bytes((REPLIES,))

@@ -16,7 +16,6 @@ from skipper.control import Actor, ActorMesh, ProcMesh, endpoint
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.wire import grpc_door
 from skipper.control.wire._poller import Poller
-from skipper.control.wire.message_stream import serve_here
 from skipper.control.wire.socket_forwarder import SocketForwarder
 from tests.control.conftest import PATIENCE_S, Script
 from tests.control.wire.test_strangers import METHOD, hello
@@ -81,7 +80,7 @@ def test_the_first_who_dials_by_grpc_is_served_and_so_are_many_at_once(inner: Ac
 
 def test_a_door_that_was_knocked_at_closes_whatever_is_going_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_door, "_most_connections", lambda: 3)
-    poller = Poller("test-door", serve_here)
+    poller = Poller("test-door")
     before = set(threading.enumerate())
     opened, accepted = threading.Event(), list[socket.socket]()
     inner = socket.socket(socket.AF_UNIX)
@@ -156,7 +155,7 @@ shutdown()
 
 
 def test_a_door_that_nobody_knocks_at_has_no_thread() -> None:
-    poller = Poller("test-door", serve_here)
+    poller = Poller("test-door")
     before = threading.active_count()
     door = grpc_door.GrpcDoor("test-door-2", poller, lambda target: pytest.fail("nobody came"))
     assert threading.active_count() == before

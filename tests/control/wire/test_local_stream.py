@@ -20,7 +20,7 @@ from skipper.control.wire.handshake import WELCOME, Dial, Guest
 from skipper.control.wire.link import Link
 from skipper.control.wire.local_listener import LocalListener
 from skipper.control.wire.local_stream import MAX_METADATA_NBYTES, OutgoingLocalStream, pack_metadata, unpack_metadata
-from skipper.control.wire.message_stream import MessageStream, Status, serve_here
+from skipper.control.wire.message_stream import MessageStream, Status
 from skipper.control.wire.messages import Bye, Call, Message, Reply
 from skipper.control.wire.process_ref import ProcessRef
 from skipper.control.wire.version import VERSION
@@ -35,7 +35,7 @@ class Process:
     def __init__(self, name: str, secret: bytes = SECRET) -> None:
         self.me = ProcessRef(f"{name}-{os.getpid()}-{time.monotonic_ns()}", "", name)
         self.secret = secret
-        self.poller = Poller(f"poller-{name}", serve_here)
+        self.poller = Poller(f"poller-{name}")
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from skipper.control.model.future import Gate
-from skipper.control.wire._poller import MAX_NBYTES, Poller
-from skipper.control.wire.message_stream import on_stream_thread, serve_here
+from skipper.control.wire._poller import MAX_NBYTES, Poller, on_stream_thread
 from tests.control.conftest import PATIENCE_S, wait_until
 from tests.control.wire.packets import (
     REPLY,
@@ -27,7 +26,7 @@ from tests.control.wire.packets import (
 
 @pytest.fixture
 def poller() -> Iterator[Poller]:
-    poller = Poller("poller", serve_here)
+    poller = Poller("poller")
     yield poller
     poller.close()
 

@@ -14,7 +14,6 @@ import uvloop
 
 from skipper.control.model.future import Gate
 from skipper.control.wire._poller import PacketSocket, Poller
-from skipper.control.wire.message_stream import serve_here
 from tests.control.conftest import PATIENCE_S, wait_until
 from tests.control.wire.packets import (
     REPLY,
@@ -34,7 +33,7 @@ Loops = Callable[[], asyncio.AbstractEventLoop]
 
 @pytest.fixture
 def poller() -> Iterator[Poller]:
-    poller = Poller("poller", serve_here)
+    poller = Poller("poller")
     yield poller
     poller.close()
 
@@ -281,7 +280,7 @@ def test_a_poller_that_is_closed_is_left_alone(loops: Callable[[], LoopInThread]
     own = loops()
     fds = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
-        poller = Poller("poller", serve_here)
+        poller = Poller("poller")
         own.do(lambda poller=poller: poller.read_in(own.loop))
         settle()
         poller.close()
