@@ -32,6 +32,13 @@ import logging
 import threading
 import weakref
 
+cdef extern from "Python.h" nogil:
+    ctypedef struct Py_tss_t:
+        pass
+    int PyThread_tss_create(Py_tss_t *key)
+    void *PyThread_tss_get(Py_tss_t *key)
+    int PyThread_tss_set(Py_tss_t *key, void *value)
+
 cdef extern from "sys/epoll.h" nogil:
     ctypedef union epoll_data_t:
         int fd
@@ -100,15 +107,6 @@ cdef extern from *:
     void set_count "note"(uint64_t *at, uint64_t value) nogil
     void synchronize() nogil
 
-cdef extern from *:
-    """
-    static __thread int serving;  /* how often the thread has begun to serve streams, and has not ended that */
-    static void add_serving(int more) { serving += more; }
-    static int is_serving(void) { return serving > 0; }
-    """
-    void add_serving(int more) nogil
-    bint is_serving() nogil
-
 cdef enum:
     MAX_NBYTES_ = 1 << 16
     REPLIES_ = 3
@@ -138,6 +136,16 @@ REPLIES = REPLIES_
 _log = logging.getLogger("skipper.control")
 
 
+cdef Py_tss_t _serving  # by thread: how often it has begun to serve streams, and not ended that
+
+if PyThread_tss_create(&_serving) != 0:
+    raise MemoryError("no room for what each thread has of its own")
+
+
+cdef inline void add_serving(Py_ssize_t more) noexcept nogil:
+    PyThread_tss_set(&_serving, <void *>(<Py_ssize_t>PyThread_tss_get(&_serving) + more))
+
+
 def serve_here(bint begins=True):
     """Make the current thread one that streams depend on; False takes that back."""
     add_serving(1 if begins else -1)
@@ -145,7 +153,7 @@ def serve_here(bint begins=True):
 
 def on_stream_thread():
     """Whether the current thread is one that streams depend on: what it waits for must not have to come by stream."""
-    return is_serving()
+    return <Py_ssize_t>PyThread_tss_get(&_serving) > 0
 
 
 cdef object _WRITABLE = object()
