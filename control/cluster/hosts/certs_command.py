@@ -78,7 +78,7 @@ def parser(prog: str) -> CommandParser:
         command.add_argument("authority", metavar="AUTHORITY", help="the folder that init made")
         command.add_argument("folder", metavar="DIR", help="the folder to make")
         command.add_argument(
-            "--role", required=True, choices=list(Role), help="what may be done with it: see the page on many hosts"
+            "--role", required=True, choices=list(Role), help="what its holder may do (see the reference of hosts)"
         )
 
     renew = add_command(commands, "renew", "replace key and certificate in folders that issue made")
