@@ -64,7 +64,8 @@ cdef extern from "atomics.h" nogil:
 cdef extern from *:
     """
     /* A word is read after the data that it guards, and written before their memory changes hands. Arm lets what comes
-     * after a store overtake it, a sequentially consistent one too: hence the fences. See docs/memory_order.md. */
+     * after a store overtake it, a sequentially consistent one too: hence the fences. See
+     * docs/explanation/memory_order.md. */
     static inline uint64_t skipper_load(uintptr_t at)
     {
         __atomic_thread_fence(__ATOMIC_ACQUIRE);

@@ -1,4 +1,4 @@
-"""What a word says of the memory that it guards, as another thread sees both: see docs/memory_order.md.
+"""What a word says of the memory that it guards, as another thread sees both: see docs/explanation/memory_order.md.
 
 These are litmus tests. The first shape also fails under ThreadSanitizer (`make test-tsan`) when the word is stored or
 loaded with less order than it needs, on any processor: for that its reader must not take the interpreter lock between

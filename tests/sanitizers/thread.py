@@ -6,7 +6,7 @@ of what they do looks unordered. `unordered_elsewhere.txt` says what is not repo
 report; all reports are printed when the tests are over, and fail the command.
 
 Threads alone: two processes that share memory are no concern of it. Nor are fences; what rests on them is argued for in
-docs/memory_order.md.
+docs/explanation/memory_order.md.
 """
 
 import ctypes
