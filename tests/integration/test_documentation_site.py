@@ -113,7 +113,7 @@ def test_the_site_can_be_searched_without_a_server_or_a_network(site: Path) -> N
 
 
 def test_the_fault_table_names_tests_that_there_are() -> None:
-    named = re.findall(r"`([\w/]+/test_\w+\.py)(?:::(\w+))?`", (ROOT / "docs" / "faults.md").read_text())
+    named = re.findall(r"`([\w/]+/test_\w+\.py)(?:::(\w+))?`", (ROOT / "docs" / "reference" / "faults.md").read_text())
     assert len(named) > 40
     missing = []
     for path, test in named:
