@@ -2,7 +2,7 @@
 
 Most names are those of `control` itself. What differs is what scripts written for Monarch rely on: the results of
 ``call`` are iterated in pairs of point and value, `proc_mesh` and `shutdown_context` exist, and `enable_transport` is
-checked and changes nothing. ``docs/coming_from.md`` lists which names are not here, and why.
+checked and changes nothing. ``docs/reference/from_monarch.md`` lists which names are not here, and why.
 
 What belongs to `control` alone (services, jobs, naming) is imported from there; actors of both kinds live in one job.
 """

@@ -1,4 +1,4 @@
-"""What one of two libraries does in the cases of `docs/coming_from.md`, as a program: ``contracts.py skipper|monarch``.
+"""What one of two libraries does in the cases of `docs/reference/from_monarch.md`: ``contracts.py skipper|monarch``.
 
 Each function below looks at one contract, and returns the words of that table for what it has seen. They are printed as
 JSON. The two libraries have the same names for most of what is used; `OURS` says which one runs.

@@ -1,4 +1,4 @@
-"""The tables of `docs/coming_from.md` about Monarch say what the two libraries do; see `contracts`."""
+"""The tables of `docs/reference/from_monarch.md` say what the two libraries do; see `contracts`."""
 
 import contextlib
 import importlib
@@ -45,9 +45,9 @@ def looked_at(python: str, side: str) -> dict[str, dict[str, str] | list[str]]:
     return result
 
 
-def table(heading: str) -> list[list[str]]:
+def table(heading: str, page: str = "from_monarch.md") -> list[list[str]]:
     """The rows of the first table below a heading."""
-    _, _, below = (ROOT / "docs" / "coming_from.md").read_text().partition(f"### {heading}\n")
+    _, _, below = (ROOT / "docs" / "reference" / page).read_text().partition(f"### {heading}\n")
     lines = [line for line in below.partition("\n#")[0].splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines[2:]]
 
@@ -88,7 +88,7 @@ def named() -> set[str]:
 
 
 def test_names_of_torchstore_that_are_the_same_are_there() -> None:
-    rows = [row for row in table("Names of `torchstore`") if row[1] == "the same"]
+    rows = [row for row in table("Names of `torchstore`", "from_torchstore.md") if row[1] == "the same"]
     names = [name for there, *_ in rows for name in re.findall(r"`([\w.]+)`", there) if not name.startswith("get_v")]
     assert len(names) > 30
     for name in names:
