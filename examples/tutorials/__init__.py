@@ -1,0 +1,1 @@
+"""The programs of the tutorials, as their pages show them."""
