@@ -37,14 +37,15 @@ greeters = procs.spawn("greeters", Greeter)
 for line in greeters.greet.call().get(timeout=20):
     print(line)
 
-print(greeters.slice(hosts=1).greet.call().get(timeout=20)[0])
+print(greeters.slice(hosts=1).greet.call().get(timeout=20))
 
 lost = threading.Event()
 control.unhandled_fault_hook = lambda failure: lost.set()
 agents[1].kill()
 agents[1].wait(timeout=20)
-print("the script was told:", lost.wait(timeout=20))
-print("host 0 goes on:", greeters.slice(hosts=0).greet.call().get(timeout=20)[0])
+lost.wait(timeout=20)
+print("hosts lost:", hosts.lost())
+print("host 0 goes on:", greeters.slice(hosts=0).greet.call().get(timeout=20))
 
 agents[1] = start_agent(MACHINES[1])
 hosts = hosts.reattach()

@@ -200,7 +200,7 @@ def test_within_a_job_a_client_has_no_links_and_a_host_is_not_taken_for_the_scri
     assert "has not the role" in dial(me, member, client)
     assert "has not the role" in dial(member, me, client)
     assert "is not the script of this job" in dial(me, member, stolen)
-    assert "there is a stream already" in dial(member, me, stolen)  # what a host may do in a job: see docs/reference/hosts.md
+    assert "there is a stream already" in dial(member, me, stolen)  # see docs/reference/hosts.md
 
 
 def test_a_client_calls_actor_servers_and_cannot_be_one(authority: Path, tmp_path: Path) -> None:
