@@ -16,7 +16,8 @@ from tests.preloading import plainly
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 GUIDES = [
-    page for kind in ("tutorials", "howto", "explanation") for page in sorted((ROOT / "docs" / kind).glob("*.md"))
+    *(page for kind in ("tutorials", "howto", "explanation") for page in sorted((ROOT / "docs" / kind).rglob("*.md"))),
+    *(ROOT / "docs" / f"{name}.md" for name in ("choose", "faq", "install", "stability", "upgrade_0_2")),
 ]
 LONGEST_GUIDE_WORDS = 1500
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```\s*$", re.MULTILINE | re.DOTALL)

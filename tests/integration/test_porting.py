@@ -1,4 +1,4 @@
-"""The command in the changelog ports scripts of 0.1.0: every form of import, and the examples as they were."""
+"""The command in the upgrade page ports scripts of 0.1.0: every form of import, and the examples as they were."""
 
 import ast
 import importlib
@@ -83,8 +83,9 @@ LEFT_ALONE = [
 
 
 def command() -> str:
-    """The block of the changelog."""
-    (block,) = re.findall(r"^```sh\n(rooms=.*?)^```$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE | re.DOTALL)
+    """The block of the page."""
+    page = (ROOT / "docs" / "upgrade_0_2.md").read_text()
+    (block,) = re.findall(r"^```sh\n(rooms=.*?)^```$", page, re.MULTILINE | re.DOTALL)
     return str(block)
 
 
