@@ -1,4 +1,4 @@
-"""Builds the C extensions of `dataplane` and `control`; everything else about the package is in pyproject.toml.
+"""Builds the C extensions of `dataplane` and `control`; all else but the readme is in pyproject.toml.
 
 `dataplane._copy`, the lock of the verbs backend and those of `control` need a C compiler and Python's headers.
 `dataplane.backends.ucx._ucp` also needs the headers of UCX, and its libraries to link with. They come from a wheel of
@@ -10,6 +10,7 @@ decided at run time (`dataplane.configure(ucx_library=...)`).
 
 import importlib.util
 import os
+import re
 import sys
 from glob import glob
 from pathlib import Path
@@ -42,6 +43,17 @@ class BuildExtensions(build_ext):
         command = self.compiler.linker_so
         self.compiler.set_executables(linker_so=[word for word in command if not word.startswith("-Wl,-rpath,")])
         super().build_extensions()
+
+
+def index_readme() -> str:
+    """README.md for a package index, where files of the repository are not there.
+
+    Links to such files become their text, and pictures their description. What stands in code blocks stays.
+    """
+    parts = re.split(r"(^```.*?^```$)", Path("README.md").read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for at in range(0, len(parts), 2):
+        parts[at] = re.sub(r"!?\[([^\]]*)\]\((?!https?://)[^)]*\)", r"\1", parts[at])
+    return "".join(parts) + "\nThe pages and examples that are named here are in the source repository.\n"
 
 
 def find_ucx() -> Path:
@@ -110,6 +122,8 @@ def extensions() -> list[Extension]:
 
 
 setup(
+    long_description=index_readme(),
+    long_description_content_type="text/markdown",
     ext_modules=cythonize(extensions(), language_level=3, annotate=False),
     cmdclass={"build_ext": BuildExtensions},
     options={"build_ext": {"parallel": True}},  # as many compilers as there are processors

@@ -3,7 +3,7 @@
 python -m tests.packaging.release [--out DIR] [--python PYTHON ...] [--sign KEY]
 
 Beside the source distribution and the wheels it writes SHA256SUMS, and SHA256SUMS.sig where a key is named. Nothing is
-uploaded. It refuses changes that are not committed, and a version that the changelog does not begin with.
+uploaded. It refuses changes that are not committed, and a version that the changelog or CITATION.cff does not have.
 """
 
 import argparse
@@ -28,6 +28,7 @@ NAMESPACE = "skipper-release"
 """What a signature of ssh-keygen is for: one for something else does not pass for one of a release."""
 
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
+CITED = re.compile(r"^version: (.+)$", re.MULTILINE)
 _TOOL_TIMEOUT_S = 60.0
 _SIGNING_TIMEOUT_S = 300.0  # a passphrase may be asked for, or a touch of a token
 
@@ -71,7 +72,7 @@ def release(tree: Path, out: Path, *, pythons: Sequence[str], key: Path | None) 
 
 
 def require_ready(tree: Path) -> None:
-    """See that everything is committed, and that the changelog begins with the version of pyproject.toml.
+    """See that everything is committed, and that changelog and citation have the version of pyproject.toml.
 
     Raises:
         ReleaseError: It is not so.
@@ -81,6 +82,9 @@ def require_ready(tree: Path) -> None:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         raise ReleaseError(f"not everything is committed: {', '.join(line[3:] for line in changed[:3])}{more}")
     version = str(tomllib.loads((tree / "pyproject.toml").read_text())["project"]["version"])
+    cited = next(iter(CITED.findall((tree / "CITATION.cff").read_text())), "nothing")
+    if cited != version:
+        raise ReleaseError(f"pyproject.toml says {version} and CITATION.cff says {cited}: make them equal")
     newest = next(iter(_HEADING.findall((tree / "CHANGELOG.md").read_text())), "nothing")
     if not re.fullmatch(rf"{re.escape(version)} \(\d{{4}}-\d\d-\d\d\)", newest):
         raise ReleaseError(

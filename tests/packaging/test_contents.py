@@ -19,6 +19,7 @@ from pathlib import Path
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 
+from tests.integration.test_docs import FENCE, LINK
 from tests.packaging.build import FROM_ELSEWHERE
 from tests.packaging.conftest import PACKAGES, ROOT
 
@@ -74,8 +75,9 @@ def test_the_version_is_the_newest_of_the_changelog(wheel: Path, sdist: Path) ->
     metadata = HeaderParser().parsestr(_wheel_file(wheel, "METADATA"))
     assert metadata["Version"] == version
     assert sdist.name == f"skipper_mesh-{version}.tar.gz"
-    released = re.findall(r"^## (\d\S*) \(\d{4}-\d\d-\d\d\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert released[0] == version
+    headings = re.findall(r"^## (\d\S*) \((.+)\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0][0] == version
+    assert re.fullmatch(r"unreleased|\d{4}-\d\d-\d\d", headings[0][1])
 
 
 def test_the_wheel_runs_from_glibc_2_17_on_as_its_tag_says(wheel: Path) -> None:
@@ -112,6 +114,16 @@ def test_the_record_lists_every_file_with_its_hash(wheel: Path) -> None:
             right = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
             assert (digest, size) in ((f"sha256={right}", str(len(data))), ("", "")), name
     assert [name for name, row in rows.items() if row == ("", "")] == [f"skipper_mesh-{_version()}.dist-info/RECORD"]
+
+
+def test_the_readme_of_an_index_has_its_code_and_no_link_that_leads_nowhere(wheel: Path) -> None:
+    metadata = HeaderParser().parsestr(_wheel_file(wheel, "METADATA"))
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    shown, readme = metadata.get_payload(), (ROOT / "README.md").read_text()
+    assert isinstance(shown, str)
+    assert [fence[0] for fence in FENCE.finditer(shown)] == [fence[0] for fence in FENCE.finditer(readme)]
+    assert LINK.findall(readme)
+    assert LINK.findall(FENCE.sub("", shown)) == []
 
 
 def test_the_licence_is_in_both(wheel: Path, sdist: Path) -> None:

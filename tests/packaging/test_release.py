@@ -5,13 +5,23 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from tests.packaging.build import ROOT, BuildError, build
 from tests.packaging.conftest import INSTALLATION_TIMEOUT_S
-from tests.packaging.release import NAMESPACE, SUMS, ReleaseError, require_alike, require_ready, sign, write_sums
+from tests.packaging.release import (
+    CITED,
+    NAMESPACE,
+    SUMS,
+    ReleaseError,
+    require_alike,
+    require_ready,
+    sign,
+    write_sums,
+)
 
 LEFT_BEHIND = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "*.so", "*.c", "__pycache__")
 
@@ -25,6 +35,7 @@ def git(tree: Path, *arguments: str) -> None:
 def ready(tmp_path: Path) -> Path:
     """A checkout of which a release can be made."""
     (tmp_path / "pyproject.toml").write_text('[project]\nversion = "1.2.0"\n')
+    (tmp_path / "CITATION.cff").write_text("cff-version: 1.2.0\nversion: 1.2.0\n")
     (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 1.2.0 (2030-01-31)\n\n## 1.1.0 (2029-12-24)\n")
     git(tmp_path, "init")
     git(tmp_path, "add", ".")
@@ -48,6 +59,7 @@ def test_what_is_not_committed_is_not_released(ready: Path) -> None:
         ("## Unreleased\n\n## 1.2.0 (2030-01-31)", "'Unreleased'"),
         ("## 1.1.0 (2029-12-24)", r"'1\.1\.0 \(2029-12-24\)'"),
         ("## 1.2.0", r"'1\.2\.0'"),
+        ("## 1.2.0 (unreleased)", r"'1\.2\.0 \(unreleased\)'"),
         ("nothing yet", "'nothing'"),
     ],
 )
@@ -56,6 +68,18 @@ def test_a_version_that_the_changelog_does_not_begin_with_is_not_released(newest
     git(ready, "commit", "--all", "--message", "Other words")
     with pytest.raises(ReleaseError, match=rf"says 1\.2\.0 and CHANGELOG\.md begins with {found}"):
         require_ready(ready)
+
+
+def test_a_version_that_is_cited_otherwise_is_not_released(ready: Path) -> None:
+    (ready / "CITATION.cff").write_text("cff-version: 1.2.0\nversion: 1.1.0\n")
+    git(ready, "commit", "--all", "--message", "An older one")
+    with pytest.raises(ReleaseError, match=r"says 1\.2\.0 and CITATION\.cff says 1\.1\.0"):
+        require_ready(ready)
+
+
+def test_the_version_of_this_tree_is_the_one_that_is_cited() -> None:
+    cited = CITED.findall((ROOT / "CITATION.cff").read_text())
+    assert cited == [tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]]
 
 
 def test_a_folder_without_git_is_not_released(tmp_path: Path) -> None:
