@@ -1,5 +1,6 @@
 """One script on two hosts; one of them is lost, and comes back."""
 
+import socket
 import subprocess
 import sys
 import tempfile
@@ -12,10 +13,12 @@ from skipper.control import Actor, attach_to_hosts, current_rank, endpoint
 SKIPPER = [sys.executable, "-m", "skipper"]  # in a shell: skipper
 SECRET = str(Path(tempfile.mkdtemp()) / "cluster.secret")
 MACHINES = ["127.0.0.2", "127.0.0.3"]
+with socket.create_server((MACHINES[0], 0)) as free:
+    PORT = free.getsockname()[1]  # between machines: one that you choose, such as 7431
 
 
 def start_agent(machine: str) -> subprocess.Popen[bytes]:
-    serve = ["host", "serve", "--address", f"tcp://{machine}:7431", "--secret-file", SECRET]
+    serve = ["host", "serve", "--address", f"tcp://{machine}:{PORT}", "--secret-file", SECRET]
     return subprocess.Popen([*SKIPPER, *serve], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
@@ -29,7 +32,7 @@ class Greeter(Actor):
         return f"hello from {current_rank()}"
 
 
-hosts = attach_to_hosts([f"tcp://{machine}:7431" for machine in MACHINES], secret_file=SECRET)
+hosts = attach_to_hosts([f"tcp://{machine}:{PORT}" for machine in MACHINES], secret_file=SECRET)
 print(hosts.extent)
 procs = hosts.spawn_procs(per_host={"gpus": 2})
 print(procs.extent)
