@@ -12,7 +12,7 @@ from skipper.benchmarks.errors import BenchmarkError
 from skipper.benchmarks.output import significant
 from skipper.benchmarks.peers.results import Figure, Standing
 from skipper.benchmarks.peers.roster import PeerLibrary
-from skipper.benchmarks.peers.work import FAMILIES, Family, Row
+from skipper.benchmarks.peers.work import FAMILIES, ROWS, Family, Row
 from skipper.benchmarks.statistics import Summary
 
 __all__ = ["machine_label", "page", "renewed", "summary"]
@@ -23,6 +23,15 @@ _TITLES: dict[Family, str] = {
     "store": "Store of tensors",
     "engine": "Tensor engine",
 }
+
+_SHOWN = {
+    "read": "One-sided reads of each library over their size, in GB/s",
+    "write": "One-sided writes of each library over their size, in GB/s",
+    "actors": "Actors: each library beside plain gRPC and sockets",
+    "store": "Store of tensors: each library beside memcpy",
+    "engine": "Tensor engine: each library beside plain gRPC and memcpy",
+}
+"""What the pictures show, by the last word of their names."""
 
 _BEGIN = "<!-- written by `make bench-peers`: begin -->"
 _END = "<!-- written by `make bench-peers`: end -->"
@@ -169,10 +178,28 @@ def summary(page: Path, folder: Path) -> str:
     if standing is None:
         raise BenchmarkError(f"{page} does not say how Skipper stands")
     beside = Path(os.path.relpath(page.parent, folder)).as_posix()
-    lines = [f"The last run: [{page.stem}]({beside}/{page.name}).", "", standing["table"]]
+    lines = [f"The last run: [{page.stem}]({beside}/{page.name}).", "", *_with_anchors(standing["table"].splitlines())]
     for picture in _PICTURE.finditer(text):
-        lines += ["", f"![{picture['words']}]({beside}/{picture['name']})"]
+        lines += ["", f"![{_described(picture)}]({beside}/{picture['name']})"]
     return "\n".join(lines)
+
+
+def _with_anchors(table: Sequence[str]) -> Iterator[str]:
+    """The lines of a table of rows, of which each can be linked to, as ``#row-call``."""
+    left = list(ROWS)
+    for line in table:
+        title = line.removeprefix("| ").partition(" |")[0]
+        row = next((row for row in left if row.title == title), None)
+        if row is None:
+            yield line
+        else:
+            left.remove(row)  # the next row of this title is another one
+            yield f'| <a id="row-{row.name}"></a>{title} |{line.partition(" |")[2]}'
+
+
+def _described(picture: re.Match[str]) -> str:
+    """What a picture shows, for who cannot see it."""
+    return _SHOWN.get(Path(picture["name"]).stem.rpartition("_")[2], picture["words"])
 
 
 def renewed(document: Path, page: Path) -> str:

@@ -1,5 +1,6 @@
 """What the documentation says of the peers is what was measured last."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ PAGE = """# Side by side with the peers
 
 | row | Skipper |
 |---|---|
+| get of them in place | 3 µs |
 | a call | 3 µs |
+| get of them in place | 4 µs |
 
 ## Actors
 
@@ -25,7 +28,7 @@ PAGE = """# Side by side with the peers
 
 ![a.png](a.png)
 
-![b.png](b.png)
+![x_read.png](x_read.png)
 """
 
 
@@ -44,12 +47,26 @@ def test_a_summary_is_the_table_and_the_pictures(tmp_path: Path) -> None:
         "",
         "| row | Skipper |",
         "|---|---|",
+        '| <a id="row-get_state_dict"></a>get of them in place | 3 µs |',
         "| a call | 3 µs |",
+        '| <a id="row-get_batch"></a>get of them in place | 4 µs |',
         "",
         "![a.png](../results/a.png)",
         "",
-        "![b.png](../results/b.png)",
+        "![One-sided reads of each library over their size, in GB/s](../results/x_read.png)",
     ]
+
+
+def test_every_figure_of_the_readme_is_that_of_the_row_that_it_links_to() -> None:
+    readme, document = (REPOSITORY / "README.md").read_text(encoding="utf-8"), DOCUMENT.read_text(encoding="utf-8")
+    link = r"\[[^\]]+\]\(docs/performance\.md#(row-\w+)\)"
+    claims = re.findall(rf"^\| {link} \| ([^|]+) \| ([^|]+) \| ([\d.]+) \|$", readme, re.MULTILINE)
+    assert len(claims) == 5
+    for anchor, ours, other, times in claims:
+        (row,) = re.findall(
+            rf'^\| <a id="{anchor}"></a>[^|]+ \| ([^|]+) \| ([^|]+) \| ([\d.]+) \(', document, re.MULTILINE
+        )
+        assert row == (ours, other, times)
 
 
 def test_what_is_no_page_and_what_has_no_place_is_told(tmp_path: Path) -> None:
