@@ -202,7 +202,7 @@ cdef class SharedMap:
         cdef size_t begin = (offset + HUGE_ - 1) & ~<size_t>(HUGE_ - 1)
         cdef size_t end = (offset + nbytes) & ~<size_t>(HUGE_ - 1)
         if offset > self.nbytes or nbytes > self.nbytes - offset:
-            raise ValueError("the range lies outside of the mapping")
+            raise ValueError("the range is out of range for the mapping")
         if begin < end:
             with nogil:
                 madvise(<void *>(self.address + begin), end - begin, MADV_HUGEPAGE)
@@ -211,7 +211,7 @@ cdef class SharedMap:
         """Give the pages of a range back to the system, page-aligned, for every process that maps them."""
         cdef int failed
         if offset > self.nbytes or nbytes > self.nbytes - offset:
-            raise ValueError("the range lies outside of the mapping")
+            raise ValueError("the range is out of range for the mapping")
         with nogil:
             failed = madvise(<void *>(self.address + offset), nbytes, MADV_REMOVE)
         if failed:

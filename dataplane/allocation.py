@@ -57,7 +57,7 @@ def empty_array(shape: int | Sequence[int], dtype: DTypeLike = np.float64) -> ND
     """
     dtype = np.dtype(dtype)
     if dtype.hasobject:
-        raise TypeError(f"arrays of {dtype} hold references, which mean nothing in another process")
+        raise TypeError(f"arrays of {dtype} hold references, which are not valid in another process")
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     if any(n < 0 for n in shape):
         raise ValueError(f"shape {shape} has a negative dimension")

@@ -343,7 +343,7 @@ class RDMABuffer:
 
     def _known_handle(self) -> Handle:
         if self._handle is None:
-            raise DataplaneError("this buffer has neither registration nor handle")
+            raise DataplaneError("this buffer was never registered and has no handle")
         return self._handle
 
     def _home_handle(self) -> Handle:

@@ -134,7 +134,7 @@ def _verbs_options(options: Mapping[str, Any]) -> dict[str, str | int | tuple[st
                 raise ConfigurationError(f"verbs option {name}={value!r}: HOST:PORT is needed")
         elif name == "rdma_cm":
             if not isinstance(value, bool):
-                raise ConfigurationError(f"verbs option rdma_cm={value!r} is neither True nor False")
+                raise ConfigurationError(f"verbs option rdma_cm={value!r} must be True or False")
         elif allowed is None:
             names = ", ".join(("device", "listen", "rdma_cm", *_VERBS_NUMBERS))
             raise ConfigurationError(f"there is no verbs option {name!r}: {names}")

@@ -221,7 +221,7 @@ class _CopyRun:
         parts = transfer.parts
         while (claim := next(self._claims)) < len(parts):
             if time.monotonic() > self._deadline:
-                self._error = TransferTimeoutError("the deadline passed before all of the copy had begun")
+                self._error = TransferTimeoutError("the deadline passed before the copy was complete")
             elif self._error is None:
                 self._copy(transfer, claim)
             if next(self._finished) == len(parts):

@@ -99,14 +99,14 @@ class Keys:
         count = sealed[-1] if sealed else 0
         end = len(sealed) - 1 - count * _ENTRY_BYTES
         if not 0 < count <= MOST_KEYS or end < 0:
-            raise DescriptorError("this buffer handle is cut short or damaged: it bears no proof of where it is from")
+            raise DescriptorError("this buffer handle is cut short or damaged: it has no proof of its origin")
         body = sealed[:end]
         for at in range(end, len(sealed) - 1, _ENTRY_BYTES):
             key = self._by_name.get(sealed[at : at + _NAME_BYTES])
             if key is not None:
                 if hmac.compare_digest(key.tag(card, body), sealed[at + _NAME_BYTES : at + _ENTRY_BYTES]):
                     return body
-                raise DescriptorError("this buffer handle was altered or damaged: its proof does not fit")
+                raise DescriptorError("this buffer handle was altered or damaged: its proof does not match")
         raise DescriptorError(_FOREIGN)
 
     def derived(self, purpose: bytes) -> tuple[bytes, ...]:
@@ -138,10 +138,10 @@ def _key_of_user(*, needed: bool) -> Key | None:
     except (OSError, ValueError) as error:
         if needed:
             raise ConfigurationError(
-                f"handles of buffers cannot be proved: {error}. Put that right, name a file of yours that holds 16 "
+                f"buffer handles cannot be authenticated: {error}. Correct that, name a file of yours that holds 16 "
                 f"bytes or more by {trust.SECRET_VARIABLE}, or call dataplane.configure(secret=...)"
             ) from None
-        _LOG.debug("handles are good within the job only: %s", error)
+        _LOG.debug("buffer handles are valid only within this job: %s", error)
         return None
 
 

@@ -286,7 +286,7 @@ def require_word(offset: Any, nbytes: int, address: int | None) -> int:
         raise ValueError(f"bytes [{at}, {at + WORD_BYTES}) are not a word within {nbytes} bytes")
     if address is not None and (address + at) % WORD_BYTES:
         raise ValueError(
-            f"the word at offset {at} lies at address {address + at:#x} of its owner, which is no multiple of "
+            f"the word at offset {at} lies at address {address + at:#x} of its owner, which is not a multiple of "
             f"{WORD_BYTES}; atomic operations need it to be"
         )
     return at

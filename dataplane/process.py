@@ -104,7 +104,7 @@ class BackendSelector:
 
 
 def _no_way(handle: Handle, obstacles: list[str]) -> BackendUnavailableError:
-    return BackendUnavailableError(f"no way to {handle}: {'; '.join(obstacles)}")
+    return BackendUnavailableError(f"no backend can reach {handle}: {'; '.join(obstacles)}")
 
 
 class DataPlane:
@@ -169,7 +169,7 @@ class DataPlane:
                 obstacles.append(f"{name}: {error}")
                 continue
             if exported is None:
-                obstacles.append(f"{name}: it does not hand out that memory")
+                obstacles.append(f"{name}: it does not export that memory")
                 continue
             card_sections[backend.number], sections[backend.number] = exported
             if backend.reaches_all and not self.config.exports_all:

@@ -61,7 +61,7 @@ def require_done(marks: "Sequence[Mark]") -> None:
     try:
         _wait(marks, time.monotonic() + _EXPORT_S)
     except TransferError as error:
-        raise RegistrationError(f"the memory of a GPU cannot be handed out: {error}") from error
+        raise RegistrationError(f"the memory of a GPU cannot be exported: {error}") from error
 
 
 def _wait(marks: "Sequence[Mark]", deadline: float) -> None:
@@ -69,6 +69,8 @@ def _wait(marks: "Sequence[Mark]", deadline: float) -> None:
     for mark in marks:
         while not tensors.reached(mark):
             if time.monotonic() > deadline:
-                raise TransferTimeoutError("the deadline passed before a GPU had done what its stream was given before")
+                raise TransferTimeoutError(
+                    "the deadline passed before a GPU had finished the earlier work of its stream"
+                )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_WAIT_S)

@@ -112,7 +112,7 @@ def require_usable(address: int, device: int) -> None:
     except RuntimeError as error:
         raise BackendUnavailableError(f"torch cannot use memory that was mapped: {error}") from error
     if taken.data_ptr() != address:
-        raise BackendUnavailableError("torch takes memory that was mapped for that of another GPU")
+        raise BackendUnavailableError("torch takes mapped memory for the memory of another GPU")
 
 
 def contiguous(tensor: "torch.Tensor", role: str) -> Region:

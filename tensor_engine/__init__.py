@@ -1,9 +1,4 @@
 """Single-controller distributed tensors: ordinary PyTorch code in one script runs on every process of a mesh.
-
->>> with procs.activate():
-...     x = torch.ones(3) * procs.rank_tensor("gpus")
->>> inspect(x, gpus=1)
-tensor([1., 1., 1.])
 """
 
 if __name__ != "skipper.tensor_engine":  # found by the folder's own name, beside the one package that there is

@@ -123,7 +123,7 @@ class MemberLostError(CommunicationError):
         self.worker = worker
 
     def __str__(self) -> str:
-        return f"{self.worker} has ended, and will not come to where others wait for it"
+        return f"{self.worker} has ended, and cannot take part in what other workers wait for"
 
 
 class UnreachableMembersError(CommunicationError):
@@ -170,7 +170,7 @@ class RemoteError(TensorEngineError, RuntimeError):
         lines: Sequence[str] = (
             f"{operation} failed on rank {rank}: {summary}",
             "Where the script issued it (most recent call last):",
-            script_stack.rstrip() or "  (not known any more)",
+            script_stack.rstrip() or "  (no longer known)",
             f"Where it failed on rank {rank}:",
             worker_stack.rstrip(),
         )
@@ -188,12 +188,12 @@ class RespawnedError(RemoteError):
     """
 
     def __init__(self, rank: int) -> None:
-        super().__init__(rank, "the rejoin", "its process has ended, and what it had is gone", "", "")
+        super().__init__(rank, "the rejoin", "its process has ended, and its tensors are lost", "", "")
 
     def __str__(self) -> str:
         return (
-            f"rank {self.rank} has been respawned, and has nothing of what its process had: bring the value there by "
-            "tensor_engine.restore, or make it anew"
+            f"rank {self.rank} was respawned, and the tensors of its old process are lost: copy the value there by "
+            "tensor_engine.restore, or create it again"
         )
 
     def __reduce__(self) -> tuple[object, ...]:

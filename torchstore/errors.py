@@ -162,7 +162,7 @@ class LateShareError(StoreError):
 
     def __init__(self, key: str, rank: int, size: int, step: int, reason: str) -> None:
         super().__init__(
-            f"rank {rank} of {size} comes too late with its share of step {step} of {key!r}: {reason}. Where ranks "
+            f"rank {rank} of {size} is too late with its share of step {step} of {key!r}: {reason}. Where ranks "
             "have died or were started again, make a new process group (or name the group anew: "
             "publisher=Origin(group, rank, size)), or say which version it is: version=..."
         )
@@ -227,8 +227,8 @@ class DestinationOverlapError(LayoutMismatchError):
     def __init__(self, key: str, first: str, second: str) -> None:
         super().__init__(
             key,
-            f"{first!r} and {second!r} are to be read into memory that they share, but are not stored as one tensor: "
-            "whichever came last would stay; read one of them only, or give them memory of their own",
+            f"{first!r} and {second!r} would be read into the same memory, but are not stored as one tensor: "
+            "the last one would overwrite the other; read one of them only, or give them memory of their own",
         )
         self.names = (first, second)
 
@@ -269,7 +269,7 @@ class StateDictMismatchError(MismatchError):
 
         parts = [f"not stored: {shorten(missing)}"] if missing else []
         parts += [f"stored but not in the given state dict: {shorten(unexpected)}"] if unexpected else []
-        super().__init__(key, "; ".join(parts) + " (strict=False takes what is there)")
+        super().__init__(key, "; ".join(parts) + " (strict=False reads those that are there)")
         self.missing = missing
         self.unexpected = unexpected
 
@@ -312,7 +312,7 @@ class ReplicaMismatchError(MismatchError):
         super().__init__(
             key,
             f"ranks {ranks[0]} and {ranks[1]} hold different bytes of {name or 'the tensor'}[offsets {box[0]}, shape "
-            f"{box[1]}], which should be replicas",
+            f"{box[1]}], which must be replicas",
         )
         self.name = name
         self.box = box
@@ -351,7 +351,7 @@ class LoadPlanMismatchError(MismatchError):
     def __init__(self, key: str, differences: tuple[str, ...]) -> None:
         shown = "; ".join(differences[:4]) + (f"; and {len(differences) - 4} more" if len(differences) > 4 else "")
         other = "what is stored" if key else "this model"
-        super().__init__(key, f"the plan was recorded for something else than {other}: {shown}; record it again")
+        super().__init__(key, f"the plan was not recorded for {other}: {shown}; record it again")
         self.differences = differences
 
 
@@ -394,7 +394,7 @@ class PublisherLostError(StoreError):
     def __init__(self, key: str, version: int, reason: str) -> None:
         super().__init__(
             f"version {version} of {key!r} was published in direct mode and lived in its publisher's memory, "
-            f"which is gone ({reason}); put it again, or use mode='snapshot' to outlive the publisher"
+            f"which is gone ({reason}); put it again, or use mode='snapshot', whose versions outlive the publisher"
         )
         self.key = key
         self.version = version
@@ -475,7 +475,7 @@ class VolumeLostError(StoreError):
     """
 
     def __init__(self, volume: str, reason: str) -> None:
-        super().__init__(f"storage volume {volume!r} is lost: {reason}; put again, or initialize the store anew")
+        super().__init__(f"storage volume {volume!r} is lost: {reason}; put again, or initialize a new store")
         self.volume = volume
 
 
@@ -537,8 +537,7 @@ class MirrorRolledBackError(MirrorError):
     def __init__(self, path: str, version: int, seen: int) -> None:
         super().__init__(
             path,
-            f"it says version {version}, and {seen} was there before: somebody has put old files back; nothing was "
-            "read",
+            f"it says version {version}, and {seen} was there before: old files were put back; nothing was read",
         )
         self.version = version
         self.seen = seen

@@ -61,7 +61,9 @@ def get_local_tensor(
     if not len(shape) == len(offsets) == len(whole) or any(
         start < 0 or start + size > all_ for start, size, all_ in zip(offsets, shape, whole, strict=True)
     ):
-        raise LayoutMismatchError("", f"offsets {offsets} and shape {shape} are no part of a tensor of shape {whole}")
+        raise LayoutMismatchError(
+            "", f"offsets {offsets} and shape {shape} are not a part of a tensor of shape {whole}"
+        )
     return global_tensor[tuple(slice(start, start + size) for start, size in zip(offsets, shape, strict=True))]
 
 

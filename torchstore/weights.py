@@ -277,11 +277,11 @@ def _mode(mode: Mode | None, direct_rdma: bool) -> Mode:
     """What the two ways to say it mean.
 
     Raises:
-        TypeError: ``direct_rdma`` is neither True nor False.
+        TypeError: ``direct_rdma`` must be True or False.
         ValueError: They contradict each other.
     """
     if not check_flag("direct_rdma", direct_rdma):
         return mode or "snapshot"
     if mode == "snapshot":
-        raise ValueError("direct_rdma=True is mode='direct', and mode='snapshot' was given: say one of them")
+        raise ValueError("direct_rdma=True means mode='direct', but mode='snapshot' was given: pass only one of them")
     return "direct"

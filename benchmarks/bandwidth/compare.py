@@ -139,7 +139,7 @@ def compare(before: Report, after: Report, *, relative: bool, tolerance: float) 
         if not relative or (old.ratio and new.ratio)
     ]
     if not found:
-        raise UsageError("the two reports have no row in common: different sizes, operations or tools")
+        raise UsageError("the two reports have no row in common: they are of different sizes, operations or tools")
     return found
 
 
@@ -192,7 +192,7 @@ def require_at_least(comparisons: Sequence[Comparison], least: float) -> None:
         UsageError: No row has an interval.
     """
     if all(item.high is None for item in comparisons):
-        raise UsageError("no row has samples enough to judge it by --fail-below; measure with more --iters")
+        raise UsageError("no row has enough samples for --fail-below: measure again with more --iters")
     low = [f"{item.label} at {item.speedup:.3f}" for item in comparisons if item.high is not None and item.high < least]
     if low:
         raise BelowMinimumError(f"below --fail-below {least:g}: {', '.join(low)}")
@@ -282,12 +282,12 @@ def parser(prog: str) -> Parser:
     """The parser of ``skipper bw compare``."""
     own = Parser(
         prog=prog,
-        description="Hold the rows of two reports against each other.",
+        description="Compare the rows of two reports.",
         notes=_NOTES,
-        exit_codes={0: "compared", 2: "bad arguments, or nothing to compare", 4: "below --fail-below for sure"},
+        exit_codes={0: "compared", 2: "bad arguments, or nothing to compare", 4: "B is certainly below --fail-below"},
     )
-    own.add_argument("before", metavar="A.json", help="the report to compare with")
-    own.add_argument("after", metavar="B.json", help="the report that is compared")
+    own.add_argument("before", metavar="A.json", help="the report to compare with (before)")
+    own.add_argument("after", metavar="B.json", help="the report to compare (after)")
     own.add_argument(
         "--relative", action="store_true", help="compare the ratios to each run's own yardstick, not the figures"
     )
@@ -296,10 +296,10 @@ def parser(prog: str) -> Parser:
         type=number(zero=True),
         default=0.05,
         metavar="T",
-        help="what differs by less is no difference (0.05)",
+        help="ignore smaller differences than this (0.05)",
     )
     own.add_argument(
-        "--fail-below", type=number(), metavar="R", help="exit with 4 when B is surely slower than R times A"
+        "--fail-below", type=number(), metavar="R", help="exit with 4 when B is certainly slower than R times A"
     )
     add_json(own, "the comparison")
     return own

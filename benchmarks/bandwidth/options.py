@@ -46,15 +46,15 @@ LOOPBACK = "127.0.0.1"
 _NOTES = f"""\
 With no HOST and without --local this is a server: it prints the command to type on the client, which then
 chooses everything else. Sizes are powers of two: 4K, 4800K, 64M, 1G. GB/s are decimal, Gb/s are bits.
-Both ends must hold one secret. A server that is given none makes one up, and prints it as {TOKEN_VARIABLE} in
+Both ends need the same secret. A server without one makes a new one, and prints it as {TOKEN_VARIABLE} in
 the client's command.
-`skipper bw compare A.json B.json` holds two reports against each other.
+`skipper bw compare A.json B.json` compares two reports.
 """
 
 _EXIT_CODES = {
-    2: "asked for something impossible; nothing was begun",
+    2: "the request is impossible; nothing was started",
     3: "--check found wrong data",
-    4: "a bandwidth below --min-bw",
+    4: "a bandwidth is below --min-bw",
 }
 
 _QUICK_ITERATIONS = 4
@@ -169,8 +169,8 @@ def parser(prog: str) -> Parser:
         exit_codes=_EXIT_CODES,
     )
     ends = own.add_argument_group("the two ends")
-    ends.add_argument("peer", nargs="?", metavar="HOST[:PORT]", help="be the client of the server there")
-    ends.add_argument("--local", action="store_true", help="start a server process too, and be its client")
+    ends.add_argument("peer", nargs="?", metavar="HOST[:PORT]", help="act as the client of the server at this address")
+    ends.add_argument("--local", action="store_true", help="start a server process too, and act as its client")
     add_host(ends, "--bind", default=None, what=f"where a server listens (default: {LOOPBACK})")
     add_port(ends, "-p", what=f"TCP port (default: {DEFAULT_PORT}; 0: any free)")
     ends.add_argument(
@@ -181,10 +181,14 @@ def parser(prog: str) -> Parser:
         help="network devices that UCX may use (default: loopback only), or RDMA devices for verbs",
     )
     ends.add_argument(
-        "--pairs", type=whole(1, MAX_PAIRS), default=1, metavar="N", help="clients and servers of them at once"
+        "--pairs",
+        type=whole(1, MAX_PAIRS),
+        default=1,
+        metavar="N",
+        help="pairs of clients and servers that run at once",
     )
     add_secret_file(ends, f"what {SECRET_VARIABLE} names")
-    add_timeout(ends, 60.0, "seconds that one transfer may take")
+    add_timeout(ends, 60.0, "seconds allowed for one transfer")
 
     work = own.add_argument_group("what is transferred")
     work.add_argument(
@@ -199,9 +203,11 @@ def parser(prog: str) -> Parser:
         "--stepfactor",
         type=whole(2, 1 << 20),
         metavar="N",
-        help=f"each so many times the last (default: {_STEP_FACTOR})",
+        help=f"factor from one size to the next (default: {_STEP_FACTOR})",
     )
-    work.add_argument("--op", choices=("read", "write", *ATOMICS), default="read", help="as the client sees it")
+    work.add_argument(
+        "--op", choices=("read", "write", *ATOMICS), default="read", help="direction, as seen by the client"
+    )
     work.add_argument("-b", "--bidirectional", action="store_true", help="both ends transfer at once")
     add_backend(work)
     work.add_argument("--mem", type=_mem, default="host", metavar="host|cuda[:N]", help="at both ends")
@@ -213,18 +219,22 @@ def parser(prog: str) -> Parser:
         "--copy-threads", type=whole(1, 64), default=0, metavar="N", help="threads that copy large blocks"
     )
 
-    how = own.add_argument_group("how it is measured")
+    how = own.add_argument_group("measurement")
     how.add_argument("-n", "--iters", type=whole(1), metavar="N", help="timed transfers of each size")
     how.add_argument(
         "-w", "--warmup", "--warmup_iters", type=whole(0), metavar="N", help="untimed transfers before them"
     )
-    how.add_argument("-D", "--duration", type=number(), metavar="S", help="seconds for each size instead")
-    add_quick(how, f"{_QUICK_ITERATIONS} transfers of each size, to see that it works; trust no figure")
+    how.add_argument(
+        "-D", "--duration", type=number(), metavar="S", help="measure each size for this many seconds instead"
+    )
+    add_quick(how, f"{_QUICK_ITERATIONS} transfers of each size, to see that it works; the figures mean nothing")
     how.add_argument("--latency", action="store_true", help="report the time of a transfer, not the rate")
-    how.add_argument("--check", action="store_true", help="verify the data, and that a wrong byte is noticed")
+    how.add_argument(
+        "--check", action="store_true", help="verify the data, and verify that the check notices a wrong byte"
+    )
 
-    out = own.add_argument_group("what comes of it")
-    out.add_argument("--min-bw", type=number(), metavar="GB/s", help="fail when a median lies below")
+    out = own.add_argument_group("results")
+    out.add_argument("--min-bw", type=number(), metavar="GB/s", help="fail when a median is below this")
     add_json(out)
     add_csv(out)
     out.add_argument("--plot", type=output_path, metavar="PATH.png", help="draw the rates over the sizes")
@@ -233,9 +243,9 @@ def parser(prog: str) -> Parser:
 
 def _require_consistent(given: argparse.Namespace, role: str) -> None:
     if given.peer is not None and given.local:
-        raise UsageError("--local starts its own server; leave the host away, or --local")
+        raise UsageError("--local starts its own server: pass either a host or --local")
     if given.host is not None and role != "server":
-        raise UsageError("--bind (--host) says where a server listens; it means nothing here")
+        raise UsageError("--bind (--host) is for a server, which listens there: leave it out for a client")
     if given.latency and (given.bidirectional or given.min_bw is not None):
         raise UsageError("--latency times one transfer at a time; --bidirectional and --min-bw ask for rates")
     if given.op in ATOMICS and (
@@ -245,7 +255,7 @@ def _require_consistent(given: argparse.Namespace, role: str) -> None:
     if given.pairs > 1 and (given.latency or given.bidirectional):
         raise UsageError("--pairs measures rates in one direction; --latency and --bidirectional are for one pair")
     if given.json == STDOUT and role == "server":
-        raise UsageError("a server measures nothing; ask its client for --json")
+        raise UsageError("a server measures nothing: pass --json to its client")
 
 
 def _address(given: argparse.Namespace) -> tuple[str, int]:

@@ -342,7 +342,7 @@ def require_feasible(workload: Workload, nbytes: int) -> None:
         _require_cuda(workload.mem)
     elif nbytes > _USABLE_SHARE * available_nbytes():
         need, free = (f"{amount / 2**30:.1f} GiB" for amount in (nbytes, available_nbytes()))
-        raise UsageError(f"this needs {need} of memory and {free} are free; lessen --size or --batch")
+        raise UsageError(f"this needs {need} of memory and {free} are free; use a smaller --size or --batch")
 
 
 def _require_cuda(mem: str) -> None:

@@ -33,7 +33,7 @@ _QUICK = DispatchPlan(rounds=2, ops=200, calls=10, many=3, warmup=1, steps=4)
 def parser(prog: str) -> Parser:
     """The parser of the command."""
     own = report_parser(
-        prog, "Issuing, running and fetching operations of the tensor engine, beside raw gRPC, torch and memcpy."
+        prog, "Time to issue, run and fetch operations of the tensor engine, beside raw gRPC, torch and memcpy."
     )
     size = own.add_argument_group("network", "What the steps of training train: linear layers, two workers.")
     network = USUAL_NETWORK

@@ -33,7 +33,7 @@ def owned(nbytes: int, devices: Mapping[str, str]) -> Iterator[dict[str, RDMABuf
     there.close()
     try:
         if not here.poll(_START_S):
-            raise BenchmarkError(f"the owner of the memory has not started within {_START_S:g} s")
+            raise BenchmarkError(f"the owner of the memory did not start within {_START_S:g} s")
         answer = here.recv()
         if isinstance(answer, str):
             raise BenchmarkError(f"the owner of the memory: {answer}")

@@ -61,7 +61,7 @@ def announce(process: Process) -> None:
         path = join_file.write(connection, join_file.ANNOUNCED)
         is_crowded = len(os.listdir(path.parent)) > MANY
     except (JoinError, OSError) as error:
-        _log.debug("tools do not find this job by themselves: %s", error)
+        _log.debug("tools cannot find this job by its name: %s", error)
         return
     process.ending.before.append(lambda: join_file.remove(path, connection))
     if is_crowded:

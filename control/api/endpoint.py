@@ -193,7 +193,10 @@ class Endpoint(MethodView, Generic[P, R_co]):
             return self._propagate
         cls = self._actor_class
         if cls is None:
-            raise LookupError(f"{self!r}: a reference that was sent here does not bring the class of its actors")
+            raise LookupError(
+                f"{self!r}: this reference was sent here, and a sent reference does not carry the class of its "
+                "actors: use the reference of the process that spawned them"
+            )
         options = endpoint_options(inspect.getattr_static(cls, self.spec.name))
         return None if options is None else options.propagate
 
@@ -212,7 +215,9 @@ class Endpoint(MethodView, Generic[P, R_co]):
             TypeError: the endpoint answers through a port.
         """
         if self.spec.explicit_response_port:
-            raise TypeError(f"{self!r} answers through a port: nothing can run in its place")
+            raise TypeError(
+                f"{self!r} answers through a port, so no wrapper can run around it: call the endpoint itself"
+            )
         name = self.spec.name
         parameters = (
             ("args", int(inspect.Parameter.VAR_POSITIONAL), False),
@@ -250,7 +255,10 @@ class Endpoint(MethodView, Generic[P, R_co]):
     ) -> Any:
         """Send arguments that only the tensor engine can take; ``index`` names the only actor to call, None all."""
         if self.spec.explicit_response_port:
-            raise TypeError(f"{self!r} answers through a port: what is on a mesh cannot be among its arguments")
+            raise TypeError(
+                f"{self!r} answers through a port, so its arguments cannot be tensors of a mesh: fetch them first, "
+                "by inspect(tensor)"
+            )
         endpoint: Endpoint[..., Any] = self
         if index is not None and len(self._members) > 1:
             one = self._mesh.slice(**self._mesh.extent.point(index))
@@ -350,7 +358,7 @@ class PlainMethod(MethodView):
 
     def _advice(self, adverb: str = "call_one") -> str:
         return (
-            f"{self._mesh.name}.{self._name} is no endpoint: mark the method with @endpoint, or call it as "
+            f"{self._mesh.name}.{self._name} is not an endpoint: mark the method with @endpoint, or call it as "
             f"as_endpoint(mesh.{self._name}).{adverb}(...)"
         )
 

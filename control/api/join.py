@@ -187,11 +187,15 @@ def serve_job(
     """
     process = current_runtime.current()
     if process.root.id != process.me.id:
-        raise AlreadyInJobError(f"{process.me.name} belongs to the job of another process, which alone can serve it")
+        raise AlreadyInJobError(
+            f"{process.me.name} belongs to the job of another process: call serve_job in the script of that job"
+        )
     if name is not None:
         join_file.path_of(name)
     if address is None and not (secret_file is None and certs is None and data_plane is None and not insecure):
-        raise ValueError("a job is open to other hosts at an address: pass address='tcp://HOST:PORT', too")
+        raise ValueError(
+            "these options are for other hosts, which need an address: pass address='tcp://HOST:PORT', too"
+        )
     gate = None
     if address is not None:
         trusted = _trust(secret_file, certs, insecure=insecure)
@@ -239,9 +243,7 @@ def insecure_by_environment() -> bool:
     """
     said = os.environ.get(INSECURE_VARIABLE, "")
     if said not in ("", "0", "1"):
-        raise ValueError(
-            f"{INSECURE_VARIABLE} is 1 where the whole network is trusted, else 0 or not set: not {said!r}"
-        )
+        raise ValueError(f"{INSECURE_VARIABLE} must be 1 (the whole network is trusted), 0 or not set, not {said!r}")
     return said == "1"
 
 
@@ -253,7 +255,7 @@ def serve_if_asked_to(process: Process) -> None:
     try:
         serve_job(name)
     except (JoinError, ValueError) as error:
-        _log.warning("this job is not served as %s=%s says: %s", SERVE_VARIABLE, name, error)
+        _log.warning("this job cannot be served as %s=%s asks: %s", SERVE_VARIABLE, name, error)
 
 
 def joined(process: Process) -> tuple[ProcMesh, ...]:
@@ -373,7 +375,7 @@ def _make_way(connection: Connection, *, replace: bool, timeout: float) -> None:
     """
     process = current_runtime.current()
     if not _has_joined(process):
-        raise AlreadyInJobError(f"this process is part of a job already, as {process.me.name!r}")
+        raise AlreadyInJobError(f"this process already belongs to a job, as {process.me.name!r}")
     if not replace:
         try:
             process.request(process.root, PING).get(max(min(_ANSWER_S, timeout), 0))
@@ -381,13 +383,13 @@ def _make_way(connection: Connection, *, replace: bool, timeout: float) -> None:
             pass  # that job has ended
         except DeadlineError:
             raise AlreadyInJobError(
-                f"this process is part of a job, as {process.me.name!r}, whose script does not answer, and may be "
-                "alive: leave() leaves it, and so does join(..., replace=True)"
+                f"this process is part of a job, as {process.me.name!r}, whose script does not answer, but may be "
+                "alive: call leave() first, or join(..., replace=True)"
             ) from None
         else:
             raise AlreadyInJobError(
-                f"this process is part of a job that runs, as {process.me.name!r}: leave() leaves it, and so does "
-                f"join(..., replace=True), for the job {connection.name!r}"
+                f"this process is part of a job that runs, as {process.me.name!r}: call leave() first, or "
+                f"join(..., replace=True), to join the job {connection.name!r}"
             )
     current_runtime.shutdown()
 
@@ -431,7 +433,7 @@ def enter(connection: Connection, name: str, ask: Callable[[Process], Future[Non
         if isinstance(error, SupervisionError) and NOT_OUR_SECRET in error.message:
             raise AuthenticationError(f"the job {connection.name!r} has another secret") from None
         if isinstance(error, SupervisionError) and NOT_ADMITTED in error.message:
-            raise AuthenticationError(f"the job {connection.name!r} and this process part: {error}") from None
+            raise AuthenticationError(f"the job {connection.name!r} and this process disagree: {error}") from None
         if isinstance(error, SupervisionError):
             raise JobNotFoundError(f"the job {connection.name!r} cannot be joined: {error}") from error
         raise
@@ -473,11 +475,13 @@ def find(address: PathLike | None, trusted: _Trust | None = None, *, timeout: fl
         jobs = join_file.running()
         if len(jobs) != 1:
             found = f"there are {', '.join(jobs)}" if jobs else f"there is none in {folder()}"
-            raise JobNotFoundError(f"which job is to be joined? {found}; pass a name or a path, or set {JOB_VARIABLE}")
+            raise JobNotFoundError(
+                f"which job do you want to join? {found}; pass a name or a path, or set {JOB_VARIABLE}"
+            )
         address = jobs[0]
     text = os.fspath(address)
     if text.lstrip().startswith("{"):  # not repeated in the message: it has a secret in it
-        raise JobNotFoundError("an address is a path or a name, not the content of a connection file")
+        raise JobNotFoundError("join takes a path, a name or an address, not the content of a connection file")
     if isinstance(address, str) and _is_remote(address):
         trusted = trusted or _trust(None, None, insecure=False)
         return _find_remote().find(

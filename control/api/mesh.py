@@ -109,7 +109,9 @@ class ActorMesh(MeshBase, Generic[A]):
         bound_s = _bound(process, timeout)
         future = process.request_all(self._view_members(), STOP_ACTOR, HANDED_DOWN * bound_s, target=self._uid)
         who = f"{self!r} did not stop within {bound_s:g} s"
-        process.stops.bounded(future, bound_s, f"{who}: a process of it does not answer; stop its processes")
+        process.stops.bounded(
+            future, bound_s, f"{who}: one of its processes does not answer; stop the processes, by procs.stop()"
+        )
         if self._view == Shape.whole(self._root):
             future.add_done_callback(lambda _: process.owners.disown(self._uid))
         return future
@@ -141,10 +143,13 @@ class ActorMesh(MeshBase, Generic[A]):
             PayloadError: (a `TypeError`) an argument cannot be pickled.
         """
         if procs.root_extent.sizes != self._root.sizes:
-            raise ValueError(f"{self!r} was not spawned on the processes whose place those of {procs!r} have taken")
+            raise ValueError(f"{self!r} was not spawned on the processes that {procs!r} is the successor of")
         cls = self._actor_class
         if cls is None:
-            raise LookupError(f"{self!r}: a reference that was sent here does not bring the class of its actors")
+            raise LookupError(
+                f"{self!r}: this reference was sent here, and a sent reference does not carry the class of its "
+                "actors: use the reference of the process that spawned them"
+            )
         check_construction(cls, args, kwargs)
         body = pack_construction(cls, args, kwargs)
         members, before = tuple(procs.root_members), self._members
@@ -186,7 +191,8 @@ def interface_in(mesh: Any) -> ActorInterface:
 
 
 class ProcMesh(MeshBase):
-    """Processes on which actors are spawned; a reference to them, which may be sent to other actors."""
+    """Processes on which actors are spawned; a reference to them, which may be sent to other actors.
+    """
 
     has_actors = False
 
@@ -410,7 +416,7 @@ class ProcMesh(MeshBase):
             ValueError: this is a slice: processes are stopped as a whole mesh; or the timeout is negative.
         """
         if self._view.extent.nelements != self._root.nelements:
-            raise ValueError("a slice of a mesh of processes cannot be stopped by itself: stop the whole mesh")
+            raise ValueError("a slice of a mesh of processes cannot be stopped alone: stop the whole mesh")
         process = runtime.current()
         bound_s = _bound(process, timeout)
         if self._launcher.id != process.me.id:

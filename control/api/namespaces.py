@@ -97,7 +97,7 @@ def check_name(name: str) -> str:
         raise TypeError(f"a name is a str, not {type(name).__name__}")
     if not _NAME.fullmatch(name) or len(name) > _MAX_LENGTH:
         raise ValueError(
-            f"{name!r} is no name: parts of letters, digits, '.', '_' and '-', with slashes between them, "
+            f"{name!r} is not a name: parts of letters, digits, '.', '_' and '-', with slashes between them, "
             f"{_MAX_LENGTH} characters at most"
         )
     return name
@@ -111,5 +111,5 @@ def check_namespace(name: str) -> str:
         ValueError: it is no namespace.
     """
     if name != ROOT and check_name(name).startswith("/"):
-        raise ValueError(f"{name!r} is no namespace: it begins with a slash, as absolute names do")
+        raise ValueError(f"{name!r} is not a namespace: it begins with a slash, as absolute names do")
     return name

@@ -222,7 +222,7 @@ class _Membership:
             yield
             self._leave()
             if self._was_aborted:  # NCCL lets whoever waits for a stream go on, with whatever is in the memory
-                raise _CutShortError("the code came to its end after its process groups had been aborted")
+                raise _CutShortError("the code ended after its process groups had been aborted")
         except BaseException as error:
             self._leave()
             try:
@@ -270,7 +270,7 @@ class _Membership:
             elif time.monotonic() > since + LEAVE_TIMEOUT_S:
                 self._actor.abort(
                     f"another rank has failed, and this one has not left its collective within {LEAVE_TIMEOUT_S:g} s: "
-                    f"it stands at {where}. Its thread waits until torch gives up; stop the process to be rid of it"
+                    f"it stands at {where}. Its thread waits until torch gives up; stop the process to end it"
                 )
                 return
 

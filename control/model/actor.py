@@ -120,7 +120,7 @@ def interface_of(cls: object) -> ActorInterface:
         ActorDefinitionError: the class cannot be spawned; the message says why.
     """
     if not (isinstance(cls, type) and issubclass(cls, ActorBase)):
-        raise ActorDefinitionError(f"{cls!r} is no subclass of control.Actor")
+        raise ActorDefinitionError(f"{cls!r} is not a subclass of control.Actor")
     known = cls.__dict__.get(_INTERFACE)
     if known is None:
         known = _read_interface(cls)

@@ -61,7 +61,7 @@ def check_markable(method: object, options: EndpointOptions) -> None:
     if getattr(method, "__name__", "").startswith("__"):
         raise ActorDefinitionError(
             f"{name}: a name that begins with two underscores cannot be an endpoint's, since Python uses such names "
-            "itself: call the endpoint another"
+            "itself: choose another name"
         )
     if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
         raise ActorDefinitionError(

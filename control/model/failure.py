@@ -87,7 +87,7 @@ class MeshFailure:
         lines = [first.message]
         if first.details:
             lines += [f"  | {line}" for line in first.details.rstrip().splitlines()]
-        lines += [f"  which nobody below {above.mesh_name!r} handled: {above.message}" for above in chain[-2::-1]]
+        lines += [f"  which no owner below {above.mesh_name!r} handled: {above.message}" for above in chain[-2::-1]]
         return "\n".join(lines)
 
     def _chain(self) -> list[MeshFailure]:

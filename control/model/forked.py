@@ -32,9 +32,9 @@ def check() -> None:
     """
     if original:
         raise ForkedProcessError(
-            f"this process (pid {os.getpid()}) was forked from {original} and is no part of its job: calls and futures"
-            " do not work here; have the parent call, or start a process with subprocess or with multiprocessing's"
-            " 'spawn' method for a job of its own"
+            f"this process (pid {os.getpid()}) was forked from {original} and does not belong to its job: calls and"
+            " futures do not work here. Make the call in the parent, or start a process with subprocess or with"
+            " multiprocessing's 'spawn' method, which then has a job of its own"
         )
 
 

@@ -200,7 +200,7 @@ class Future(FutureState, Generic[T]):
                 is found dead.
 
         Raises:
-            DeadlineError: (a `TimeoutError`) nothing came in time; the result may still come and be fetched.
+            DeadlineError: (a `TimeoutError`) nothing arrived in time; the result may still come and be fetched.
             ForkedProcessError: nothing will come, since this process is a forked copy of the one that waits.
             ActorError: the endpoint raised.
             SupervisionError: the actor cannot answer any more.
@@ -219,7 +219,7 @@ class Future(FutureState, Generic[T]):
         """Wait for the end, as `get` does: the error that `get` raises then, None where there is a result.
 
         Raises:
-            DeadlineError: (a `TimeoutError`) nothing came in time.
+            DeadlineError: (a `TimeoutError`) nothing arrived in time.
         """
         if not self.done():
             self._wait(timeout)

@@ -97,7 +97,7 @@ def _check_modules(names: tuple[str, ...] | None) -> None:
         if not isinstance(name, str):
             raise TypeError(f"preload must be names of modules, not {name!r}")
         if not all(part.isidentifier() for part in name.split(".")):
-            raise ValueError(f"preload: {name!r} is no name of a module")
+            raise ValueError(f"preload: {name!r} is not a name of a module")
 
 
 _settings = Settings()
@@ -177,12 +177,12 @@ def _warn_of_the_late(before: Settings, after: Settings, running: Sequence[str])
     late = [f"{name}={getattr(before, name)}" for name in changed if name not in {*_OF_THE_CALLER, _OF_THE_JOB}]
     said = []
     if _OF_THE_JOB in changed:
-        said.append(f"the job that runs keeps {_OF_THE_JOB}={before.heartbeat_s:g} to its end")
+        said.append(f"the running job keeps {_OF_THE_JOB}={before.heartbeat_s:g} to its end")
     if late and running:
         others = f" and {len(running) - _NAMES} others" if len(running) > _NAMES else ""
-        said.append(f"{', '.join(running[:_NAMES])}{others} run already and keep {', '.join(late)}")
+        said.append(f"{', '.join(running[:_NAMES])}{others} are already running and keep {', '.join(late)}")
     if said:
-        what = f"configure came too late: {'; '.join(said)}. Call it before the first process is spawned."
+        what = f"configure was called too late: {'; '.join(said)}. Call it before the first process is spawned."
         warnings.warn(what, RuntimeWarning, stacklevel=3)
 
 

@@ -161,7 +161,8 @@ class Size(int):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Point(Mapping[str, int]):
-    """One position in an extent: a mapping from axis to index that also knows its row-major ``rank``."""
+    """One position in an extent: a mapping from axis to index that also knows its row-major ``rank``.
+    """
 
     rank: int
     extent: Extent
@@ -412,7 +413,7 @@ def _part(axis: str, size: int, into: object, sizes: Mapping[str, object]) -> di
     open_names = [name for name in into if name not in sizes]
     if len(open_names) > 1:
         raise ValueError(
-            f"the sizes of {' and '.join(open_names)} cannot both be told from {axis}={size}: give one, such as "
+            f"the sizes of {' and '.join(open_names)} cannot both be inferred from {axis}={size}: give one, such as "
             f"{open_names[0]}=2"
         )
     known: dict[str, int] = {name: sizes[name] for name in into if name in sizes}  # type: ignore[misc]  # `parts` saw
@@ -428,5 +429,5 @@ def _index(axis: str, index: object, size: int) -> int:
         raise TypeError(f"axis {axis!r} is indexed by an int, not {index!r}")
     index = operator.index(index)
     if not -size <= index < size:
-        raise IndexError(f"{axis}={index} lies outside of {size} members")
+        raise IndexError(f"{axis}={index} is out of range for {size} members")
     return index % size

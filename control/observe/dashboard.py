@@ -150,33 +150,39 @@ def _file(name: str) -> Page:
 def parser(prog: str) -> CommandParser:
     """The parser of the command."""
     own = parser_of(prog, "A running job in a browser; prints the address to open.", timeout_s=TIMEOUT_S)
-    add_port(own, default=0, what="to serve at (default: one that is free)")
+    add_port(own, default=0, what="port to serve at (default: a free one)")
     add_served_host(own)
     own.add_argument(
-        "--interval", type=seconds, default=INTERVAL_S, metavar="S", help=f"between looks (default: {INTERVAL_S:g})"
+        "--interval",
+        type=seconds,
+        default=INTERVAL_S,
+        metavar="S",
+        help=f"seconds between updates (default: {INTERVAL_S:g})",
     )
     own.add_argument(
         "--slow-after",
         type=seconds,
         default=SLOW_AFTER_S,
         metavar="S",
-        help=f"a call that runs longer is shown as slow (default: {SLOW_AFTER_S:g})",
+        help=f"seconds after which a call is shown as slow (default: {SLOW_AFTER_S:g})",
     )
     own.add_argument(
         "--hung-after",
         type=seconds,
         default=HUNG_AFTER_S,
         metavar="S",
-        help=f"a call that runs longer is shown as one that hangs (default: {HUNG_AFTER_S:g})",
+        help=f"seconds after which a call is shown as hanging (default: {HUNG_AFTER_S:g})",
     )
     own.add_argument(
         "--record",
         nargs="?",
         const="",
         metavar="RUN",
-        help="show what a run has left that has ended (see skipper record): its folder or name; without RUN the latest",
+        help="show the record of a run that has ended (see skipper record): its folder or name; without RUN the latest",
     )
-    own.add_argument("--token", action="store_true", help="ask for a token on this host, too: it has other users")
+    own.add_argument(
+        "--token", action="store_true", help="ask for a token on this host too, because it has other users"
+    )
     return own
 
 

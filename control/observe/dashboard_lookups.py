@@ -70,7 +70,7 @@ class DashboardLookups:
         finally:
             self._looking.release()
         if not found:
-            return {"problem": f"there is no process {name} with pid {pid} any more"}
+            return {"problem": f"the process {name} with pid {pid} no longer exists"}
         return {"problem": "", "text": shown(found, with_runtime=False)}
 
     def _lines_of(self, query: Mapping[str, str]) -> dict[str, Any]:

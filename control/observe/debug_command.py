@@ -126,13 +126,13 @@ class _Prompt:
             if report.code:
                 self._say(f"    {report.code}\n")
         if not found:
-            self._say("nobody is parked at a breakpoint\n" if not who else f"not parked: {', '.join(who)}\n")
+            self._say("no actor has stopped at a breakpoint\n" if not who else f"not parked: {', '.join(who)}\n")
 
     def _meant(self, who: Sequence[str]) -> list[BreakpointReport]:
         found = self._debugger.parked(who)
         if not found:
             self.failed = True
-            self._say(f"not parked: {', '.join(who)}\n" if who else "nobody is parked at a breakpoint\n")
+            self._say(f"not parked: {', '.join(who)}\n" if who else "no actor has stopped at a breakpoint\n")
         return found
 
     def _attach(self, who: str) -> None:

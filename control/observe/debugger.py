@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 MAX_OUTPUT_CHARS = 100_000
 """How much of a command's output is kept: its end."""
 
-SERVE: Request[None, str] = Request("serve", "has not let tools in")
+SERVE: Request[None, str] = Request("serve", "does not allow tools to connect")
 """Let tools into the job, for a user who will need them; the answer is the name of the job."""
 
 _SERVE_TIMEOUT_S = 5.0

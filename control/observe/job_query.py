@@ -222,7 +222,7 @@ def _answer_for(
     if not problem:
         link = process.transport.find(child.id)
         connected = link is not None and link.connected
-        problem = f"no answer within {question.timeout_s:.2g} s" if connected else "it has not connected yet"
+        problem = f"no answer within {question.timeout_s:.2g} s" if connected else "its process has not connected yet"
     return ProcessAnswer(child, process.me.id, pid, None, problem + trouble, instead)
 
 

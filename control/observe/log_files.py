@@ -121,7 +121,7 @@ class LogFiles:
                 chunk = stamped(chunk, source.stream, time.time())
             self._write(path, chunk)
         except OSError as error:  # the disk is full, say: what is shown goes on
-            _log.warning("the output of processes is kept no more in %s: %s", self.folder, error)
+            _log.warning("the output of processes is no longer saved in %s: %s", self.folder, error)
             self._close()
 
     def _close(self) -> None:

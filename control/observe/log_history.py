@@ -336,7 +336,7 @@ def find_job(job: str | None) -> Path:
     found = jobs_with_files(home)
     if job is None:
         if not found:
-            raise JobNotFoundError(f"no job has written anything that is kept in {home}")
+            raise JobNotFoundError(f"no output of a job is saved in {home}")
         return next((folder for folder in found if is_running(about_job(folder))), found[0])
     job_id = _id_of(job)
     for folder in found:
@@ -344,7 +344,7 @@ def find_job(job: str | None) -> Path:
         script = Path(str(about.get("script", "")))
         if about.get("job") == job_id or job in (folder.name, about.get("job"), script.name, script.stem):
             return folder
-    raise JobNotFoundError(f"nothing that a job {job!r} has written is kept in {home}")
+    raise JobNotFoundError(f"no output of a job {job!r} is saved in {home}")
 
 
 def _id_of(job: str) -> str:

@@ -321,7 +321,7 @@ def collect_logs(
     """
     process = current_runtime.current()
     if process.root.id != process.me.id:
-        raise AlreadyInJobError(f"{process.me.name} belongs to the job of another process, which collects the output")
+        raise AlreadyInJobError(f"{process.me.name} belongs to the job of another process: configure the output there")
     own: list[LogFiles] = []
     if folder is not None:
         make_folder(Path(folder))

@@ -27,9 +27,10 @@ def parser(prog: str) -> CommandParser:
     """The parser of the command."""
     own = CommandParser(
         prog=prog,
-        description="What the processes of a job have written, in the order of time. It is read from the files that "
-        "the script keeps, so the job may be busy, hang, or have ended.",
-        exit_codes={FAILED: "nobody who was named has written anything", UNREACHABLE: "there is no such job"},
+        description="Show what the processes of a job have written, in the order of time. It is read from files, so "
+        "the "
+        "job may be busy, hang, or have ended.",
+        exit_codes={FAILED: "none of the named processes has written anything", UNREACHABLE: "there is no such job"},
     )
     own.add_argument(
         "who",
@@ -45,8 +46,10 @@ def parser(prog: str) -> CommandParser:
         help="name or id of the job, name of its script, its connection file, or the folder of its output; "
         "default: what SKIPPER_JOB says, or your latest job",
     )
-    own.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended")
-    own.add_argument("--since", type=_since, metavar="T", help="from then on: 90s, 10m, 2h, 1d, or a time as 14:30")
+    own.add_argument("-f", "--follow", action="store_true", help="follow the output until the job has ended")
+    own.add_argument(
+        "--since", type=_since, metavar="T", help="only output since then: 90s, 10m, 2h, 1d, or a time such as 14:30"
+    )
     own.add_argument("-t", "--times", action="store_true", help="say when")
     add_json(own, "the lines, each an object of its own,")
     return own
@@ -115,4 +118,6 @@ def _since(text: str) -> float:
     try:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(f"{text!r} is no span such as 10m, and no time such as 14:30") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a duration such as 10m nor a time such as 14:30"
+        ) from None

@@ -220,22 +220,24 @@ class RecentResult(Generic[T]):
 
 def parser(prog: str) -> CommandParser:
     """The parser of the command."""
-    own = parser_of(prog, "The figures of a running job in Prometheus' text format.", timeout_s=TIMEOUT_S)
+    own = parser_of(
+        prog, "Print or serve the metrics of a running job, in Prometheus' text format.", timeout_s=TIMEOUT_S
+    )
     own.add_argument(
         "--serve",
         nargs="?",
         type=port_number,
         const=0,
         metavar="PORT",
-        help="serve them under /metrics, and /health, until Ctrl-C or the job's end; without PORT at one that is free",
+        help="serve them at /metrics, and /health, until Ctrl-C or the end of the job; without PORT at a free port",
     )
     add_served_host(own)
     add_port(own, what="the same as --serve PORT")
-    add_json(own, "the status that they are made of")
+    add_json(own, "the status from which they are computed")
+    own.add_argument("--grafana", action="store_true", help="print a Grafana dashboard of these metrics, for any job")
     own.add_argument(
-        "--grafana", action="store_true", help="print a dashboard for Grafana that shows these figures, of any job"
+        "--token", action="store_true", help="ask for a token on this host too, because it has other users"
     )
-    own.add_argument("--token", action="store_true", help="ask for a token on this host, too: it has other users")
     own.add_argument(
         "--secret-file", type=Path, metavar="FILE", help="the token to ask for, in a file that only you can read"
     )
@@ -262,7 +264,7 @@ def _show(given: argparse.Namespace) -> int:
         token = read_secret(given.secret_file, least_nbytes=1).decode("utf-8", "replace").strip()
     port = given.port if given.port is not None else given.serve
     if given.json is not None and port is not None:
-        raise BadArgumentsError("--json writes the figures once, and --serve serves them: pass one of them")
+        raise BadArgumentsError("--json writes the metrics once and --serve keeps serving them: pass one of them")
     with visiting(given.job, timeout=given.timeout) as process:
         if port is not None:
             return serve(

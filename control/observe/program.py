@@ -58,7 +58,7 @@ def serve_until(start: Callable[[], PageServer], place: str, is_over: Callable[[
     try:
         server = start()
     except OSError as error:
-        sys.stderr.write(f"{place} cannot be served at: {error.strerror}\n")
+        sys.stderr.write(f"cannot serve at {place}: {error.strerror}\n")
         return 2
     except ValueError as error:
         sys.stderr.write(f"{error}\n")

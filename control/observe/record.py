@@ -150,7 +150,7 @@ class RecordWriter:
             lines = self._lines[kind]
             if self._is_closed or not lines.append(line) or not lines.lost:
                 return
-            message = f"{lines.lost} lines of {kind} are missing before this: {lines.problem}"
+            message = f"{lines.lost} lines of {kind} are missing before this line: {lines.problem}"
             if self._lines[EVENTS].append(event_line("gap", "the record", message)):
                 lines.lost, lines.problem = 0, ""
 
@@ -231,7 +231,7 @@ class Record:
         """How the run has ended, for people."""
         if self.is_running:
             return "runs"
-        return str(self.about.get("outcome") or "ended; nobody knows how, since skipper run was killed, too")
+        return str(self.about.get("outcome") or "ended; how is not known, because skipper run was killed too")
 
     def statuses(self) -> Iterator[JobStatus]:
         """The looks that are kept, oldest first; each is read when it is asked for.
@@ -287,7 +287,7 @@ def _time(value: object) -> float:
         ValueError: it is none.
     """
     if not isinstance(value, float | int) or not 0 <= value < _LATEST_S:
-        raise ValueError(f"{value!r} is no time")
+        raise ValueError(f"{value!r} is not a time")
     return float(value)
 
 

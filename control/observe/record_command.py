@@ -41,28 +41,28 @@ def parser(prog: str) -> CommandParser:
     """The parser of the command."""
     own = CommandParser(
         prog=prog,
-        description="The records of runs of this user, which skipper run keeps; without a command: which there are.",
-        exit_codes={FAILED: "there is no such record, or it is not this user's"},
+        description="Show the records that skipper run keeps of this user's runs; without a command: the list.",
+        exit_codes={FAILED: "there is no such record, or it belongs to another user"},
     )
-    add_json(own, "the list, or what is asked for")
+    add_json(own, "the list, or the chosen part of a record")
     commands = own.add_subparsers(metavar="COMMAND", dest="command")
-    show = add_command(commands, "show", "what a run was, how it ended, what went wrong, where its threads were last")
+    show = add_command(commands, "show", "show a run: how it ended, its errors, and where its threads were last")
     _add_folder(show)
     show.add_argument(
         "-n", "--events", type=whole(1), default=_EVENTS, metavar="N", help=f"how many events (default: {_EVENTS})"
     )
     show.add_argument(
-        "-a", "--all", action="store_true", help="all events: also syncs, and processes that came and went"
+        "-a", "--all", action="store_true", help="all events, also syncs and the start and end of processes"
     )
     add_json(show, "all of it")
-    replay = add_command(commands, "replay", "the status of the job from the beginning of the run to its end")
+    replay = add_command(commands, "replay", "replay the status of the job from the beginning to the end of the run")
     _add_folder(replay)
     replay.add_argument(
         "--speed",
         type=number(),
         default=_SPEED,
         metavar="X",
-        help=f"how many times as fast as it was (default: {_SPEED:g})",
+        help=f"how many times faster than it was (default: {_SPEED:g})",
     )
     replay.add_argument("--last", type=number(), metavar="S", help="only the last S seconds")
     return own

@@ -29,7 +29,7 @@ class RecordedJob:
 
     def __init__(self, record: Record) -> None:
         if record.is_running:
-            raise ValueError(f"{record.name} has not ended: skipper dashboard --job {record.name} shows it")
+            raise ValueError(f"{record.name} has not ended yet: use skipper dashboard --job {record.name}")
         self._record = record
 
     @property
@@ -71,7 +71,7 @@ class RecordedJob:
         """Where the threads of all processes were last, as one text, for each process."""
         last = next(reversed(self._record.stacks()), None)
         if last is None:
-            raise JobNotFoundError("no stacks were written down")
+            raise JobNotFoundError("no stacks were recorded")
         when = datetime.fromtimestamp(last.at_s).strftime("%H:%M:%S")
         why = f"of the whole job, at {when}{', since ' if last.why else ''}{last.why}"
         return [ProcessStacks(each.name, each.pid, (), (), why, last.text) for each in self._last.processes]
@@ -81,13 +81,13 @@ class RecordedJob:
         for event in reversed(self._events):
             if event.kind == "logs":
                 return Path(event.message)
-        raise JobNotFoundError("where its processes wrote is not in the record")
+        raise JobNotFoundError("the record does not say where its processes wrote")
 
     @cached_property
     def _last(self) -> JobStatus:
         status = self._record.last_status()
         if status is None or not status.processes:
-            raise JobNotFoundError("the run has ended before anybody looked at its job")
+            raise JobNotFoundError("the run ended before its job was recorded")
         return status
 
     @cached_property

@@ -224,7 +224,7 @@ class Changes:
         there = {process.id for process in status.processes}
         for gone in [known for key, known in self._known.items() if key not in there]:
             del self._known[gone.status.id]
-            self._record.event("gone", gone.status.name, "it is there no more", pid=gone.status.pid)
+            self._record.event("gone", gone.status.name, "it no longer exists", pid=gone.status.pid)
         return fallen_silent
 
     def _note_answer(self, known: _Known, name: str, answer: RecordAnswer) -> None:

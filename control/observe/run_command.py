@@ -37,31 +37,39 @@ def parser(prog: str) -> CommandParser:
     """The parser of the command."""
     own = CommandParser(
         prog=prog,
-        description="Run a script as python does, and keep a record of its job: how it was from second to second, "
-        "deaths, errors with tracebacks, stacks, syncs of weights. The record stays when the script has ended, however "
-        "that was: see skipper record.",
-        exit_codes={FAILED: "it could not be run; else the exit code is the script's, or 128 and a signal's number"},
+        description="Run a script as python does, and keep a record of its job: its status every second, deaths, "
+        "errors "
+        "with tracebacks, stacks, syncs of weights. The record stays after the script has ended, in whatever way: see "
+        "skipper record.",
+        exit_codes={
+            FAILED: "the script could not be run; otherwise the exit code is the script's, or 128 plus the number "
+            "of the signal"
+        },
     )
     own.add_argument("-n", "--name", metavar="NAME", help="name of the run and of its job (default: the script's)")
-    own.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module, as of python -m")
+    own.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module, as for python -m")
     own.add_argument(
-        "--logs", choices=("labelled", "raw", "off"), help="what becomes of the output of actors (default: labelled)"
+        "--logs", choices=("labelled", "raw", "off"), help="how to show the output of actors (default: labelled)"
     )
     own.add_argument(
         "--folder", type=Path, metavar="DIR", help="folder for the record, which must be empty (default: a new one)"
     )
     own.add_argument(
-        "--interval", type=seconds, default=INTERVAL_S, metavar="S", help=f"between looks (default: {INTERVAL_S:g})"
+        "--interval",
+        type=seconds,
+        default=INTERVAL_S,
+        metavar="S",
+        help=f"seconds between updates (default: {INTERVAL_S:g})",
     )
     own.add_argument(
         "--stacks",
         type=seconds,
         default=STACKS_S,
         metavar="S",
-        help=f"between looks at where every thread is (default: {STACKS_S:g})",
+        help=f"seconds between recordings of all stacks (default: {STACKS_S:g})",
     )
     own.add_argument("script", metavar="SCRIPT", help="the script, or with -m the module")
-    rest = own.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="what the script gets")
+    rest = own.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="arguments of the script")
     rest.required = False  # else argparse asks for it where the script is missing
     return own
 
@@ -141,7 +149,7 @@ def _free_name(name: str | None, script: str) -> str:
     except ValueError as error:
         raise BadArgumentsError(str(error)) from None
     if name in running:
-        raise BadArgumentsError(f"a running job is called {name!r} already")
+        raise BadArgumentsError(f"another running job is already called {name!r}")
     return name
 
 

@@ -247,11 +247,11 @@ def _pid_of(process_id: str) -> int:
             knock.connect("\0" + within_host(process_id).removeprefix(_UNIX))
         except (BlockingIOError, TimeoutError):  # unix(7): its queue of connections is full
             raise DeadlineError(
-                "the script is frozen, and as many connections wait for it as can: let it go on (kill -CONT), or look "
-                "at it from outside with py-spy dump --pid PID"
+                "the script is frozen, and its queue of connections is full: continue it (kill -CONT), or look at it "
+                "from outside with py-spy dump --pid PID"
             ) from None
         except ConnectionRefusedError:
-            raise JobNotFoundError("the script has ended meanwhile") from None
+            raise JobNotFoundError("the script has ended in the meantime") from None
         pid, _, _ = struct.unpack("iii", knock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(pid)
 

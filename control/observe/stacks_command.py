@@ -18,8 +18,8 @@ def parser(prog: str) -> CommandParser:
     """The parser of the command."""
     own = parser_of(
         prog,
-        "Where every thread of a running job is, the innermost call first. Processes that hang are looked at from "
-        "outside, with py-spy where it is installed and permitted.",
+        "Show where every thread of a running job is, the innermost call first. Processes that hang are inspected from "
+        "outside, with py-spy if it is installed and permitted.",
         timeout_s=3.0,
         exit_codes={FAILED: "a process does not answer, or nothing has that name"},
     )
@@ -30,8 +30,8 @@ def parser(prog: str) -> CommandParser:
         help="name of a mesh of processes or actors, with its rank or without (trainer, trainer:3), or a pid; "
         "default: all",
     )
-    own.add_argument("--native", action="store_true", help="have py-spy look at all, C and C++ code included")
-    own.add_argument("-a", "--all", action="store_true", help="also what is this library's own")
+    own.add_argument("--native", action="store_true", help="use py-spy for all processes, and include C and C++ code")
+    own.add_argument("-a", "--all", action="store_true", help="also show threads and calls of this library itself")
     add_json(own, "the stacks")
     return own
 
@@ -47,7 +47,7 @@ def _show(given: argparse.Namespace) -> int:
     chosen = [stacks for stacks in found if not given.who or any(map(stacks.is_meant_by, given.who))]
     if not chosen:
         known = ", ".join(f"{stacks.name} (pid {stacks.pid})" for stacks in found)
-        sys.stderr.write(f"nothing is called {' or '.join(given.who)}; there are: {known}\n")
+        sys.stderr.write(f"no process or mesh is called {' or '.join(given.who)}; there are: {known}\n")
         return 1
     write_json([dataclasses.asdict(stacks) for stacks in chosen], given.json)
     if given.json != STDOUT:

@@ -29,7 +29,7 @@ _EXIT_CODES = {FAILED: "a process does not answer"}
 def parser(prog: str) -> CommandParser:
     """The parser of the command."""
     own = parser_of(
-        prog, "What a running job consists of, and what it is doing.", timeout_s=3.0, exit_codes=_EXIT_CODES
+        prog, "Show what a running job consists of, and what it is doing.", timeout_s=3.0, exit_codes=_EXIT_CODES
     )
     add_json(own, "the status, with --watch a line for each look,")
     own.add_argument(
@@ -40,9 +40,9 @@ def parser(prog: str) -> CommandParser:
         const=1.0,
         default=None,
         metavar="S",
-        help="look again every S seconds (1) until Ctrl-C or the job's end",
+        help="refresh every S seconds (1) until Ctrl-C or the end of the job",
     )
-    own.add_argument("-n", "--times", type=whole(1), default=None, metavar="N", help="with --watch: N times at most")
+    own.add_argument("-n", "--times", type=whole(1), default=None, metavar="N", help="with --watch: at most N times")
     return own
 
 

@@ -21,7 +21,7 @@ def decode_status(data: Mapping[str, Any]) -> JobStatus:
     try:
         status = _decode(JobStatus, data)
     except (KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"this is no status of a job: {type(error).__name__}: {error}") from None
+        raise ValueError(f"this is not a status of a job: {type(error).__name__}: {error}") from None
     assert isinstance(status, JobStatus)
     return status
 

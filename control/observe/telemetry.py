@@ -75,7 +75,7 @@ def _provider(process_name: str) -> Provider | None:
 def _exporters(name: str) -> list[Any]:
     found = [entry.load()() for entry in entry_points(group=_EXPORTERS, name=name)]
     if not found:
-        _log.warning("%s names %r, and no package that is installed has it", EXPORTER_VARIABLE, name)
+        _log.warning("%s names %r, which no installed package provides", EXPORTER_VARIABLE, name)
     return found
 
 

@@ -40,8 +40,8 @@ _MANY = 200
 with so many threads that each could run Python code for as little."""
 
 _STOPPED = "it was stopped before it wrote its stacks"
-_UNSAFE = "several of its threads run, or it is short of CPU time, when a signal could end it"
-_ENDED = "it has ended meanwhile"
+_UNSAFE = "several of its threads are running, or it lacks CPU time; a signal could end it then"
+_ENDED = "it has ended in the meantime"
 
 _LOOK_EVERY_S = 0.1
 _POLL_EVERY_S = 0.005
@@ -100,7 +100,7 @@ class _Place:
             self.why_not = "the file that it would write into is not accessible"
             return
         if answers is None:
-            self.why_not = "it runs an earlier version of this library, whose way to write its stacks may end it"
+            self.why_not = "it runs an earlier version of this library, which may crash when it writes its stacks"
             return
         owner, inode = answers.removeprefix(f"/memfd:{ANSWERS}-").split()[0].split("-")
         pipe = links.get(f"pipe:[{inode}]")
@@ -184,7 +184,7 @@ class _Look:
         file = self._place.at_signal
         while not _locked(file):  # one at a time: what is written for another is not taken for whole
             if time.monotonic() > self._end - _SIGNAL_TIMEOUT_S:
-                return WrittenStacks(None, "another process has it write its stacks at this moment")
+                return WrittenStacks(None, "another process is already asking it for its stacks")
             time.sleep(_POLL_EVERY_S)
         os.lseek(file, 0, os.SEEK_END)
         if (text := self._answer(until=0)) is not None:

@@ -91,7 +91,9 @@ class ActorServer:
         if tls is not None and certs is not None:
             raise ValueError("certs= takes the place of tls=: pass one of them")
         if roles is not None and certs is None:
-            raise ValueError("roles= are those of certificates: pass certs=, or whoever knows the secret may call")
+            raise ValueError(
+                "roles= needs certificates: pass certs= too; without them everybody who knows the secret may call"
+            )
         admitted = frozenset(Role if roles is None else map(Role, roles))
         if tls is None and certs is None and not insecure and not _is_loopback(host):
             raise ValueError(
@@ -99,7 +101,7 @@ class ActorServer:
                 "trusted"
             )
         if mapping is not None and advertise is None and host in ("", "0.0.0.0", "::"):
-            raise ValueError(f"nobody can call {host!r}: say by advertise= how others reach this host")
+            raise ValueError(f"other hosts cannot call {host!r}: pass advertise= with an address that they can reach")
         self.host = advertise or host
         self.port = port
         self.mapping = mapping
@@ -190,7 +192,7 @@ class ActorServer:
 
         with self._starting:
             if self._listener is not None or self._catalog.is_closed:
-                raise RuntimeError("an actor server is started once")
+                raise RuntimeError("an actor server can be started only once: make another one")
             self._listener = ActorListener(
                 self,
                 addresses.at(self._listens_on, self.port),
@@ -353,7 +355,7 @@ class ActorCatalog:
             former = self._by_name.get(key)
             if former is not None and not replace:
                 raise ValueError(
-                    f"this server has an actor called {hosted.name!r} already; replace=True takes its name away"
+                    f"this server already has an actor called {hosted.name!r}; pass replace=True to replace it"
                 )
             with self._lock:
                 if former is not None:
@@ -442,7 +444,7 @@ class ActorCatalog:
             try:
                 unregister(self._in_namespace(name), url)
             except (ControlError, OSError) as error:  # its registration ends by itself
-                _log.warning("the name %s could not be taken back: %s", name, error)
+                _log.warning("the name %s could not be unregistered: %s", name, error)
 
     def _in_namespace(self, name: str) -> str:
         """What the mapping is told: names in a namespace that was given become absolute."""
@@ -465,7 +467,9 @@ async def _awaited(awaitable: Any) -> Any:
 def _certificates(folder: str | os.PathLike[str]) -> Certificates:
     certificates = Certificates(folder)
     if certificates.identity.role is Role.CLIENT:
-        raise CertificateError(f"{os.fspath(folder)} holds the certificate of a client, which serves nothing")
+        raise CertificateError(
+            f"{os.fspath(folder)} holds the certificate of a client, and a server needs that of a host"
+        )
     return certificates
 
 

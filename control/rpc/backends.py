@@ -214,7 +214,7 @@ class ActorBackends:
                     self._lend(backend)
                 return backend
             backend.avoided_until = time.monotonic() + _AVOIDED_S
-        raise failure or NameNotFoundError(f"{self.name!r} leads to no server")
+        raise failure or NameNotFoundError(f"{self.name!r} resolves to no server")
 
     def _connect(self, backend: ActorBackend, deadline: float | None, *, surely: bool = False) -> None:
         """Connect to a backend; with ``surely``, also see whether one that was ready still answers."""
@@ -230,7 +230,10 @@ class ActorBackends:
             actors = backend.channel.list_actors(query, timeout)
             backend.answered_at = time.monotonic()
             if self.pinned is None and not actors:
-                raise NameNotFoundError(f"{backend.url.target} serves no actor {backend.url.path!r}, or not to us")
+                raise NameNotFoundError(
+                    f"{backend.url.target} serves no actor {backend.url.path!r}, or does not allow this client to "
+                    "call it"
+                )
             backend.handle = self.pinned or actors[0].handle
 
     def _resolve(self) -> None:
@@ -244,7 +247,7 @@ class ActorBackends:
         found = [url for url in map(ServiceUrl.parse, urls) if url.scheme == ACTOR]
         if not found:
             words = f", only {', '.join(urls)}" if urls else ""
-            raise NameNotFoundError(f"{self.name!r} leads to no actor server{words}")
+            raise NameNotFoundError(f"{self.name!r} resolves to no actor server{words}")
         self._learn(found)
 
     def _learn(self, urls: Sequence[ServiceUrl]) -> None:
@@ -291,7 +294,7 @@ class ActorBackends:
                 except ControlError:
                     backend.avoided_until = time.monotonic() + _AVOIDED_S
         except ControlError as error:
-            _log.debug("what is known of %s stays as it is: %s", self.name, error)
+            _log.debug("keeping the known addresses of %s: %s", self.name, error)
             with self._lock:
                 self._resolved_at = time.monotonic()
         finally:

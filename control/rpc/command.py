@@ -133,21 +133,23 @@ def _address(given: argparse.Namespace) -> str | None:
 
 def parser(prog: str) -> CommandParser:
     """The parser of the command."""
-    own = CommandParser(prog=prog, description="Names of actors and services, and where they are.")
+    own = CommandParser(prog=prog, description="Serve or list the names of actors and services.")
     commands = own.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
-    serve = add_command(commands, "serve", "be the metadata service until SIGTERM or Ctrl-C")
+    serve = add_command(commands, "serve", "run the metadata service until SIGTERM or Ctrl-C")
     serve.add_argument(
         "--address", metavar="HOST:PORT", help="where to listen (default: 127.0.0.1:0); port 0 takes a free one"
     )
     serve.add_argument("--certificate", type=Path, metavar="FILE", help="PEM file with the certificate, for TLS")
     serve.add_argument("--key", type=Path, metavar="FILE", help="PEM file with its key")
     add_insecure(serve)
-    listing = add_command(commands, "list", "print absolute names and their URLs")
-    listing.add_argument("prefix", nargs="?", default="/", metavar="PREFIX", help="with which they begin (default: /)")
+    listing = add_command(commands, "list", "print the registered names and their URLs")
+    listing.add_argument(
+        "prefix", nargs="?", default="/", metavar="PREFIX", help="only names that begin with this (default: /)"
+    )
     listing.add_argument(
         "--address", metavar="HOST:PORT", help=f"of the metadata service; default: what {METADATA_VARIABLE} says"
     )
-    add_timeout(listing, _TIMEOUT_S, "seconds that it has to answer")
+    add_timeout(listing, _TIMEOUT_S, "seconds to wait for its answer")
     add_json(listing, "names with their URLs")
     for command in (serve, listing):
         add_host(command, default=None, what="the same as --address, in two: the host")
@@ -155,6 +157,9 @@ def parser(prog: str) -> CommandParser:
         add_secret_file(command, f"what {SECRET_VARIABLE} says")
         add_certs(command)
         command.add_argument(
-            "--authority", type=Path, metavar="FILE", help="PEM file with who signs the other end's certificate"
+            "--authority",
+            type=Path,
+            metavar="FILE",
+            help="PEM file with the authority that signs the other end's certificate",
         )
     return own

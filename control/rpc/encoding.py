@@ -149,4 +149,4 @@ def _plain(value: object) -> object:
 
     if isinstance(value, ValueMesh):
         return value.values()
-    raise TypeError(f"{type(value).__qualname__} has no form in JSON")
+    raise TypeError(f"{type(value).__qualname__} cannot be expressed in JSON")

@@ -81,7 +81,7 @@ class Registry:
         self._expire(now)
         self.withdraw(lease)
         if len(self._leases) >= MAX_REGISTRATIONS:
-            raise FullError(f"there are {MAX_REGISTRATIONS} registrations already")
+            raise FullError(f"the metadata service already has {MAX_REGISTRATIONS} registrations, its maximum")
         self._count += 1
         self._leases[lease] = _Lease(name, url, lease_s, now + lease_s, self._count)
         self._by_name.setdefault(name, {})[lease] = None
@@ -137,7 +137,7 @@ class MetadataService:
     def register(self, lease: str, name: str, url: str, lease_s: float) -> None:
         """Take note that the service of an absolute name is at a URL, until the lease has not been renewed in time."""
         if not namespaces.check_name(name).startswith("/"):
-            raise ValueError(f"names are registered as absolute ones, and {name!r} does not begin with a slash")
+            raise ValueError(f"only absolute names can be registered, and {name!r} does not begin with a slash")
         self._registry.register(lease, name, str(ServiceUrl.parse(url)), lease_s, time.monotonic())
 
     @idempotent
@@ -273,7 +273,7 @@ class MetadataResolver(_MetadataClient):
         absolute = namespaces.absolute(name, self.namespace)
         urls: list[str] = self._ask("resolve", absolute)
         if not urls:
-            raise NameNotFoundError(f"nobody has registered {absolute!r} with the metadata service at {self.address}")
+            raise NameNotFoundError(f"{absolute!r} is not registered with the metadata service at {self.address}")
         return urls
 
     def names(self, prefix: str = "") -> dict[str, list[str]]:
@@ -371,7 +371,7 @@ class MetadataMapping(_MetadataClient):
             try:
                 self._renew(held)
             except ControlError as error:
-                _log.warning("the names at %s could not be renewed, for now: %s", self.address, error)
+                _log.warning("the names at %s could not be renewed, and are tried again: %s", self.address, error)
 
     def _renew(self, held: dict[tuple[str, str], str]) -> None:
         forgotten: Sequence[str] = self._client.renew.sync(list(held.values())) if held else ()

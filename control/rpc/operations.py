@@ -44,7 +44,7 @@ class Operations:
             if operation is not None:
                 return operation.state()
             if self._running >= MAX_RUNNING or len(self._operations) >= MAX_KEPT:
-                words = f"there are {self._running} operations already that have not come to an end"
+                words = f"there are {self._running} operations that have not ended, the maximum"
                 return messages.OperationState(start.id, failure=messages.CallFailure(messages.Code.BUSY, words))
             operation = self._operations[start.id] = _RunningOperation(start.id)
             self._running += 1
@@ -130,5 +130,5 @@ class _RunningOperation:
 
 
 def _unknown(operation_id: str) -> messages.OperationState:
-    words = "this server knows no such operation: it was restarted, or nobody has asked for too long"
+    words = "this server knows no such operation: the server was restarted, or nobody asked for the result for too long"
     return messages.OperationState(operation_id, failure=messages.CallFailure(messages.Code.NO_SUCH_OPERATION, words))

@@ -83,7 +83,7 @@ class RemoteOperation(Generic[R]):
         while True:
             left = _WAIT_S if deadline is None else deadline - time.monotonic()
             if left <= 0:
-                raise DeadlineError(f"{self._actor}.{self._method} has not ended in time, and goes on")
+                raise DeadlineError(f"{self._actor}.{self._method} has not ended in time; it goes on")
             try:
                 state = self._ask(self._backend.channel.poll, min(left, _WAIT_S))
             except ControlError as error:

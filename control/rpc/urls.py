@@ -35,7 +35,7 @@ class ServiceUrl:
         if self.scheme not in (ACTOR, GRPC):
             raise ServiceUrlError(f"a service is at {ACTOR}:// or {GRPC}://, not at {self.scheme}://")
         if isinstance(self.port, bool) or not isinstance(self.port, int) or not 0 < self.port < 1 << 16:
-            raise ServiceUrlError(f"{self.port!r:.80} is no port")
+            raise ServiceUrlError(f"{self.port!r:.80} is not a port")
 
     @staticmethod
     def parse(text: str) -> ServiceUrl:
@@ -46,7 +46,7 @@ class ServiceUrl:
         """
         found = _URL.fullmatch(text) if isinstance(text, str) else None
         if found is None:
-            raise ServiceUrlError(f"{text!r} is no URL of a service, such as actor://host:port/name")
+            raise ServiceUrlError(f"{text!r} is not a URL of a service, such as actor://host:port/name")
         return ServiceUrl(found["scheme"], found["host"].strip("[]"), int(found["port"]), found["path"] or "")
 
     @property

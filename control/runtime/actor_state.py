@@ -249,7 +249,7 @@ class ActorState:
         """Why this actor answers no more."""
         if self.failure is not None:
             return f"actor {self.ref} has failed: {self.failure.headline()}"
-        return f"actor {self.ref} has been stopped" + (", and its time was up" if self.is_cut_off else "")
+        return f"actor {self.ref} has been stopped" + (", and did not stop in time" if self.is_cut_off else "")
 
     async def construct(self, *, is_async: bool) -> None:
         """Make the actor object."""
@@ -423,7 +423,7 @@ class ActorState:
         elif self._host.actors.get(self.uid) is None:
             doing = "it is ending"
         else:
-            doing = "it runs nothing at the moment: if the call was delivered, who has its port has not answered"
+            doing = "it runs nothing at the moment: if the call was delivered, the holder of its port has not answered"
         return (
             f"{doing}; {waiting} message{'s' * (waiting != 1)} wait{'s' * (waiting == 1)} for it" if waiting else doing
         )
@@ -585,7 +585,7 @@ class ActorState:
         took_s = _now() - self.bound.began_s
         message = (
             f"{self.label} did not end within the {took_s:.3g} s that it had: {self._doing()}; "
-            "it is given up, and its thread goes on until its process ends"
+            "it was given up, and its thread runs until its process ends"
         )
         _log.warning("%s\n%s", message, self._stack().rstrip())
         self.cut_off()
@@ -647,7 +647,7 @@ class ActorState:
         if not isinstance(error, TimeoutError):
             return None
         return StopTimeoutError(
-            f"{self.label} was stopped, and {mesh.name}, which it owns, did not answer in time that it has ended"
+            f"{self.label} was stopped, and {mesh.name}, which it owns, did not confirm in time that it has ended"
         )
 
 
@@ -672,7 +672,7 @@ def _consequence(error: BaseException, port: Port[Any] | None, *, wants_reply: b
     A cancelled endpoint does not end the actor: something that it awaits was cancelled, and the caller gets that error.
     """
     if not isinstance(error, Exception | asyncio.CancelledError):
-        return "which is no Exception and ends its actor"
+        return "which is not an Exception and ends its actor"
     if not wants_reply:
         return "and nobody waited for its reply"
     return "" if port is None else "before or after it has answered through its port"

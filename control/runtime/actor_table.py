@@ -196,7 +196,7 @@ class ActorTable:
         if mail.message.target == 0:
             return Future.of("its process answers by now")
         actor = self.find(mail.message.target)
-        gone = "there is no such actor in its process, or not any more"
+        gone = "there is no such actor in its process, or it has ended"
         return Future.of(gone if actor is None else actor.activity())
 
     def _tell_begins(self, mail: Mail, _: None) -> Future[BeginAddress] | None:

@@ -150,7 +150,7 @@ def start_joined(
     with _lock:
         forked.check()
         if _current is not None:
-            raise AlreadyInJobError(f"this process is part of a job already, as {_current.me.name!r}")
+            raise AlreadyInJobError(f"this process already belongs to a job, as {_current.me.name!r}")
         own = bounds.settings()
         bounds.adopt(settings)
         try:

@@ -169,7 +169,7 @@ class Flow:
         where = f"{call.method}: {who} has not handled what was sent to this actor before"
         limit = f"(the limit is {self._max_count} messages or {self._max_nbytes} bytes from one process to one actor)"
         if in_its_own_way:
-            raise BackpressureError(f"{where}, and will not while this thread waits {limit}")
+            raise BackpressureError(f"{where}, and will not do so while this thread waits {limit}")
         try:
             room.get(max(deadline - time.monotonic(), 0))
         except DeadlineError:

@@ -102,8 +102,8 @@ class Connection:
         if self.host != this_network():
             raise RemoteHostError(
                 f"the job {self.name!r} runs on {self.hostname!r}, and this process on {socket.gethostname()!r} or in "
-                "another network namespace of it: join it by an address, tcp://HOST:PORT, which serve_job(address=...) "
-                "gives it"
+                "another network namespace of it: join it at the address, tcp://HOST:PORT, that its script gave to "
+                "serve_job(address=...)"
             )
         if not _answers(within_host(self.root.id)):
             raise JobNotFoundError(f"the job {self.name!r} has ended")
@@ -192,7 +192,7 @@ def write(connection: Connection, suffix: str = SERVED) -> Path:
                 except FileExistsError:
                     remove_if_stale(path)
                     if path.exists():
-                        raise JobExistsError(f"a running job is called {connection.name!r} already") from None
+                        raise JobExistsError(f"another running job is already called {connection.name!r}") from None
                 else:
                     return path
         finally:
@@ -260,7 +260,7 @@ def open_folder(path: Path, file: Path | None = None) -> Iterator[int]:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         if path.is_symlink():
-            raise UnsafeFileError(f"{path} is a link, which may lead to a folder that holds something else") from None
+            raise UnsafeFileError(f"{path} is a link, which could lead to another folder") from None
         where = f"in {path}" if file is None else f"at {file}"
         raise JobNotFoundError(f"there is no job to join {where}: {error.strerror}") from error
     try:

@@ -157,7 +157,7 @@ class PeerFailures:
         child = self._children.get(process_id)
         ended = child.ended if child is not None else self._members.end_of(process_id)
         ended = ended or self._remote_launch.end_of(process_id)
-        return ended or Future.of("its launcher does not know it")
+        return ended or Future.of("its launcher does not know this process")
 
     # What follows
 

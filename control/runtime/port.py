@@ -178,11 +178,12 @@ class PortReceiver(Generic[T]):
         self._inbox.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("a receiver stays in the process that opened the channel: send the port instead")
+        raise TypeError("a receiver cannot leave the process that opened the channel: send the port instead")
 
 
 class Channel(Generic[T_any]):
-    """A way for values into this process, for one receiver and any number of senders: ``Channel[int].open()``."""
+    """A way for values into this process, for one receiver and any number of senders: ``Channel[int].open()``.
+    """
 
     @classmethod
     def open(cls, once: bool = False) -> tuple[Port[T_any], PortReceiver[T_any]]:
@@ -287,7 +288,7 @@ class Inbox:
 
     def _why_closed(self) -> str:
         return (
-            "the channel was opened for one value, which has come, or closed before"
+            "the channel was opened for one value, which was received, or it was closed before"
             if self._once
             else "the channel is closed"
         )

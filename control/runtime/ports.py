@@ -521,7 +521,7 @@ def _outcome(awaited: Awaited, answer: Future[str] | None) -> str:
     if answer is None:
         return f"{where} is not connected yet: it is being started, or cannot be reached"
     if not answer.done():
-        return f"{where} does not say what it does: it is frozen, starved, or holds the interpreter lock"
+        return f"{where} does not say what it is doing: it is frozen, lacks CPU time, or holds the interpreter lock"
     try:
         return answer.get(0)
     except ControlError as error:
@@ -593,7 +593,7 @@ class DeathWatch:
         reasons = [failure.root_cause().message if failure else f"{actor} has stopped" for actor, failure in ends]
         first = next((failure for _, failure in ends if failure is not None), None)
         return LinkError(
-            f"nothing more will come: every actor linked to this port is dead: {'; '.join(reasons)}", first
+            f"no more values will arrive: every actor that this port is linked to is dead: {'; '.join(reasons)}", first
         )
 
     def _ended(self, actor: ActorRef, ended: Future[Any]) -> None:

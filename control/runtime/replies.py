@@ -194,7 +194,7 @@ def _pack_one(error: BaseException, room: list[int]) -> Link:
         return (_TEXT, notes, f"{summary} (which cannot be pickled: {failed})")
     nbytes = sum(map(len, packed))
     if nbytes > MOST_NBYTES:
-        return (_TEXT, notes, f"{summary} (whose pickle of {nbytes} bytes does not travel)")
+        return (_TEXT, notes, f"{summary} (whose pickle of {nbytes} bytes is too large to send)")
     is_harmless = kind.__module__ in ("builtins", "skipper.control.model.errors") and all(
         type(arg) in _PLAIN for arg in error.args
     )

@@ -79,7 +79,7 @@ class RequestWithBody(Request[tuple[A, Payload], R]):
 SPAWN: RequestWithBody[tuple[SpawnRequest, bool], None] = RequestWithBody("spawn")
 """Make an actor; whether it is async. The body is the class and the arguments."""
 CONTROLLER: RequestWithBody[tuple[str, SpawnRequest, ActorInterface], tuple[SpawnRequest, ActorInterface]] = (
-    RequestWithBody("controller", "has not made the actor")
+    RequestWithBody("controller", "has not created the actor")
 )
 """Find or make the job's one actor of a name. The body is the class and the arguments."""
 READY: Request[None, None] = Request("ready", "has not been constructed")

@@ -100,10 +100,10 @@ class _Providers(Generic[T]):
                 yield part, said
 
 
-_figures: _Providers[dict[str, float]] = _Providers("the figures of %s are not to be had")
-_tables: _Providers[Table | None] = _Providers("the table of %s is not to be had")
+_figures: _Providers[dict[str, float]] = _Providers("cannot read the figures of %s")
+_tables: _Providers[Table | None] = _Providers("cannot read the table of %s")
 
-_occurrences: _Providers[Sequence[Occurrence]] = _Providers("what %s has done lately is not to be had")
+_occurrences: _Providers[Sequence[Occurrence]] = _Providers("cannot read the recent events of %s")
 
 
 def report_figures(part: str, figures: Callable[[], Figures]) -> None:

@@ -137,7 +137,7 @@ class Replica:
 
     async def stop(self, timeout_s: float) -> None:
         """Let its actors handle what they have for so long, then end its processes, however they are."""
-        verdict = f"it was to stop and had not finished after {timeout_s:g} s"
+        verdict = f"it was told to stop, and had not finished after {timeout_s:g} s"
         try:
             async with asyncio.timeout(timeout_s):
                 # The bound is kept here: they drain to its end. First a sequencer, with what it has passed on.
@@ -146,7 +146,7 @@ class Replica:
         except TimeoutError:
             pass
         except ControlError as error:
-            verdict = f"it was to stop: {error}"
+            verdict = f"it was told to stop: {error}"
         else:
             verdict = ""
         await self.end(verdict)

@@ -70,7 +70,7 @@ class Session(Generic[A]):
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("a session stays in the process that opened it: send the service instead")
+        raise TypeError("a session cannot leave the process that opened it: send the service instead")
 
     def __del__(self) -> None:
         binding = self.__dict__.get("_binding")

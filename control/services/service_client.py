@@ -246,7 +246,7 @@ class ServiceClient:
             if replica is None and not request.future.done():
                 if is_full:
                     count = len(self._parked) + len(self._waiting)
-                    raise BackpressureError(f"{count} requests wait already for a replica of {self._address.name}")
+                    raise BackpressureError(f"{count} requests already wait for a replica of {self._address.name}")
                 self._keep(request)
             return replica
 

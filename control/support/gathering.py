@@ -71,7 +71,7 @@ class Gatherings(Generic[V]):
         if gathering is None:
             gathering = _Gathering(ranks)
         if gathering.expected != ranks or not brought.keys() <= ranks:
-            raise ValueError(f"ranks disagree on who is to come to {key!r}")
+            raise ValueError(f"ranks disagree on which ranks take part in {key!r}")
         self._open[key] = gathering
         gathering.brought.update(brought)
         if gathering.is_complete:

@@ -322,11 +322,11 @@ class PageServer:
         except ValueError:  # that is no host
             name, is_ours = None, False
         if self._names is not None and name not in self._names:
-            raise _RefusedError(HTTPStatus.FORBIDDEN, "this address is not that of the pages")
+            raise _RefusedError(HTTPStatus.FORBIDDEN, "the host in the address is not that of this server")
         kind = [request.headers.get(f"sec-fetch-{what}", "") for what in ("site", "mode", "dest")]
         is_visit = kind[1:] == ["navigate", "document"]
         if not is_ours or (kind[0] in ("cross-site", "same-site") and not is_visit):
-            raise _RefusedError(HTTPStatus.FORBIDDEN, "a page of another site has asked for this")
+            raise _RefusedError(HTTPStatus.FORBIDDEN, "this request came from a page of another site")
 
     async def _made(self, make: Callable[[], Page]) -> Page:
         loop = asyncio.get_running_loop()
@@ -366,8 +366,8 @@ class PageServer:
 
 _NOT_YOURS = Page(
     "text/plain; charset=utf-8",
-    "output, tracebacks and stacks are for the user of the job alone: serve the page with a token (--token), and open "
-    "the address that is printed then\n",
+    "only the user of the job may read output, tracebacks and stacks: serve the page with a token (--token), and open "
+    "the address that is printed\n",
     HTTPStatus.FORBIDDEN,
 )
 
@@ -383,7 +383,7 @@ def _is_of_this_user(peer: tuple[str, int], own: tuple[str, int]) -> bool:
 def _token_of(token: str | bool | None, host: str, *, is_beyond: bool) -> str:
     if not token:
         if is_beyond and token is not None:
-            raise ValueError(f"{host} is reached by others than this host: they need a token")
+            raise ValueError(f"other hosts can reach {host}: the page needs a token")
         return secrets.token_urlsafe(24) if is_beyond else ""
     if token is True:
         return secrets.token_urlsafe(24)
@@ -401,7 +401,7 @@ def _parsed(head: bytes) -> _Request:
     first, *fields = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
     line = _REQUEST.fullmatch(first)
     if line is None or not line[2].startswith(b"/"):
-        raise _RefusedError(HTTPStatus.BAD_REQUEST, "this is no request of HTTP/1.1")
+        raise _RefusedError(HTTPStatus.BAD_REQUEST, "this is not a request of HTTP/1.1")
     if len(fields) > MAX_HEADERS:
         raise _RefusedError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"a request has {MAX_HEADERS} fields at most")
     headers: dict[str, str] = {}
@@ -414,10 +414,10 @@ def _parsed(head: bytes) -> _Request:
             raise _RefusedError(HTTPStatus.BAD_REQUEST, f"{name} is there twice")
         headers.setdefault(name, found[2].decode("latin-1"))
     if line[3] == b"1" and "host" not in headers:
-        raise _RefusedError(HTTPStatus.BAD_REQUEST, "a request names the host that it is for")
+        raise _RefusedError(HTTPStatus.BAD_REQUEST, "the request has no Host header")
     method = line[1].decode()
     if method not in _METHODS:
-        raise _RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, f"pages are read, by {' and '.join(_METHODS)}")
+        raise _RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, f"only these methods are allowed: {' and '.join(_METHODS)}")
     if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
         raise _RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "a request for a page has no body")
     path, _, query = line[2].decode().partition("?")

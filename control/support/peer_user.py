@@ -37,7 +37,7 @@ def _packed(address: str) -> bytes:
     try:
         return socket.inet_pton(family, address)
     except OSError:
-        raise ValueError(f"{address!r} is no address") from None
+        raise ValueError(f"{address!r} is not an address") from None
 
 
 def _entry(address: str, port: int) -> str:

@@ -96,7 +96,7 @@ def open_own(path: Path) -> int:
         OSError: it cannot be opened.
     """
     if path.is_symlink():  # for the message; O_NOFOLLOW is the check
-        raise UnsafeFileError(f"{path} is a link, which may lead to a file that is another's: it is not followed")
+        raise UnsafeFileError(f"{path} is a link, which could lead to another user's file: it is not followed")
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
@@ -115,4 +115,4 @@ def make_folder(path: Path) -> None:
         with contextlib.suppress(FileExistsError):
             missing.mkdir(mode=0o700)
     if not path.is_dir():
-        raise NotADirectoryError(f"{path} is no folder")
+        raise NotADirectoryError(f"{path} is not a folder")

@@ -78,7 +78,7 @@ def parse(text: str) -> tuple[str, int]:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise ValueError(f"{text}: nobody knows the host {host!r}: {error}") from None
+        raise ValueError(f"{text}: the host {host!r} cannot be resolved: {error}") from None
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
     return str(found[0][4][0]), int(port)
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import hmac
 import secrets
 
-NOT_OUR_SECRET = "whoever listens there does not know the job's secret"
+NOT_OUR_SECRET = "the other end does not know the job's secret"
 """Part of the reason why a link is lost whose other end could not prove itself."""
 
-NOT_ADMITTED = "the certificates do not go together"
+NOT_ADMITTED = "the certificates do not match"
 """Beginning of the reason why a link is lost one end of which has a certificate that the other end does not take."""
 
 NONCE_NBYTES = 32

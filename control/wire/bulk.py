@@ -204,7 +204,7 @@ class Incoming:
         from skipper.dataplane import DataplaneError
 
         if self._give_back is None:
-            raise PayloadError("this value has been read before, and its memory was given back then")
+            raise PayloadError("this value was already read, and its memory was released")
         try:
             value, memory = _buffers.allocate(self._nbytes, is_bytes=self._is_bytes)
             if self._buffer:
@@ -214,7 +214,7 @@ class Incoming:
                 readv.read(self._pid, self._address, memory)
                 self._is_readable = readv.is_whole(self._pid, *self._seal)
                 if not self._is_readable:
-                    raise ValueError("the process that lent them has taken them back")
+                    raise ValueError("the process that sent them has released them")
         except (DataplaneError, OSError, ValueError) as error:
             raise PayloadError(f"{self._nbytes} bytes of a message could not be read: {error}") from error
         finally:

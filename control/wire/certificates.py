@@ -168,9 +168,7 @@ class Certificates:
         from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
         if not isinstance(shown, bytes) or not isinstance(signature, bytes):
-            raise CertificateError(
-                "who listens there has shown no role: it runs another version, or has no certificate"
-            )
+            raise CertificateError("the other end has shown no role: it runs another version, or has no certificate")
         try:
             chain = [x509.load_der_x509_certificate(der) for der in _parts(shown)]
         except ValueError as error:
@@ -183,7 +181,7 @@ class Certificates:
             else:
                 raise CertificateError("the certificate has a key of a kind that is not known here")
         except InvalidSignature:
-            raise CertificateError(f"who listens there has no key for the certificate of {identity}") from None
+            raise CertificateError(f"the other end does not have the key of the certificate of {identity}") from None
         if str(ipaddress.ip_address(host)) not in identity.hosts:
             raise CertificateError(f"the certificate of {identity} is not for {host}")
         return identity
@@ -199,7 +197,7 @@ class Certificates:
         if not now.revoked.isdisjoint(identity.numbers):
             raise CertificateError(f"the certificate of {identity} was revoked")
         if identity.role not in roles:
-            raise CertificateError(f"{identity} has not the role of a {' or a '.join(sorted(roles))}")
+            raise CertificateError(f"{identity} does not have the role of a {' or a '.join(sorted(roles))}")
         return identity
 
     def _now(self) -> _Content:
@@ -220,7 +218,7 @@ class Certificates:
             if (found.identity.cluster, found.identity.role) != (before.identity.cluster, before.identity.role):
                 raise CertificateError(f"that is the certificate of {found.identity}, which is not {before.identity}")
         except CertificateError as error:
-            _log.warning("the certificates in %s stay as they were: %s", self._folder, error)
+            _log.warning("the certificates in %s were not reloaded: %s", self._folder, error)
         else:
             # What was revoked stays revoked for this process, even if the list disappears.
             self._content = dataclasses.replace(found, revoked=found.revoked | before.revoked)
@@ -264,7 +262,7 @@ def _load(folder: Path) -> _Content:
         name = REVOKED
         numbers = _revoked(revoked, authorities)
     except (ValueError, TypeError) as error:
-        raise CertificateError(f"{folder / name} is not what it should be: {error}") from error
+        raise CertificateError(f"{folder / name} is not valid: {error}") from error
     if not isinstance(signs, ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey):
         raise CertificateError(f"{folder / KEY} is neither a key of an elliptic curve nor one of RSA")
     if signs.public_key() != chain[0].public_key():
@@ -288,16 +286,16 @@ def _read(path: Path, *, is_private: bool = False, is_needed: bool = True) -> by
     with os.fdopen(fd, "rb") as file:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_uid not in (os.geteuid(), 0):
-            raise CertificateError(f"{path} is no file of this user or of root")
+            raise CertificateError(f"{path} does not belong to this user or to root")
         if is_private and found.st_mode & 0o077:
-            raise CertificateError(f"{path} can be read by others than its owner: chmod 600")
+            raise CertificateError(f"{path} can be read by other users: chmod 600")
         if found.st_mode & 0o022:
-            raise CertificateError(f"{path} can be written by others than its owner: chmod go-w")
+            raise CertificateError(f"{path} can be written by other users: chmod go-w")
         content = file.read(_MOST_NBYTES + 1)
     if len(content) > _MOST_NBYTES:
         raise CertificateError(f"{path} has more than {_MOST_NBYTES} bytes")
     if b"-----BEGIN " not in content:
-        raise CertificateError(f"{path} is no PEM file")
+        raise CertificateError(f"{path} is not a PEM file")
     return content
 
 
@@ -371,4 +369,4 @@ class Tls:
 
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.key is None):
-            raise ValueError("a certificate goes with its key, and a key with its certificate")
+            raise ValueError("a certificate needs its key, and a key needs its certificate")

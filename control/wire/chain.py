@@ -51,7 +51,9 @@ def identity_of(chain: Sequence[x509.Certificate]) -> Identity:
     cluster, role, name = parts[0], Role(parts[1]), parts[2]
     for above in chain[1:]:
         if any(uri not in (f"{SCHEME}{cluster}", uri_of(cluster, role)) for uri in uris(above)):
-            raise CertificateError(f"who has signed the certificate of {role} {name!r} does not sign for that role")
+            raise CertificateError(
+                f"the authority that signed the certificate of {role} {name!r} does not sign for that role"
+            )
     hosts = frozenset(str(ip) for ip in _names(chain[0], x509.IPAddress))
     numbers = tuple((certificate.issuer.public_bytes(), certificate.serial_number) for certificate in chain)
     return Identity(cluster, role, name, hosts, numbers)
@@ -74,7 +76,7 @@ def verify(chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certifi
         raise CertificateError("the certificate has expired, or is not valid yet: skipper certs renew makes another")
     for below, (certificate, issuer) in enumerate(pairwise(above)):
         if not _has_signed(issuer, certificate, below):
-            raise CertificateError("the certificate is not signed by the next in its chain")
+            raise CertificateError("the certificate is not signed by the next one in its chain")
     if not any(_has_signed(authority, above[-1], len(above) - 1) for authority in trusted):
         raise CertificateError("the certificate is signed by no authority that is trusted here")
 

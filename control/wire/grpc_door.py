@@ -85,7 +85,7 @@ class GrpcDoor:
         try:
             self._open_listener(self._inner)
         except WireError as error:
-            _log.warning("nobody is let in by gRPC within this host: %s", error)
+            _log.warning("connections by gRPC within this host are refused: %s", error)
             self._socket.close()
             return
         self._forwarder = SocketForwarder(self._socket, self._inner.partition(":")[2], _most_connections())

@@ -116,7 +116,7 @@ class Dial:
     def received(self, message: bytes) -> bool:
         """The other side is content, or nobody that we know."""
         if message != WELCOME:
-            self.give_up("it answered in a way that this version does not know")
+            self.give_up("it gave an answer that this version does not know")
         else:
             self._done("welcome")
         return False

@@ -103,7 +103,7 @@ class LocalListener:
                 return
             except OSError as error:
                 if self._socket.fileno() >= 0:
-                    _log.warning("no other process is let in for %g s: %s", _PAUSE_S, error)
+                    _log.warning("new processes are refused for %g s: %s", _PAUSE_S, error)
                     self._pause()
                 return
             with accepted:

@@ -74,7 +74,7 @@ EXAMPLES: tuple[Message, ...] = (
 def main(arguments: list[str] | None = None) -> int:
     """Write the tables, or compare them; the exit code is 1 where they differ."""
     parser = argparse.ArgumentParser(prog="python -m skipper.control.wire.protocol_page", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare with what is there, and write nothing")
+    parser.add_argument("--check", action="store_true", help="compare with the files, and write nothing")
     is_check = parser.parse_args(arguments).check
     page = PAGE.read_text()
     before, rest = page.split(_BEGIN)

@@ -328,7 +328,10 @@ class Transport:
         if not self.is_elsewhere(peer):
             self._dial_here(link, deadline)
         elif not addresses.host_of(peer.address):
-            self.lose(peer, "only its own host reaches it: it began, or joined, without others")
+            self.lose(
+                peer,
+                "only its own host can reach it: it was started, or has joined, without an address for other hosts",
+            )
         elif addresses.port_of(peer.address):
             self._dial(link, deadline, peer.address)
         else:
@@ -342,7 +345,7 @@ class Transport:
             try:
                 address = peek(answer)
             except ControlError as error:
-                self._tell(self.lose, link.peer, f"its launcher does not tell where it listens: {error}")
+                self._tell(self.lose, link.peer, f"its launcher does not say where it listens: {error}")
             else:
                 self._tell(self._dial_found, link, deadline, address)
 
@@ -446,6 +449,6 @@ class Transport:
             link.identity = guest.identity
             self._open(link, guest.stream, greeting=WELCOME)
         elif stands_already:
-            guest.stream.turn_away("already_exists", "there is a stream already")
+            guest.stream.turn_away("already_exists", "there is already a stream")
         else:
-            guest.stream.turn_away("failed_precondition", link.lost or "this process shuts down")
+            guest.stream.turn_away("failed_precondition", link.lost or "this process is shutting down")

@@ -20,7 +20,7 @@ def obstacle(theirs: object) -> str | None:
     """Why this process does not talk with one that says it speaks that version, for people; None: it does."""
     major, _, minor = theirs.partition(".") if isinstance(theirs, str) and len(theirs) < 16 else ("", "", "")
     if not (major.isdecimal() and minor.isdecimal()):
-        return f"version {VERSION} and what the other one says {DO_NOT_GO_TOGETHER}"
+        return f"version {VERSION} and the version of the other process {DO_NOT_GO_TOGETHER}"
     if int(major) == MAJOR:
         return None
     later = VERSION if int(major) < MAJOR else theirs

@@ -173,7 +173,8 @@ def receive(connection: socket.socket, nbytes: int, deadline: float) -> bytes:
         part = connection.recv(nbytes - len(received))
         if not part:
             raise TransferError(
-                "the owner hung up: it knows no secret of this process, is not that of the handle (a wrong token), "
+                "the owner closed the connection: it does not know the secret of this process, is not that of the "
+                "handle (a wrong token), "
                 "is of another version of Skipper, or has too many connections that have not proved themselves"
             )
         received += part
@@ -223,7 +224,7 @@ class Handshake:
         self.socket.sendall(mine)
         theirs = receive(self.socket, len(mine), self._deadline)
         if theirs[: len(magic)] != magic:
-            raise TransferError(f"the process that listens on {self._address} is no owner of this version of Skipper")
+            raise TransferError(f"the process that listens on {self._address} does not run this version of Skipper")
         self._transcript = mine + theirs
         return theirs
 
@@ -274,7 +275,7 @@ class Handshake:
                 f"the deadline passed before the owner on {self._address} had answered"
             ) from None
         except ConnectionRefusedError:
-            raise OwnerDiedError(f"nobody listens on {self._address} any more: the owner is gone") from None
+            raise OwnerDiedError(f"nothing listens on {self._address}: the owner is gone") from None
         except OSError as error:
             message = f"no connection to the owner on {self._address}: {error}"
             raise TransferError(message, status=error.errno) from error

@@ -156,7 +156,7 @@ class SharedMemoryPeer(Peer):
             return FetchOperation.succeeded(previous)
         if status == CHANGED:
             return FetchOperation.failed(dropped(remote.handle))
-        return FetchOperation.failed(OwnerDiedError(f"{self._owner} is gone, and the word with it"))
+        return FetchOperation.failed(OwnerDiedError(f"{self._owner} is gone, and its memory with it"))
 
     def _transfer(
         self, parts: list[Rows], remotes: Sequence[Remote], locals_: Sequence[Region], to_remote: bool

@@ -26,8 +26,9 @@ _WIDTH = 120
 _MOST_PIDS = 4
 
 _EXIT_CODES = {
-    0: "the data plane works, and so does what this machine has; with --exposure: nothing is open unasked",
-    1: "something that should work here does not (a line says PROBLEM, and what to do); with --exposure: something is "
+    0: "the data plane works with all that this machine has; with --exposure: nothing is open that you did not ask for",
+    1: "something that should work here does not (see the line PROBLEM, which says what to do); with --exposure: "
+    "something is "
     "open (a line says OPEN), or a process could not be looked at",
     3: "with --exposure: nothing of Skipper runs",
 }
@@ -37,20 +38,20 @@ def parser(prog: str) -> CommandParser:
     """The parser of the command."""
     own = CommandParser(
         prog=prog,
-        description="What the data plane can use on this machine, and what to install or change for more.",
+        description="Show what the data plane can use on this machine, and what to install or change for more.",
         exit_codes=_EXIT_CODES,
     )
     add_json(own, "what was found")
-    own.add_argument("--ucx-library", metavar="PATH", help="look at this libucp.so.0 instead of the wheel's")
+    own.add_argument("--ucx-library", metavar="PATH", help="examine this libucp.so.0 instead of the wheel's")
     own.add_argument(
         "--trial",
         action="store_true",
-        help="let every usable backend move bytes between two processes (ucx then listens on the loopback meanwhile)",
+        help="move bytes between two processes with every usable backend (ucx listens on the loopback in the meantime)",
     )
     own.add_argument(
         "--exposure",
         action="store_true",
-        help="instead, what the running processes of this user leave open, and to whom: sockets, memory, files",
+        help="instead, show what the running processes of this user leave open, and to whom: sockets, memory, files",
     )
     own.add_argument(
         "--pid",

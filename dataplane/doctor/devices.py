@@ -38,10 +38,10 @@ def rdma() -> tuple[list[Check], Facts]:
 def _no_device() -> Check:
     adapters = mellanox_adapters()
     if adapters:
-        found = f"{adapters} NVIDIA/Mellanox adapter(s) on the PCI bus, and no RDMA device of them"
+        found = f"{adapters} NVIDIA/Mellanox adapter(s) on the PCI bus, and no RDMA device for them"
         advice = "modprobe mlx5_ib (Debian: apt-get install rdma-core); in a container: --device /dev/infiniband"
         return Check("rdma", "devices", Verdict.PROBLEM, found, advice)
-    return Check("rdma", "devices", Verdict.ABSENT, "this kernel shows no RDMA device (/sys/class/infiniband)")
+    return Check("rdma", "devices", Verdict.ABSENT, "this kernel has no RDMA device (/sys/class/infiniband)")
 
 
 def _ask_devices(ports: Sequence[RdmaPort]) -> dict[str, Facts]:

@@ -103,7 +103,7 @@ def _verbs(status: BackendStatus, *, needed: bool) -> Check:
     if needed:
         advice = "see the checks of rdma below"
         return Check("backends", "verbs", Verdict.PROBLEM, f"not usable: {status.reason}", advice)
-    return Check("backends", "verbs", Verdict.ABSENT, "not usable: no RDMA port is active here")
+    return Check("backends", "verbs", Verdict.ABSENT, "not usable: no RDMA port is active")
 
 
 def _network(item: Interface) -> Check:
@@ -174,7 +174,7 @@ def _read(backend: str, owner: subprocess.Popen[str]) -> float:
     handle = owner.stdout.readline().strip() if owner.stdout is not None else ""
     if not handle:
         said = owner.stderr.read().strip() if owner.stderr is not None else ""
-        raise TrialError(said.rpartition("\n")[2] or f"the owner said nothing within {_TIMEOUT_S:.0f} s")
+        raise TrialError(said.rpartition("\n")[2] or f"the owner did not answer within {_TIMEOUT_S:.0f} s")
     dataplane.configure(backend=backend)
     mine = np.zeros(_NBYTES, np.uint8)
     begin = time.perf_counter()

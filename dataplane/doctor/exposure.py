@@ -32,7 +32,7 @@ _SHM = "/dev/shm/"
 _MARKS = ("@skipper-", "memfd:skipper")
 _DELETED = " (deleted)"
 
-_PROOF = "asks for a proof first"
+_PROOF = "asks for a proof of the secret first"
 _SAME_USER = "takes this user's processes only"
 _UCX_WAKES = "UCX's bell within a host: a datagram wakes its owner and is not read"
 _BY_DESIGN = (("@skipper-logs-", _SAME_USER), ("@skipper-", _PROOF))
@@ -236,7 +236,7 @@ def _of_descriptor(pid: int, number: int, link: str) -> Item | None:
         return None
     status = path.stat()
     if stat.S_ISFIFO(status.st_mode):
-        why = "a pipe with a name"
+        why = "a named pipe"
         return None if link.endswith(_DELETED) else _of_path("fifo", name, (pid,), why, own=number > 2)
     if not stat.S_ISREG(status.st_mode):
         return None
@@ -267,7 +267,7 @@ def _mapped(pid: int) -> Iterator[Item]:
             yield from _system_v(pid, inode)
         elif name.startswith(_SHM) and not name.endswith(_DELETED):
             with contextlib.suppress(FileNotFoundError):
-                yield _of_path("shm", name, (pid,), "memory with a name")
+                yield _of_path("shm", name, (pid,), "named memory")
 
 
 def _system_v(pid: int, identifier: str) -> Iterator[Item]:

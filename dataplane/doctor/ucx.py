@@ -83,10 +83,12 @@ def of_wheels(wheels: UcxWheels) -> Check:
     if wheels.cuda is None:
         return Check("backends", "ucx wheel", Verdict.OK, f"{found}; torch is here without CUDA, where each will do")
     if not wheels.for_torch:
-        found += f": there is none for the CUDA {wheels.cuda} of torch, and nobody has tried them together"
+        found += f": there is none for the CUDA {wheels.cuda} of torch, and the two were never tested together"
         return Check("backends", "ucx wheel", Verdict.WARNING, found)
     if wheels.fitting not in wheels.installed:
-        found += f" beside a torch for CUDA {wheels.cuda}: each brings its own CUDA, and nobody has tried them together"
+        found += (
+            f" beside a torch for CUDA {wheels.cuda}: each brings its own CUDA, and they were never tested together"
+        )
         return Check("backends", "ucx wheel", Verdict.WARNING, found, wheels.command)
     return Check("backends", "ucx wheel", Verdict.OK, f"{found}, for the CUDA {wheels.cuda} of torch")
 
@@ -108,14 +110,14 @@ def of_version(version: tuple[int, int, int], *, guarded: bool | None) -> Check:
     if not guarded:
         found = f"the guard is not active in this {name}: a reader that is killed while it connects may crash an owner"
         return Check("backends", "ucx version", Verdict.WARNING, found, installed_wheels().command)
-    found = f"{name}, tried with Skipper; its known fault is guarded against"
+    found = f"{name}, tested with Skipper; the guard against its known fault is active"
     return Check("backends", "ucx version", Verdict.OK, found)
 
 
 def of_bells(*, guarded: bool) -> Check:
     """Whether the sockets by which UCX's workers wake each other are guarded (see `ucp_guard.h`)."""
     if guarded:
-        found = "a datagram without a byte from another user ends nobody"
+        found = "an empty datagram from another user ends no process"
         return Check("backends", "ucx bells", Verdict.OK, found)
     found = "not guarded in this UCX: an empty datagram from any user of the host can end a process that uses it"
     return Check("backends", "ucx bells", Verdict.WARNING, found, installed_wheels().command)

@@ -44,7 +44,7 @@ def rref(endpoint: Endpoint[..., Any], args: Sequence[Any], kwargs: Mapping[str,
         ValueError: the endpoint is ``propagate="mocked"``, which has no meaning without its actor.
         As calls of remote functions.
     """
-    recording.refuse("a call of an actor's endpoint", "make it beside the compiled function")
+    recording.refuse("a call of an actor's endpoint", "make it outside of the compiled function")
     actors, propagate, name = endpoint.mesh, endpoint.propagate, f"{endpoint.mesh.name}.{endpoint.spec.name}"
     packed = PackedArguments(args, kwargs)
     instruction_stream, mesh = packed.place(name)
@@ -110,7 +110,7 @@ def send(endpoint: Endpoint[..., Any], adverb: str, args: Sequence[Any], kwargs:
         As calls of remote functions.
     """
     actors, name = endpoint.mesh, f"{endpoint.mesh.name}.{endpoint.spec.name}"
-    recording.refuse("a call of an actor's endpoint", "make it beside the compiled function")
+    recording.refuse("a call of an actor's endpoint", "make it outside of the compiled function")
     packed = PackedArguments(args, kwargs)
     instruction_stream, mesh = _place(packed, actors.members, f"{name}: the actors {actors!r}")
     run = endpoint.wrapped(handover.as_plain_async if endpoint.spec.is_async else handover.as_plain)
@@ -131,7 +131,7 @@ def spawn(
         MeshMismatchError: the processes are not those where the tensors are; one process may be one of these.
         As calls of remote functions.
     """
-    recording.refuse("the spawning of actors", "spawn them beside the compiled function")
+    recording.refuse("the spawning of actors", "spawn them outside of the compiled function")
     packed = PackedArguments(args, kwargs)
     instruction_stream, mesh = _place(packed, procs.members, f"{name}: the processes {procs!r}")
     number = _new_number()

@@ -31,7 +31,7 @@ def borrow(stream: StreamKey, tensor: torch.Tensor, *, mutable: bool) -> Borrow:
         source.storage.refuse_change()
         if torch.is_grad_enabled() and tensor.requires_grad:
             raise RuntimeError(
-                "what a borrower changes is unseen by autograd: borrow tensor.detach(), or do it under torch.no_grad()"
+                "autograd does not see what a borrower changes: borrow tensor.detach(), or do it under torch.no_grad()"
             )
         if not tensor.is_inference():
             torch.autograd.graph.increment_version(tensor)  # autograd must not use what it has saved of it

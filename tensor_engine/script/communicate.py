@@ -97,7 +97,7 @@ def reduce(
     plan = _reduction(value, names, reduction, scatter, mesh)
     if torch.is_grad_enabled() and tensor.requires_grad:
         if out is not None:
-            raise ValueError("reduce(out=...) has no gradient: leave out= away, or reduce tensor.detach()")
+            raise ValueError("reduce(out=...) has no gradient: do not pass out=, or reduce tensor.detach()")
         if reduction not in _WITH_GRADIENT:
             raise ReductionError(
                 f"{reduction} has no gradient here: reduce tensor.detach(), or take one of {', '.join(_WITH_GRADIENT)}"
@@ -427,7 +427,7 @@ def _require_writable(out: torch.Tensor, value: Value, plan: Reduction) -> Value
     """
     if torch.is_grad_enabled() and out.requires_grad:
         raise RuntimeError(
-            "a reduction into a tensor that requires a gradient is unseen by autograd: use what reduce returns, or "
+            "autograd does not see a reduction into a tensor that requires a gradient: use what reduce returns, or "
             "do it under torch.no_grad()"
         )
     into = value_of(out)

@@ -30,7 +30,8 @@ _tracing = threading.Lock()
 
 
 class CompiledFunction(Generic[P, R]):
-    """A function that is traced by the first call of a kind, and replayed by later ones. Made by `compile`."""
+    """A function that is traced by the first call of a kind, and replayed by later ones. Made by `compile`.
+    """
 
     def __init__(self, function: Callable[P, R], programs: int, worker_compile: str | None) -> None:
         functools.update_wrapper(self, function)
@@ -186,7 +187,7 @@ def compile(
         ValueError: ``programs`` is not positive.
     """
     if programs < 1:
-        raise ValueError(f"programs= has to be at least 1, not {programs}")
+        raise ValueError(f"programs= must be at least 1, not {programs}")
     if function is None:
         return functools.partial(compile, programs=programs, worker_compile=worker_compile)
     return CompiledFunction(function, programs, worker_compile)

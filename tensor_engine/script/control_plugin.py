@@ -50,7 +50,7 @@ def by_mesh(tensors: Mapping[str, object]) -> Sequence[OnMesh]:
         local = local_of(tensor)
         if not isinstance(local, Tensor):
             continue
-        recording.refuse("to hand out tensors of a mesh", "put them into a store beside the compiled function")
+        recording.refuse("to hand out tensors of a mesh", "put them into a store outside of the compiled function")
         value = value_of(local)
         stream = value.instruction_stream
         if stream not in found:

@@ -107,7 +107,7 @@ def fetch_shard(
     Raises:
         LocalTensorError: this is no tensor of a mesh.
         KeyError: the mesh has no such axis.
-        IndexError: a coordinate lies outside of its axis.
+        IndexError: a coordinate is out of range for its axis.
     """
     place = {**(shard or {}), **coordinates}
     if isinstance(tensor, list | tuple | dict):
@@ -252,7 +252,7 @@ def mesh_rank(mesh: ProcMesh, coordinates: Mapping[str, int]) -> int:
 
     Raises:
         KeyError: the mesh has no such axis.
-        IndexError: a coordinate lies outside of its axis.
+        IndexError: a coordinate is out of range for its axis.
     """
     if not coordinates:
         return 0

@@ -15,13 +15,6 @@ Backward = Callable[..., Any]
 def grad_function(function: Callable[..., tuple[Any, Backward]]) -> Callable[..., Any]:
     """Give a function its own backward, which can use remote functions, several meshes and streams.
 
-    >>> @grad_function
-    ... def scaled(x, factor):
-    ...     def backward(grad):
-    ...         return grad * factor
-    ...
-    ...     return x * factor, backward
-
     Args:
         function: returns its outputs, and a function that is called with their gradients when these are asked for: one
             argument for each tensor in the outputs, zeros where there is no gradient. It returns the gradients of the

@@ -81,7 +81,7 @@ class IssueOrder:
             EngineClosedError: it is not.
         """
         if self.is_closed:
-            raise EngineClosedError("the tensor engine of this mesh has been shut down; activate a mesh anew")
+            raise EngineClosedError("the tensor engine of this mesh was shut down; activate a mesh again")
 
     def turn_to(self, stream: InstructionStream) -> None:
         """Send first what waits for the same workers in other instruction streams. Called under the lock."""

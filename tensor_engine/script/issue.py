@@ -532,8 +532,8 @@ def _local(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     def bring(leaf: Any) -> Any:
         if isinstance(leaf, torch.Generator):
             raise LocalTensorError(
-                f"{_name(func)}: a generator of the script draws no numbers for a tensor of a mesh: leave it away, and "
-                "seed the workers' own by tensor_engine.random"
+                f"{_name(func)}: a generator of the script cannot draw numbers for a tensor of a mesh: do not pass it, "
+                "and seed the workers' generators by tensor_engine.random"
             )
         if isinstance(leaf, Tensor) or not isinstance(leaf, torch.Tensor):
             return leaf

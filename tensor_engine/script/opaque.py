@@ -35,13 +35,6 @@ def opaque_method(function: F) -> F:
 class OpaqueObject:
     """An object on each worker, made there, whose methods the script calls.
 
-    >>> class Counter(OpaqueObject):
-    ...     @opaque_method
-    ...     def add(self, x):
-    ...         return torch.empty_like(x)
-    >>> counter = Counter("my_package.counters.Counter", start)
-    >>> total = counter.add(x)
-
     Args:
         constructor: the class or function that makes it, or the path to one; or a reference to an object that is there.
         *args: for the constructor; tensors of a mesh among them.
@@ -83,11 +76,6 @@ class OpaqueObject:
 
 class OpaqueModule:
     """A `torch.nn.Module` on each worker, made and called there; parameters and gradients are those of the script.
-
-    >>> linear = OpaqueModule("torch.nn.Linear", 3, 3)
-    >>> optimizer = torch.optim.SGD(linear.parameters(), lr=0.1)
-    >>> linear(x).sum().backward()
-    >>> optimizer.step()
 
     Autograd runs on the workers within the module, and in the script around it.
 

@@ -116,8 +116,8 @@ class TraceRecorder:
             _, (end, begin) = self.borrows.popitem()  # the last one first: it may have been lent on
             end()
             self.refusal = self.refusal or CompileError(
-                f"a borrow that began at {begin} was open at the end of the compiled function, and a replay has "
-                "nobody to end it: end it in the function, by `with stream.borrow(tensor) as x:` or drop()"
+                f"a borrow that began at {begin} was open at the end of the compiled function, and a replay could "
+                "not end it: end it in the function, by `with stream.borrow(tensor) as x:` or drop()"
             )
 
 

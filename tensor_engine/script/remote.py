@@ -28,7 +28,8 @@ _CACHED = 1024
 
 
 class RemoteFunction:
-    """A function that runs on the workers; `remote` makes it. Call it as the function itself."""
+    """A function that runs on the workers; `remote` makes it. Call it as the function itself.
+    """
 
     def __init__(self, function: Callable[..., Any] | str, propagate: Propagate) -> None:
         self.__remote_function__ = function
@@ -211,7 +212,7 @@ def remote(
             - ``"cached"``: the function itself is run on fake tensors, once for each kind of arguments;
             - ``"mocked"``: the same at each call;
             - ``"inspect"``: the script waits until the first rank has run it and tells what came out, whose shapes may
-              depend on values. They have to be the same on all ranks.
+              depend on values. They must be the same on all ranks.
 
             Process groups do nothing in runs on fake tensors.
 
@@ -252,7 +253,7 @@ def call_on_shard_and_fetch(
 
     Raises:
         KeyError: the mesh has no such axis.
-        IndexError: a coordinate lies outside of its axis.
+        IndexError: a coordinate is out of range for its axis.
         MeshMismatchError: a process group is among the arguments that has more members.
         Exception: as calls of remote functions.
     """

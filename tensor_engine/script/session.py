@@ -124,7 +124,10 @@ class Failures:
             first = failure.first
             if index == 0:
                 error = _remote_error(first, failure.stack)
-                _log.error("an operation failed, and nothing that depends on it was fetched: %s", error)
+                _log.error(
+                    "an operation failed, and nobody saw the error, because nothing that depends on it was fetched: %s",
+                    error,
+                )
                 continue
             ranks = ", ".join(map(str, sorted(failure.ranks)))
             _log.error("%s failed on ranks %s, also unseen: %s", first.operation, ranks, first.summary)

@@ -25,12 +25,6 @@ _known: dict[int, Stream] = {}
 class Stream:
     """A sequence of operations: they run in order, and beside those of other streams.
 
-    >>> loader = Stream("loader")
-    >>> with loader.activate():
-    ...     batch = torch.rand(64, 128)
-    >>> with main.borrow(batch) as x:
-    ...     loss = model(x).sum()
-
     A tensor belongs to the stream on which it was made, and operations on it run there. For another stream it has to be
     borrowed. Each stream is a thread of every worker, made with its first use, and communicates by itself: collectives
     of two streams run beside each other as well.

@@ -102,7 +102,7 @@ class RendezvousServer(Actor):
                 await self._changed.wait_for(lambda: kept.check(keys) or not self._lost.keys().isdisjoint(members))
         except TimeoutError:
             missing = [key for key in keys if not kept.check([key])]
-            raise TimeoutError(f"nobody has set {', '.join(missing)} within {timeout_s:g} s") from None
+            raise TimeoutError(f"no worker has set {', '.join(missing)} within {timeout_s:g} s") from None
         if not kept.check(keys):
             self._check(members)
         return [kept.get(key) for key in keys]
@@ -216,7 +216,7 @@ def answer(future: Future[T], timeout_s: float) -> T:
         kind = CommunicationTimeoutError if isinstance(error.cause, TimeoutError) else CommunicationError
         raise kind(error.summary if error.cause is None else str(error.cause)) from error
     except TimeoutError as error:
-        raise CommunicationTimeoutError(f"the script has not answered: {error}") from error
+        raise CommunicationTimeoutError(f"the script did not answer: {error}") from error
     except ControlError as error:
         raise CommunicationError(f"the script cannot be asked: {error}") from error
 

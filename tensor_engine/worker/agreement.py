@@ -14,5 +14,5 @@ def where_it_is(result: torch.Tensor, given: torch.Tensor, expected: Any, what: 
         ValueError: it has others.
     """
     if given.tolist() != expected:
-        raise ValueError(f"{what} have to be the same on all ranks: {given.tolist()} here, {expected} on the first one")
+        raise ValueError(f"{what} must be the same on all ranks: {given.tolist()} here, {expected} on the first one")
     return result

@@ -153,7 +153,7 @@ def _source_towards(host: str) -> str:
         try:
             unsent.connect((host, 9))
         except OSError as error:
-            raise CommunicationError(f"no way leads from here to the member on {host}: {error}") from error
+            raise CommunicationError(f"this host has no route to the member on {host}: {error}") from error
         return str(unsent.getsockname()[0])
 
 
@@ -184,7 +184,7 @@ def _connect(make: Callable[[], Any], admission: _Admission) -> Any:
         backend, error = ended.get(timeout=admission.rendezvous.timeout_s)
     except queue.Empty:
         raise CommunicationTimeoutError(
-            f"the group was not made within {admission.rendezvous.timeout_s:g} s of its members' coming"
+            f"the group was not complete within {admission.rendezvous.timeout_s:g} s after its members arrived"
         ) from None
     if error is not None:
         raise error

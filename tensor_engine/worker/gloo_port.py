@@ -58,7 +58,7 @@ class GlooPort:
             CommunicationError: strangers cannot be kept from it here, or the listener cannot be found.
         """
         if obstacle := socket_filter.obstacle():
-            raise CommunicationError(f"gloo's port would be open to everybody: {obstacle}")
+            raise CommunicationError(f"gloo's port would be open to all users: {obstacle}")
         with _making:
             for _ in range(_ATTEMPTS):
                 known = own_sockets.descriptors()
@@ -124,7 +124,7 @@ class GlooPort:
                 self._end_strangers()
                 self._replace(self._fd, quiet)
         except OSError as error:
-            raise CommunicationError(f"gloo's port lets nobody in any more, but cannot be closed: {error}") from error
+            raise CommunicationError(f"gloo's port accepts no connections, but could not be closed: {error}") from error
 
     def _end_strangers(self) -> None:
         for _, copy in own_sockets.opened(self._known):

@@ -74,7 +74,7 @@ class Group:
             yield
         except (RuntimeError, DataplaneError) as error:
             reason = f"{what} failed on {self}: {error}"
-            self._broken = f"{self} cannot be used any more, since {reason}"
+            self._broken = f"{self} cannot be used any more, because {reason}"
             self.close()
             raise (CommunicationTimeoutError if _is_late(error) else CommunicationError)(reason) from error
         except BaseException as error:
@@ -190,7 +190,7 @@ class Groups:
         except RuntimeError as error:
             kind = CommunicationTimeoutError if _is_late(error) else CommunicationError
             raise kind(
-                f"worker {self.number} could not meet the others of {members} within {self.timeout_s} s: {error}"
+                f"worker {self.number} could not reach the others of {members} within {self.timeout_s} s: {error}"
             ) from error
 
     def _backend(

@@ -1,4 +1,4 @@
-"""The wait for what a stream was given before, with marks that a test reaches: whether a GPU is there or not."""
+"""The wait for what a earlier work of its stream, with marks that a test reaches: whether a GPU is there or not."""
 
 import threading
 import time
@@ -70,7 +70,7 @@ def test_a_kernel_that_does_not_end_costs_no_more_than_the_timeout(marks: list[A
     begins: list[float] = []
     begin = time.monotonic()
     operation = stream_order.begin_in_order([0], 0.1, begun(begins))
-    with pytest.raises(TransferTimeoutError, match="stream was given before"):
+    with pytest.raises(TransferTimeoutError, match="earlier work of its stream"):
         operation.get(20)
     assert time.monotonic() - begin >= 0.1
     assert not begins
@@ -91,7 +91,7 @@ def test_an_error_of_the_device_is_a_typed_one(marks: list[Any]) -> None:
     operation = stream_order.begin_in_order([0], 20.0, begun([]))
     with pytest.raises(TransferError, match="given before the transfer: CUDA error: an illegal"):
         operation.get(20)
-    with pytest.raises(RegistrationError, match=r"cannot be handed out: .*illegal"):
+    with pytest.raises(RegistrationError, match=r"cannot be exported: .*illegal"):
         stream_order.require_done(marks)
 
 

@@ -226,5 +226,5 @@ def test_a_script_does_not_join_by_an_address_and_its_own_is_that_very_job(
 def test_an_answer_that_is_none_is_told(secret_file: Path) -> None:
     gate = GateAddress.of("tcp://127.0.0.2:1", secret_file, None, insecure=False)
     for answer in ({}, {"root": {"id": "a", "address": "127.0.0.2:0", "name": "a"}}, {"root": 1, "nonce": 2}):
-        with pytest.raises(HostError, match="does not speak like this version"):
+        with pytest.raises(HostError, match="runs another version of the protocol"):
             introduced(answer, gate)

@@ -28,7 +28,7 @@ def test_processes_on_a_machine_that_was_cut_off_are_made_anew_once_it_is_back(
     try:
         wait_until(lambda: owner.actors.call_one().get(PATIENCE_S) is None, "the loss is noticed")
         wait_for_nothing(lost)
-        wait_until(lambda: "could not be followed by another" in caplog.text, "the host is asked for in vain")
+        wait_until(lambda: "its successor could not be started" in caplog.text, "the host is asked for in vain")
     finally:
         lost.plug()
     second = owner.pids.call_one(1).get(3 * PATIENCE_S)

@@ -89,4 +89,4 @@ def test_a_rank_without_the_secret_is_told_what_to_pass(net: Network, secret_fil
     _, second = start(net, "use", 1, {"SKIPPER_SECRET_FILE": str(secret_file), "STORE_INSECURE": "1"}, {})
     _, err = second.communicate(timeout=TORCH_S)
     assert second.wait(PATIENCE_S) == 1
-    assert "ranks of several hosts meet by a secret" in err
+    assert "ranks of several hosts need a common secret" in err

@@ -142,5 +142,5 @@ def test_a_folder_that_tls_cannot_use_is_refused(tmp_path: Path, authority: Path
         attach_to_hosts("tcp://127.0.0.2:1", certs=folder)
     (folder / "key.pem").chmod(0o600)
     (folder / "cert.pem").write_text("nothing")
-    with pytest.raises(CertificateError, match="is no PEM file"):
+    with pytest.raises(CertificateError, match="is not a PEM file"):
         attach_to_hosts("tcp://127.0.0.2:1", certs=folder)

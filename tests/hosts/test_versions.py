@@ -76,12 +76,12 @@ def test_a_host_of_another_major_version_is_refused_with_both_named(
         (f"{MAJOR}.{MINOR + 3}", None),
         (f"{MAJOR + 1}.0", f"{MAJOR + 1}.0 is that of a later"),
         (f"{MAJOR - 1}.9", f"{VERSION} is that of a later"),
-        ("4", "what the other one says"),
-        ("", "what the other one says"),
-        ("5.x", "what the other one says"),
-        (None, "what the other one says"),
-        (b"5.0", "what the other one says"),
-        ("9" * 5000 + ".0", "what the other one says"),
+        ("4", "the version of the other process"),
+        ("", "the version of the other process"),
+        ("5.x", "the version of the other process"),
+        (None, "the version of the other process"),
+        (b"5.0", "the version of the other process"),
+        ("9" * 5000 + ".0", "the version of the other process"),
     ],
 )
 def test_what_stands_between_two_versions(theirs: object, words: str | None) -> None:

@@ -115,7 +115,7 @@ def test_a_pod_that_is_lost_is_replaced(here: tuple[Cluster, Callable[..., Kuber
         cluster.most_pods = 0
         job.engine.replace(1)
         assert job.places()[1].state is PlaceState.FAILED
-        assert "given up this index" in job.places()[1].reason
+        assert "gave up this index" in job.places()[1].reason
         failures.clear()
 
 
@@ -150,7 +150,7 @@ def test_where_there_is_no_cluster_the_error_says_so(
     here: tuple[Cluster, Callable[..., KubernetesJob]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with pytest.raises(JobError, match="no way to a Kubernetes cluster"):
+    with pytest.raises(JobError, match="cannot connect to a Kubernetes cluster"):
         KubernetesJob(1, PODS, kubeconfig=tmp_path / "nowhere").start()
     text = (tmp_path / "kubeconfig").read_text()
     (tmp_path / "closed").write_text(text.replace("127.0.0.1:", "127.0.0.9:"))
@@ -198,7 +198,7 @@ def test_a_secret_that_is_there_already_is_referred_to_and_sent_nowhere(tmp_path
     assert set(found) == {"Job", "Service"}
     volumes = found["Job"]["spec"]["template"]["spec"]["volumes"]
     assert volumes[0]["secret"]["secretName"] == "of-the-team"
-    with pytest.raises(ValueError, match="pass the script the same"):
+    with pytest.raises(ValueError, match="give the script the same one"):
         KubernetesJob(2, PODS, secret_name="of-the-team")
     made = KubernetesJob(2, PODS)
     assert made.manifests()
@@ -213,7 +213,7 @@ def test_a_secret_that_is_there_already_is_referred_to_and_sent_nowhere(tmp_path
 
 def test_names_and_amounts_that_make_no_sense_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("Upper", "1st", "a_b", "a-", "x" * 63):
-        with pytest.raises(ValueError, match="is no name for Kubernetes"):
+        with pytest.raises(ValueError, match="is not a valid name in Kubernetes"):
             KubernetesJob(2, PODS, name=name)
     for options in ({"image": ""}, {"port": 0}, {"pull_policy": "Sometimes"}, {"gpus": -1}, {"idle_timeout_s": 0}):
         with pytest.raises(ValueError, match=r"image|port|policy|negative"):

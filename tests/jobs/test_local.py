@@ -42,7 +42,7 @@ def test_logs_stay_in_the_folder_that_was_named(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_told_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     job = LocalJob(1, folder=tmp_path / "file" / "jobs")
-    with pytest.raises(JobError, match="folder of the job cannot be made"):
+    with pytest.raises(JobError, match="cannot make the folder of the job"):
         job.start()
     with pytest.raises(JobError, match="has not been started"):
         job.state()

@@ -228,7 +228,7 @@ def test_of_an_agents_output_the_last_is_kept_and_its_files_go_with_it(
 def test_where_there_is_no_cluster_the_error_says_so_at_once() -> None:
     job = RayJob(1, address=f"{HEAD}:1")
     begin = time.monotonic()
-    with pytest.raises(JobError, match=r"nobody answers at 127\.0\.0\.2:1"):
+    with pytest.raises(JobError, match=r"nothing answers at 127\.0\.0\.2:1"):
         job.start()
     assert time.monotonic() - begin < UP_S
     job.cancel()
@@ -254,8 +254,8 @@ def test_without_ray_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatc
     [
         ({"strategy": "ANYHOW"}, "not 'ANYHOW'"),
         ({"cpus": -1}, "negative"),
-        ({"cpus": 0}, "no resource at all"),
-        ({"resources": {"GPU": 1}}, "by cpus= and gpus="),
+        ({"cpus": 0}, "without resources"),
+        ({"resources": {"GPU": 1}}, "with cpus= and gpus="),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: dict[str, object], message: str) -> None:

@@ -176,7 +176,7 @@ def test_without_its_controller_the_job_fails_and_says_so(
             patch.setenv("SLURM_CONF", str(impatient))  # of its commands, which would try for longer
             with pytest.raises(JobError, match="Unable to contact slurm controller"):
                 job.places()
-            with pytest.raises(JobError, match=r"does not take the job.*Unable to contact slurm controller"):
+            with pytest.raises(JobError, match=r"rejected the job.*Unable to contact slurm controller"):
                 make(1).start()
     finally:
         slurm.start_controller()
@@ -266,7 +266,7 @@ def test_without_slurm_there_is_no_job(make: Callable[..., SlurmJob], monkeypatc
     job = make()
     with monkeypatch.context() as patch:
         patch.setenv("PATH", "/nowhere")
-        with pytest.raises(JobError, match="no machine of a Slurm cluster"):
+        with pytest.raises(JobError, match="belongs to no Slurm cluster"):
             job.start()
 
 

@@ -143,7 +143,7 @@ def test_rank_0_names_the_ranks_that_do_not_come(start: Start) -> None:
     (alone,) = start("work", timeout=0.5, ranks=1)
     status, _, err = outcome(alone)
     assert status == 1
-    assert "RendezvousError: ranks [1] of 2 have not come to the job within 0.5 s" in err
+    assert "RendezvousError: ranks [1] of 2 have not joined the job within 0.5 s" in err
 
 
 def test_what_a_killed_run_has_left_does_not_confuse_the_next(start: Start, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_rank_that_is_too_early_waits_and_one_without_rank_0_says_so(start: St
     for process in (first, second):
         status, _, err = outcome(process)
         assert status == 1
-        assert "RendezvousError: rank 0 was not met within 2 s" in err
+        assert "RendezvousError: rank 0 could not be reached within 2 s" in err
 
 
 @pytest.fixture
@@ -236,7 +236,7 @@ def test_who_is_no_rank_of_torchrun_is_told_what_is_missing(monkeypatch: pytest.
         TorchrunRank.of({**RANK_0, "RANK": "2"})
     for name, value in RANK_0.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(TorchrunError, match="within the with statement"):
+    with pytest.raises(TorchrunError, match="inside the with statement"):
         SpmdJob().procs()
 
 
@@ -244,7 +244,7 @@ def test_a_rank_that_has_begun_a_job_of_its_own_cannot_come(monkeypatch: pytest.
     for name, value in {**RANK_0, "RANK": "1", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
     this_proc()
-    with pytest.raises(AlreadyInJobError, match="enter the SpmdJob first"), SpmdJob():
+    with pytest.raises(AlreadyInJobError, match="enter the SpmdJob before"), SpmdJob():
         pass
 
 

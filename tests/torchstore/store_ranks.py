@@ -71,7 +71,7 @@ async def life() -> str:
 
     place = await initialize(strategy())
     if place.rank == 0:
-        with pytest.raises(ts.StoreTimeoutError, match="rank 1 did not shut the store 'default' down"):
+        with pytest.raises(ts.StoreTimeoutError, match="rank 1 did not shut down the store 'default'"):
             await ts.shutdown(timeout=0.5)
     else:
         with contextlib.suppress(ts.KeyNotFoundError, ts.StoreNotInitializedError):

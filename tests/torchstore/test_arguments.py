@@ -128,5 +128,5 @@ async def test_flags_of_a_put_are_true_or_false(name: str) -> None:
 
 
 async def test_two_modes_at_once_are_refused() -> None:
-    with pytest.raises(ValueError, match="direct_rdma=True is mode='direct', and mode='snapshot' was given"):
+    with pytest.raises(ValueError, match="direct_rdma=True means mode='direct', but mode='snapshot' was given"):
         await ts.put_state_dict({"w": torch.ones(2)}, "m", direct_rdma=True, mode="snapshot")

@@ -42,7 +42,7 @@ SAMPLES = [
     errors.PublisherLostError("a", 3, "process 7 has died"),
     errors.VolumeLostError("0", "process 7 has died"),
     errors.VolumeFullError("0", 10, 5),
-    errors.JournalError("no memory for the journal"),
+    errors.JournalError("not enough memory for the journal"),
     errors.ControllerLostError("the store's controller is gone"),
     errors.MirrorError("file:///m", "it is empty"),
     errors.MirrorFormatError("file:///m/1", "no JSON"),

@@ -133,9 +133,9 @@ def test_a_local_tensor_is_a_view_of_its_part() -> None:
     part = get_local_tensor(whole, (2, 3), (1, 2))
     assert torch.equal(part, whole[1:3, 2:5])
     assert part.data_ptr() == whole[1:, 2:].data_ptr()
-    with pytest.raises(ValueError, match="no part of a tensor"):
+    with pytest.raises(ValueError, match="not a part of a tensor"):
         get_local_tensor(whole, (2, 3), (3, 2))
-    with pytest.raises(ValueError, match="no part of a tensor"):
+    with pytest.raises(ValueError, match="not a part of a tensor"):
         get_local_tensor(whole, (2,), (3,))
 
 

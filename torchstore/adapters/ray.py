@@ -166,7 +166,7 @@ class TensorTransport(TensorTransportManager):  # type: ignore[misc]
         operation = fetch_request.operation
         if timeout == 0 and not operation.done():
             raise dataplane.TransferTimeoutError(
-                f"the tensors of Ray's object {fetch_request.obj_id} are not there yet"
+                f"the tensors of Ray's object {fetch_request.obj_id} are not available yet"
             )
         operation.get(timeout if timeout > 0 else None)
         tensors: list[torch.Tensor] = fetch_request.tensors

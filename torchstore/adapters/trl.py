@@ -114,7 +114,7 @@ class TorchStoreWeightTransfer:
         seconds: Counter[str] = Counter()
         try:
             if self._served is None:
-                raise RuntimeError("init_weight_transfer has to be called before the first send_weights")
+                raise RuntimeError("call init_weight_transfer before the first send_weights")
             with WorkersUpdate(self._client, seconds) as update:
                 for number, (bucket, is_last) in enumerate(buckets(iterator, self._bucket_nbytes)):
                     key = f"policy.{number}"

@@ -172,7 +172,7 @@ class Layout:
             0 <= index < size for index, size in zip(coordinate, self.mesh_shape, strict=True)
         )
         if not inside:
-            raise ValueError(f"{coordinate} is no coordinate of a mesh of shape {self.mesh_shape}")
+            raise ValueError(f"{coordinate} is not a coordinate of a mesh of shape {self.mesh_shape}")
 
 
 @lru_cache(maxsize=4096)

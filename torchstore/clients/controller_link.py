@@ -84,7 +84,9 @@ class HeldLeases:
         with self._changed:
             while any(number <= life for number in self._awaited.values()):
                 if not self._changed.wait(max(end - time.monotonic(), 0.0)):
-                    raise TimeoutError(f"a lost controller still owes answers after {timeout:.3g} s")
+                    raise TimeoutError(
+                        f"the store's controller was lost, and has not answered all requests after {timeout:.3g} s"
+                    )
             return frozenset(self._leases), frozenset(self._batches - {0})
 
     def without(
@@ -166,7 +168,9 @@ class ControllerLink:
         except TimeoutError as error:
             if isinstance(error, StoreError):
                 raise
-            raise StoreTimeoutError(f"the store's controller has died, and {timeout:g} s are over") from error
+            raise StoreTimeoutError(
+                f"the store's controller has died, and no other one answered within {timeout:g} s"
+            ) from error
         await asyncio.sleep(_PAUSE_S)
 
     def give_back(self, leases: Iterable[tuple[str, int]], batch: int, call: Call[Any]) -> None:
@@ -183,7 +187,7 @@ class ControllerLink:
             except (SupervisionError, TimeoutError):
                 self._begin_switch(life).add_done_callback(again)
             except ControlError as error:
-                _log.warning("a lease is not given back: %s", error)
+                _log.warning("a lease could not be returned: %s", error)
 
         def again(switched: _Switch) -> None:
             error = switched.exception()

@@ -202,7 +202,8 @@ def into_entries(key: str, destination: Destination, names: Collection[str]) -> 
                 if len(parts) > 1 or part != Part(part.name) or not isinstance(leaf, torch.Tensor):
                     where = f"{key}/{part.name}"
                     raise LayoutMismatchError(
-                        where, f"put by itself since, it cannot be a part of {name}: put the state dict again"
+                        where,
+                        f"it was put again by itself, so it is no longer a part of {name}: put the state dict again",
                     )
                 found[part.name] = leaf
     return found

@@ -81,7 +81,7 @@ class Explanation:
             f"{self.predicted_s * 1e3:.1f} ms to move, judged by {self.rate_from}",
         ]
         if self.saved_nbytes:
-            lines.append(f"  {self.saved_nbytes:>14,} bytes are there since the version before")
+            lines.append(f"  {self.saved_nbytes:>14,} bytes are already there from the version before")
         if self.proof_nbytes:
             lines.append(f"  {self.proof_nbytes:>14,} bytes of checksums prove what arrives")
         lines += [

@@ -37,11 +37,12 @@ class LastPuts:
                 raise TypeError(f"{key!r}: a state dict is a mapping, not {type(state_dict).__name__}")
             return put
         if put.mode != "direct":
-            raise ValueError(f"{key!r}: a state dict is needed; None puts one again in direct mode alone")
+            raise ValueError(f"{key!r}: a state dict is needed; None repeats the last one in direct mode only")
         last = self._last.get(key)
         if last is None:
             raise ValueError(
-                f"{key!r}: this process has put no state dict in direct mode that None could stand for: give one first"
+                f"{key!r}: None repeats the last state dict in direct mode, and this process has put none: give one "
+                "first"
             )
         found = last[0].state_dict(key) if isinstance(last[0], _Borrowed) else last[0]
         dtype = last[1] if put.transfer_dtype is None else put.transfer_dtype

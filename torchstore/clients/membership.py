@@ -160,7 +160,7 @@ class PutCounts:
         try:
             return await within(timeout, asyncio.to_thread(membership))
         except TimeoutError as error:
-            raise StoreTimeoutError(f"the store of the process group did not answer in {timeout:g} s") from error
+            raise StoreTimeoutError(f"the store of the process group did not answer within {timeout:g} s") from error
 
     def next(self, key: str, member: Membership, version: int | None, *, alone: bool | None) -> Turn:
         """The next put of a key.

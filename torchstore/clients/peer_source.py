@@ -43,9 +43,7 @@ class PeerSource:
         """
         copy = self._copy(key, destination)
         if not copy.packed.tensors:
-            raise ValueError(
-                f"serve=True offers tensors that are read, and there are none in what was given for {key!r}"
-            )
+            raise ValueError(f"serve=True offers the tensors that were read, and the destination has none for {key!r}")
         return copy.read_group
 
     def withdraw(self, key: str) -> bool:

@@ -143,7 +143,8 @@ class PinnedVersion:
             if grant.overwritten:
                 raise KindMismatchError(
                     f"{key}/{grant.overwritten[0]}",
-                    f"put by itself since, it is no part of version {grant.version}: put the state dict again, or say "
+                    f"it was put again by itself, so it is no longer a part of version {grant.version}: put the "
+                    "state dict again, or say "
                     f"version={grant.version} to read it as it was put",
                 )
         except BaseException:

@@ -155,15 +155,15 @@ def check_version(version: object) -> None:
     if not isinstance(version, int) or isinstance(version, bool):
         raise TypeError(f"a version is a number, not {version!r}")
     if version < 0:
-        raise ValueError(f"versions are counted from 1 on, and {version} is below; the newest one is 'latest'")
+        raise ValueError(f"versions begin with 1, and {version} is lower; the newest one is 'latest'")
 
 
 def check_keep(keep: object) -> None:
     """Raise TypeError or ValueError for what is no number of versions to keep."""
     if not isinstance(keep, int) or isinstance(keep, bool):
-        raise TypeError(f"how many versions are kept is a number, not {keep!r}")
+        raise TypeError(f"keep must be a number of versions, not {keep!r}")
     if keep < 1:
-        raise ValueError(f"at least one version is kept, not {keep}")
+        raise ValueError(f"keep must be at least 1, not {keep}")
 
 
 def selector_of(version: object) -> Selector:

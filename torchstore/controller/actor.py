@@ -105,7 +105,7 @@ class StoreController(Actor):
             ControllerLostError: There is to be a journal, and no controller could be started.
         """
         if self._volumes is not None:
-            raise StrategyError(f"the store {self._store_name!r} is initialized already; shut it down first")
+            raise StrategyError(f"the store {self._store_name!r} is already initialized; shut it down first")
         settings = replace(settings, first_client=next(self._stores) << CLIENTS_BITS)
         volumes = await Volumes.start(
             self._store_name, num_storage_volumes, strategy, mesh, volume_nbytes, apart=settings.journal
@@ -466,7 +466,7 @@ class StoreController(Actor):
         try:
             self._recorder.do(Command(name, arguments))
         except JournalError as error:
-            _log.warning("%s is done later: %s", name, error)
+            _log.warning("%s will be done later: %s", name, error)
             asyncio.get_running_loop().call_later(_LATER_S, self._do, name, *arguments)
         self._waiting.wake()
 

@@ -84,7 +84,7 @@ class History:
         Publishers that agree on a number have finished the one before: what is missing of that will not come.
         """
         if self._reserved in self.staging:
-            self._abandon(self.staging[self._reserved], "another version was begun")
+            self._abandon(self.staging[self._reserved], "another version was started")
         self._newest += 1
         self._reserved = self._newest
         return self._newest
@@ -153,7 +153,7 @@ class History:
     def _begin(self, number: int, step: Step | None) -> Version:
         staged = self.staging.get(number)
         if staged is not None:
-            self._abandon(staged, f"version {number} was put by others since")
+            self._abandon(staged, f"version {number} has been put by other ranks in the meantime")
         self._newest = max(self._newest, number)
         version = self.staging[number] = Version(number, self.key, step=step)
         return version
@@ -318,7 +318,7 @@ class History:
         if version.lost is not None:
             raise version.lost()
         if version.closed:
-            raise SourceChangedError(self.key, number, "its publisher has taken it back")
+            raise SourceChangedError(self.key, number, "its publisher has withdrawn it")
         return version
 
     def _held(self, lease: int, number: int) -> Version:
@@ -329,7 +329,7 @@ class History:
         if version.lost is not None:
             raise version.lost()
         if version.closed:
-            raise SourceChangedError(self.key, number, "its publisher has taken it back")
+            raise SourceChangedError(self.key, number, "its publisher has withdrawn it")
         return version
 
     def lease(self, version: Version, reader: ProcessId) -> int:

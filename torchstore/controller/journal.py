@@ -63,7 +63,7 @@ class JournalMemory:
             os.pwrite(self._files[0], _header(token, 1), 0)
         except OSError as error:
             self.close()
-            raise JournalError(f"no memory for a journal: {error.strerror}") from error
+            raise JournalError(f"not enough memory for a journal: {error.strerror}") from error
         self.address = JournalAddress(this_process(), (self._files[0], self._files[1]), token)
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class Journal:
         try:
             os.posix_fallocate(self._files[self._at], self._end, room - self._end)
         except OSError as error:
-            raise JournalError(f"no memory for the journal: {error.strerror}") from error
+            raise JournalError(f"not enough memory for the journal: {error.strerror}") from error
         self._room = room
 
     def append(self, record: bytes) -> None:
@@ -181,7 +181,7 @@ class Journal:
             os.pwrite(new, _header(self._token, self._number + 1), 0)
         except OSError as error:
             os.ftruncate(new, 0)
-            raise JournalError(f"no memory for the journal: {error.strerror}") from error
+            raise JournalError(f"not enough memory for the journal: {error.strerror}") from error
         os.ftruncate(old, 0)
         self._at, self._number = 1 - self._at, self._number + 1
         self._end = self._room = self._checkpoint_nbytes = end

@@ -159,7 +159,7 @@ class Reading:
 
     def _waited_for(self, keys: tuple[str, ...]) -> str:
         reasons = filter(None, map(self._recorder.state.index.waits_for, keys))
-        return "; ".join([f"no version of {', '.join(map(repr, keys))} as asked for", *reasons])
+        return "; ".join([f"the requested version of {', '.join(map(repr, keys))}", *reasons])
 
     def _granted(
         self, wanted: tuple[Wanted, ...], client: int, since: float, patience: Patience | None = None

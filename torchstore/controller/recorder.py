@@ -140,7 +140,7 @@ class Recorder:
                 self._journal.write_checkpoint(_checkpoint_of(self.state))
             except Exception as error:  # noqa: BLE001 - the change is done; the journal is only longer than it need be
                 self._journal.postpone_checkpoint()
-                _log.warning("the journal is not begun again: %s: %s", type(error).__name__, error)
+                _log.warning("the journal could not be rewritten: %s: %s", type(error).__name__, error)
 
 
 def _checkpoint_of(state: StoreState) -> bytes:

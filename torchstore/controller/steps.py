@@ -63,8 +63,8 @@ class Step:
                 return OutOfStepError(
                     key,
                     f"of the puts of {name_ranks((turn.origin.rank,), self.size)} before this one {turn.refused} were "
-                    f"refused, of those of rank {other} {refused}: it cannot be told whether the two are at one step; "
-                    "say which version it is (version=...)",
+                    f"refused, of those of rank {other} {refused}: the store cannot know whether the two are at the "
+                    "same step; pass version=...",
                 )
         if turn.alone is None or turn.alone == self.alone:
             return None
@@ -79,8 +79,8 @@ class Step:
         rank = name_ranks((turn.origin.rank,), self.size)
         return ShareMismatchError(
             key,
-            f"the share of {rank} in step {self.index} has {kind}: it cannot be told "
-            "whether they are parts or replicas of one another; ranks that put parts say so: publisher=(rank, ranks)",
+            f"the share of {rank} in step {self.index} has {kind}: the store cannot know "
+            "whether they are parts or replicas of one another; ranks that put parts pass publisher=(rank, ranks)",
         )
 
     def add(self, turn: Turn) -> None:
@@ -142,7 +142,7 @@ class Steps:
         self._groups.move_to_end(name)
         while len(self._groups) > _REMEMBERED_GROUPS:
             _, oldest = self._groups.popitem(last=False)
-            _give_up(oldest, "other groups have put the key since")
+            _give_up(oldest, "other groups have put the key in the meantime")
         group = self._enter(group, turn, writer, is_explicit=version is not None)
         step = _find(group, turn, version)
         if step is None:
@@ -212,7 +212,7 @@ class Steps:
         """
         origin, index = turn.origin, turn.number
         if group.steps and version is None and index < next(iter(group.steps)) and len(group.steps) > MAX_AHEAD:
-            raise LateShareError(self._key, origin.rank, origin.size, index, "the group is far beyond it")
+            raise LateShareError(self._key, origin.rank, origin.size, index, "the group is already many steps further")
         if version is not None and index in group.steps:
             index = max(group.steps) + 1
         if not turn.alone:

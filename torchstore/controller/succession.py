@@ -66,7 +66,7 @@ class Succession:
     """The controllers of one store. The async actor that has it passes failures on.
 
     Raises:
-        JournalError: There is no memory for the journal.
+        JournalError: There is not enough memory for the journal.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Succession:
             if self._now is not None and (self._now.life > life or waited_s >= _STILL_THERE_S):
                 return self._now
             if waited_s >= timeout:
-                raise StoreTimeoutError(f"after {timeout:.3g} s: no controller has taken the place of the one before")
+                raise StoreTimeoutError(f"after {timeout:.3g} s: no spare controller has taken over")
             left = [timeout - waited_s, *([_STILL_THERE_S - waited_s] if self._now is not None else [])]
             await self._change(min(left))
 
@@ -142,7 +142,7 @@ class Succession:
         elif self._spare is not None and failure.mesh_name == self._spare.name:
             spare, self._spare = self._spare, None
             self._spare_failures += 1
-            _log.warning("%s, a spare controller, has failed: %s", spare.name, message)
+            _log.warning("%s, a spare controller, failed: %s", spare.name, message)
             self._run(spare.end(message))
             self._run(self._prepare_spare())
 
@@ -211,12 +211,12 @@ class Succession:
         if len(self._deaths) > _DEATHS or self._failed_starts >= _FAILED_STARTS:
             self._give_up(ControllerLostError(f"the store's controller has failed too often: {message}"))
             return
-        _log.warning("%s is followed by another controller: %s", candidate.name, message)
+        _log.warning("%s was replaced by another controller: %s", candidate.name, message)
         try:
             self._acting, self._spare = self._spare or self._start(), None
         except ControlError as error:
             self._give_up(
-                ControllerLostError(f"the store's controller has failed ({message}), and so does another: {error}")
+                ControllerLostError(f"the store's controller has failed ({message}), and its successor too: {error}")
             )
             return
         self._run(self._take_over(self._acting))

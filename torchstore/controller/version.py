@@ -236,8 +236,8 @@ def _is_filled(contribution: Contribution) -> bool:
 
 
 _HINT = (
-    "every rank of the process group puts each step, those that have nothing to give an empty state dict; where only "
-    "some ranks put, they say so: publisher=(index, count)"
+    "every rank of the process group puts each step, those that have nothing to give an empty state dict; if only "
+    "some ranks put, they pass publisher=(index, count)"
 )
 
 A = TypeVar("A")
@@ -277,7 +277,7 @@ def _disagree_as_replicas(manifests: tuple[Manifest, ...]) -> str:
     if differing:
         return (
             f"they have put different names, {differing[0]!r} for one, and neither has DTensors; ranks that put parts "
-            "of one version say so: publisher=(rank, ranks)"
+            "of one version pass publisher=(rank, ranks)"
         )
     return _disagree(manifests)
 

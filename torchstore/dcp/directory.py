@@ -186,7 +186,7 @@ class _SavePlanner(SavePlanner):
     def pinned(self) -> PinnedVersion:
         """The version that is written; there after the local plan."""
         if self._pinned is None:
-            raise ValueError("the local plan comes first")
+            raise ValueError("make the local plan first")
         return self._pinned
 
     def set_up_planner(
@@ -315,7 +315,7 @@ class _LoadPlanner(LoadPlanner):
     def _tensor(self, name: str) -> TensorStorageMetadata:
         entry = self._described().state_dict_metadata[name]
         if not isinstance(entry, TensorStorageMetadata):
-            raise TypeError(f"{name!r} is no tensor")
+            raise TypeError(f"{name!r} is not a tensor")
         return entry
 
 

@@ -179,7 +179,7 @@ class StoreReader(Keyed, StorageReader):
     def _held(self) -> PinnedVersion:
         if self._pinned is None:
             raise ValueError(
-                "read_metadata comes before a plan: use a StoreReader by torch.distributed.checkpoint.load"
+                "call read_metadata before making a plan: pass the StoreReader to torch.distributed.checkpoint.load"
             )
         return self._pinned
 

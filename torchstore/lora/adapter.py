@@ -102,7 +102,7 @@ class LoRAAdapter:
         for name, tensor in self.tensors.items():
             found = _NAME.match(name.removeprefix(_PREFIX))
             if found is None:
-                raise ValueError(f"{name!r} is no tensor of a LoRA adapter")
+                raise ValueError(f"{name!r} is not a tensor of a LoRA adapter")
             factors.setdefault(found["module"], {})[found["kind"]] = tensor
         for module, kinds in factors.items():
             if self.config.get("use_dora") or "lora_magnitude_vector" in kinds:

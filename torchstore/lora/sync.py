@@ -66,7 +66,7 @@ async def put_lora(
     if adapter.base is None:
         raise ValueError("the adapter has no base: give lora_adapter_of(..., base=BaseVersion(key, version))")
     if adapter.base.key == key:
-        raise ValueError(f"{key!r} is the key of the base: an adapter has a key of its own")
+        raise ValueError(f"{key!r} is the key of the base: put the adapter under another key")
     base = (adapter.base.key, adapter.base.version)
     entries = {_TENSORS: dict(adapter.tensors), _CONFIG: (dict(adapter.config),), _BASE: (base,)}
     return await put_state_dict(

@@ -47,7 +47,7 @@ class MirrorFiles:
 
     def __init__(self, url: str, key: str, *, workers: int, options: Mapping[str, Any] | None) -> None:
         if not key.strip("."):
-            raise ValueError(f"{key!r} is no key of a mirror")
+            raise ValueError(f"{key!r} is not a key of a mirror")
         self._system, root = fsspec.core.url_to_fs(
             url, **{"use_listings_cache": False, "skip_instance_cache": True, **(options or {})}
         )

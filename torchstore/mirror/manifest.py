@@ -214,7 +214,7 @@ def _json(body: bytes, path: str) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise MirrorFormatError(path, f"it is no JSON: {error}") from None
+        raise MirrorFormatError(path, f"it is not JSON: {error}") from None
 
 
 def _is_json(value: Any, depth: int = 0) -> bool:
@@ -232,13 +232,13 @@ def _is_json(value: Any, depth: int = 0) -> bool:
 
 def _object(value: Any, path: str, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise MirrorFormatError(path, f"{what:.80} is no JSON object")
+        raise MirrorFormatError(path, f"{what:.80} is not a JSON object")
     return value
 
 
 def _number(value: Any, path: str) -> int:
     if type(value) is not int or not 0 <= value <= MOST_VERSION:
-        raise MirrorFormatError(path, f"{value!r:.80} is no number of a version")
+        raise MirrorFormatError(path, f"{value!r:.80} is not a number of a version")
     return value
 
 

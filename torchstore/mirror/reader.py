@@ -150,7 +150,7 @@ class MirrorReader:
 
         Raises:
             KeyNotFoundError, VersionNotFoundError: There is no such version, or no longer.
-            StoreTimeoutError: No newer version came in time, or the file system did not answer.
+            StoreTimeoutError: No newer version arrived in time, or the file system did not answer.
             MirrorSignatureError: A file is not the publisher's.
             MirrorFormatError: A signed file is not what this release writes.
             MirrorRolledBackError: Older files stand where newer ones have been.
@@ -186,7 +186,7 @@ class MirrorReader:
         read are passed over. ``timeout`` is for each version, the wait for it included.
 
         Raises:
-            StoreTimeoutError: No version came in time; call `follow` again to go on.
+            StoreTimeoutError: No version arrived in time; call `follow` again to go on.
             StoreError: As those of `get_state_dict`.
         """
         while True:
@@ -291,7 +291,7 @@ class MirrorReader:
                 continue
             if end - asyncio.get_running_loop().time() <= self._poll_s:
                 raise StoreTimeoutError(
-                    f"{self._files.root}: no version of {self._key!r} newer than {selector.newer_than} came in time"
+                    f"{self._files.root}: no version of {self._key!r} newer than {selector.newer_than} arrived in time"
                 )
             await asyncio.sleep(self._poll_s)
 
@@ -339,7 +339,7 @@ class MirrorReader:
         """A chunk that is in the cache. Runs in a thread."""
         data = self._cache.take(digest)
         if data is None:
-            raise MirrorDamagedError(self._files.chunk(digest), "somebody has removed it from the folder of the cache")
+            raise MirrorDamagedError(self._files.chunk(digest), "it was removed from the folder of the cache")
         return data
 
     @staticmethod

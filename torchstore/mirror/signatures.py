@@ -200,7 +200,7 @@ def unseal(verifier: Verifier, kind: str, data: bytes, path: str) -> bytes:
         signature = bytes.fromhex(hexadecimal)
         if signature.hex() != hexadecimal:
             raise ValueError(
-                "it is written in another way"
+                "it is not written in the canonical form"
             )  # fromhex passes over spaces: one file, one way to write it
     except ValueError:
         raise MirrorSignatureError(path, "it does not begin with a signature") from None
@@ -211,7 +211,7 @@ def unseal(verifier: Verifier, kind: str, data: bytes, path: str) -> bytes:
         )
     if not verifier.is_signed(_message(kind, body), signature):
         raise MirrorSignatureError(
-            path, "its signature is not that of the publisher's key: it was altered, or is another's"
+            path, "its signature is not that of the publisher's key: it was altered, or made with another key"
         )
     return body
 

@@ -371,7 +371,7 @@ def _plan(
     }
     copies: list[RegionCopy] = []
     fills: list[RegionFill] = []
-    groups = [(frozenset({name}), f"its value is asked for by {reason}") for name, reason in looked_at.items()]
+    groups = [(frozenset({name}), f"its value is needed by {reason}") for name, reason in looked_at.items()]
     groups += [(frozenset({name}), "the model keeps it elsewhere than in its parameters") for name in sorted(kept)]
     for name, parts in written.items():
         for part in parts:
@@ -425,7 +425,7 @@ def _copies(
     except NotStridedError as error:
         return str(error)
     if any(is_scattered(copy, tensor.shape) for copy in found):
-        return f"{name} takes more scattered elements of it than it pays to read by themselves"
+        return f"{name} takes more scattered elements of it than can be read efficiently"
     return found
 
 

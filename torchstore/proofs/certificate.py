@@ -147,7 +147,7 @@ def _refuse_hole(key: str, version: int, at: TileKey, box: Box, shares: Mapping[
     name, form = at
     if form and any((name, "") in tiles and at not in tiles for tiles in shares.values()):
         raise ShareMismatchError(f"{key}/{name}", f"not all ranks that hold it have certified it in {form}")
-    raise NotCertifiedError(key, version, f"nobody has shown {name}{describe_box(box.offsets, box.shape)}")
+    raise NotCertifiedError(key, version, f"{name}{describe_box(box.offsets, box.shape)} was not checked")
 
 
 def describe_box(offsets: Ints, shape: Ints) -> str:

@@ -68,7 +68,7 @@ def _verify(given: argparse.Namespace) -> int:
     if missing:
         more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         names = ", ".join(map(repr, missing[:_SHOWN])) + more
-        sys.stderr.write(f"{given.prog}: what is there is right, and {names} of the certificate are not there\n")
+        sys.stderr.write(f"{given.prog}: the tensors given are correct, but the certificate also has {names}\n")
         return _WRONG
     sys.stdout.write(
         f"this is version {proof.version} of {proof.key!r}: {certificate.nbytes:,} bytes, root {proof.root}\n"
@@ -105,7 +105,7 @@ def _files(paths: Sequence[Path]) -> dict[str, Any]:
         tensors = _safetensors(path) if path.suffix == ".safetensors" else _saved(path)
         for name, tensor in tensors.items():
             if name in found:
-                raise ValueError(f"{path}: {name!r} is in another file, too")
+                raise ValueError(f"{path}: {name!r} is also in another file")
             found[name] = tensor
     return found
 
@@ -133,7 +133,7 @@ def _saved(path: Path) -> dict[str, Any]:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (RuntimeError, pickle.UnpicklingError, EOFError, LookupError, TypeError, AttributeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"{path}: it is no file of tensors that torch.load reads safely: {reason}") from error
+        raise ValueError(f"{path}: it is not a file of tensors that torch.load reads safely: {reason}") from error
     if not isinstance(content, Mapping):
         raise ValueError(f"{path}: it holds no state dict, but a {type(content).__name__}")
     return flatten(content)[0]
@@ -141,13 +141,13 @@ def _saved(path: Path) -> dict[str, Any]:
 
 def parser(prog: str) -> CommandParser:
     """The parser of the command."""
-    codes = {_WRONG: "weights are others, or it could not be done", UNREACHABLE: "the job cannot be reached"}
-    own = CommandParser(prog=prog, description="Whether weights are those that a certificate says.", exit_codes=codes)
+    codes = {_WRONG: "the weights differ, or could not be compared", UNREACHABLE: "the job cannot be reached"}
+    own = CommandParser(prog=prog, description="Check weights against a certificate.", exit_codes=codes)
     commands = own.add_subparsers(title="commands", required=True, metavar="COMMAND")
     verify = add_command(
         commands,
         "verify",
-        "compare weights with a certificate; names the first wrong tensor and where in it",
+        "compare weights with a certificate, and name the first wrong tensor and the place in it",
         exit_codes=codes,
     )
     verify.add_argument(

@@ -90,7 +90,7 @@ class Proof:
             ProofError: Something is wrong here, or nothing of the version was shown.
         """
         if self.wrong or not self.covered:
-            raise ProofError(_problem(self) or f"nothing of version {self.version} of {self.key!r} was shown", self)
+            raise ProofError(_problem(self) or f"nothing of version {self.version} of {self.key!r} was compared", self)
         return {
             "key": self.key,
             "version": self.version,
@@ -114,7 +114,10 @@ class Proof:
                 "(strict=False passes over these)"
             )
         if not problem and strict and not self.shown:
-            problem = f"nothing here is certified for version {self.version} of {self.key!r} (strict=False allows that)"
+            problem = (
+                f"no tensor given here is certified for version {self.version} of {self.key!r} "
+                "(strict=False allows that)"
+            )
         if problem:
             first = self.wrong[0] if self.wrong else WrongTile("", "", Box((), ()))
             box = (first.box.offsets, first.box.shape) if self.wrong else None

@@ -36,7 +36,7 @@ async def certificate(
     Raises:
         NotCertifiedError: Some rank has put it without ``certify=True``.
         KeyNotFoundError: There is no such key or version; `PartiallyPublishedError`: it is not whole yet.
-        ReplicaMismatchError: Two ranks hold other bytes of one tile, which should be replicas.
+        ReplicaMismatchError: Two ranks hold other bytes of one tile, which must be replicas.
         ShareMismatchError: The ranks have not certified the same dtypes.
         StoreTimeoutError: The controller did not answer in time.
     """

@@ -84,7 +84,8 @@ class SingletonStrategy(TorchStoreStrategy):
 
 
 class HostStrategy(TorchStoreStrategy):
-    """One volume for each host, named by HOSTNAME or else by what the host calls itself."""
+    """One volume for each host, named by HOSTNAME or else by what the host calls itself.
+    """
 
     @classmethod
     def get_volume_id(cls) -> str:

@@ -195,14 +195,14 @@ def enter_job(
             entered = _enter(launch, trust, found, max(min(_CONNECT_S, deadline - time.monotonic()), 0.1), is_member)
         except (JobNotFoundError, RemoteHostError, HostUnreachableError, DeadlineError) as error:
             if time.monotonic() > deadline:
-                where = f"rank {launch.rank} has not met rank 0 in {time.monotonic() - began_s:.0f} s"
+                where = f"rank {launch.rank} could not reach rank 0 within {time.monotonic() - began_s:.0f} s"
                 raise StoreTimeoutError(f"{where}: {error}") from error
         else:
             if gave_up.is_set() and entered.has_joined:
                 control.shutdown()
             return entered
         if gave_up.wait(_LOOK_S):
-            raise StoreTimeoutError(f"rank {launch.rank} waits no longer for rank 0")
+            raise StoreTimeoutError(f"rank {launch.rank} no longer waits for rank 0")
 
 
 def _enter(launch: Launch, trust: Trust, found: dict[str, str], timeout: float, is_member: bool) -> EnteredJob:
@@ -240,7 +240,7 @@ def _address_of_rank_0(launch: Launch, note: _Note | None) -> str:
         host, port = host if host is not None and _is_here(host) else _own_address(), 0
     if host is None or port is None:
         raise StoreRendezvousError(
-            "ranks of several hosts meet at MASTER_ADDR and MASTER_PORT: set them, or pass address='tcp://HOST:PORT'"
+            "ranks of several hosts need MASTER_ADDR and MASTER_PORT: set them, or pass address='tcp://HOST:PORT'"
         )
     if _is_at_loopback(host) and not (host == "localhost" or host.startswith("127.") or ":" in host):
         host = _own_address()  # a host often has its own name for its loopback (127.0.1.1 in Debian's /etc/hosts)
@@ -252,7 +252,7 @@ def _own_address() -> str:
         return addresses.own_address_towards(_ELSEWHERE)
     except OSError as error:
         raise StoreRendezvousError(
-            f"this host has no way to other networks, so its address is not known ({error.strerror}): set MASTER_ADDR "
+            f"this host has no route to other networks, so its address is unknown ({error.strerror}): set MASTER_ADDR "
             "to the IP of rank 0's host, or pass address='tcp://IP:PORT'"
         ) from error
 
@@ -266,7 +266,7 @@ def _check_reachable(launch: Launch, trust: Trust) -> None:
     if trust.means_several_hosts(launch) or launch.master_addr is None or _is_here(launch.master_addr):
         return
     raise StoreRendezvousError(
-        f"rank {launch.rank} is not on the host of rank 0, {launch.master_addr}: ranks of several hosts meet by a "
+        f"rank {launch.rank} is not on the host of rank 0, {launch.master_addr}: ranks of several hosts need a common "
         f"secret. Pass certs= (or set {CERTS_VARIABLE}), or secret_file= (or set {SECRET_VARIABLE}) and "
         f"insecure=True (or set {INSECURE_VARIABLE}=1)"
     )
@@ -325,7 +325,7 @@ class _Note:
 
     def write(self, content: dict[str, str]) -> None:
         """Write what the others read."""
-        _translated(lambda: self._store.set(self._key, json.dumps(content)), "rank 0 could not say where it is")
+        _translated(lambda: self._store.set(self._key, json.dumps(content)), "rank 0 could not publish its address")
 
     def read(self) -> dict[str, str]:
         """What rank 0 has written.
@@ -335,11 +335,11 @@ class _Note:
             StoreRendezvousError: The store is gone.
         """
         # Not by a wait: that would keep others from the group's store for as long.
-        if not _translated(lambda: self._store.check([self._key]), "the store in which rank 0 says where it is"):
-            raise JobNotFoundError("it has not said where it is")
+        if not _translated(lambda: self._store.check([self._key]), "the store in which rank 0 publishes its address"):
+            raise JobNotFoundError("it has not published its address")
         text = _translated(lambda: self._store.get(self._key), "what rank 0 says")
         if not text:
-            raise JobNotFoundError("it takes nobody in any more")
+            raise JobNotFoundError("it admits no more ranks")
         return parse_note(text)
 
     def erase(self) -> None:
@@ -360,7 +360,7 @@ def parse_note(content: bytes) -> dict[str, str]:
         note = None
     is_note = isinstance(note, dict) and set(note) in ({"run", "path"}, {"run", "gate"})
     if not is_note or not all(isinstance(value, str) for value in note.values()):
-        raise StoreRendezvousError("somebody else has written into the store in which rank 0 says where it is")
+        raise StoreRendezvousError("another process has written into the store in which rank 0 publishes its address")
     return dict(note)
 
 

@@ -104,7 +104,7 @@ class _Session:
             await ask(self.rendezvous.close.call_one(), DEFAULT_TIMEOUT_S)
         if still_there:
             who = ", ".join(f"rank {rank}" for rank in still_there)
-            raise StoreTimeoutError(f"{who} did not shut the store {self.store_name!r} down; rank 0 has done it now")
+            raise StoreTimeoutError(f"{who} did not shut down the store {self.store_name!r}; rank 0 has shut it down")
 
 
 @public
@@ -173,7 +173,7 @@ async def initialize_spmd(
             variable is missing or no number; the message names it.
         StoreRendezvousError: Another rank has failed, and the message is its; or rank 0 is on another host and this one
             knows no secret.
-        StoreTimeoutError: (a `TimeoutError`) not all ranks came in time; the message names those that did not.
+        StoreTimeoutError: (a `TimeoutError`) not all ranks arrived in time; the message names those that did not.
         InsecureHostError: (control's, a `ValueError`) several hosts, no certificates, and ``insecure`` is not set.
         CertificateError: (control's, a `ValueError`) ``certs`` is not what TLS needs.
         UnsafeFileError: (control's) others can read the secret.
@@ -184,7 +184,7 @@ async def initialize_spmd(
     if not isinstance(strategy, HostStrategy | LocalRankStrategy):
         raise StrategyError("initialize_spmd needs HostStrategy or LocalRankStrategy: strategy=LocalRankStrategy()")
     if store_name in _sessions or store_name in _beginning:
-        raise StrategyError(f"this process has initialized the store {store_name!r} already; shut it down first")
+        raise StrategyError(f"this process has already initialized the store {store_name!r}; shut it down first")
     check_certify(certify)
     deadline = time.monotonic() + rendezvous_timeout.total_seconds()
     launch = Launch.find(env, rank=rank, world_size=world_size)
@@ -247,7 +247,7 @@ class _Beginning:
             await ask(controller.info.call_one(this_process(), this_proc()), self._left())
             await ask(rendezvous.ready.call_one(rank, self._left()), self._left() + _GRACE_S)
         except SupervisionError as error:
-            raise StoreRendezvousError(f"rank 0 is gone, or what it has started: {error}") from error
+            raise StoreRendezvousError(f"rank 0 is gone, or a process that it started: {error}") from error
         return _Session(self._store_name, place, rendezvous, number, self._companion)
 
     async def undo(self, error: BaseException) -> None:
@@ -351,7 +351,7 @@ def _mesh_of(process_ids: Sequence[str]) -> ProcMesh:
     joined = {mesh.root_members[0].id: mesh.root_members[0] for mesh in process.members.meshes()}
     members = tuple(joined[process_id] for process_id in process_ids if process_id in joined)
     if len(members) < len(process_ids):
-        raise StoreRendezvousError("a process that a rank has brought for a volume has ended")
+        raise StoreRendezvousError("a process that a rank started for a volume has ended")
     extent = Extent.of({"ranks": len(members)})
     return ProcMesh(secrets.randbits(63), "volumes of ranks", members, extent, Shape.whole(extent), process.me)
 

@@ -126,7 +126,7 @@ class Rendezvous(Actor):
         here = await self._until(
             lambda: self._round if self._round is not None and self._expects(self._round, arrival.rank) else None,
             timeout,
-            lambda: "rank 0 did not come",
+            lambda: "rank 0 did not arrive",
         )
         here.arrivals[arrival.rank] = arrival
         if arrival.rank:
@@ -243,7 +243,9 @@ class Rendezvous(Actor):
         await self._tell()
         try:
             await self._until(
-                lambda: here.left <= here.informed | {0} or None, _ACKNOWLEDGE_S, lambda: "others have not heard"
+                lambda: here.left <= here.informed | {0} or None,
+                _ACKNOWLEDGE_S,
+                lambda: "other ranks have not been told",
             )
         except StoreTimeoutError:
             return  # the others have had their time

@@ -63,7 +63,7 @@ class NamedCoroutine(Generic[R]):
         lines = (line for start, end, line in self._caller.co_lines() if start <= self._called_at < end)
         name = f"torchstore.{self._name}"
         warnings.warn_explicit(
-            f"coroutine '{name}' was never awaited, and has done nothing: "
+            f"coroutine '{name}' was never awaited, and did nothing: "
             f"write `await {name}(...)`, or `torchstore.sync.{self._name}(...)` where there is no event loop",
             RuntimeWarning,
             self._caller.co_filename,

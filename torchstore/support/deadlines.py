@@ -58,7 +58,7 @@ def check_timeout(seconds: object) -> None:
         ValueError: It is not above 0, or not a number (NaN).
     """
     if check_seconds("timeout", seconds) <= 0:
-        raise ValueError(f"timeout is {seconds!r} seconds, in which nothing can be done: give more than 0")
+        raise ValueError(f"timeout must be above 0 seconds, not {seconds!r}")
 
 
 class _Limit:
@@ -154,7 +154,7 @@ def ask_blocking(call: Future[T], timeout: float) -> T:
 def _raise_own(error: TimeoutError | ActorError, timeout: float) -> NoReturn:
     """Raise the store's own error, where there is one in or behind this."""
     if isinstance(error, TimeoutError) and not isinstance(error, StoreError):
-        raise StoreTimeoutError(f"the store did not answer in {timeout:g} s") from error
+        raise StoreTimeoutError(f"the store did not answer within {timeout:g} s") from error
     if isinstance(error, ActorError) and isinstance(error.cause, StoreError):
         raise error.cause from error
     raise error

@@ -24,7 +24,7 @@ def check_certify(certify: object) -> tuple[torch.dtype, ...] | None:
     """The dtypes that ``certify`` names beside the stored ones; None: nothing is certified.
 
     Raises:
-        TypeError: It is neither True nor False nor a tuple of dtypes.
+        TypeError: It must be True or False nor a tuple of dtypes.
         ValueError: One of them is of no floating-point numbers.
     """
     if isinstance(certify, bool):

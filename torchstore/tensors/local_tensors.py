@@ -111,7 +111,7 @@ def describe_slice(value: torch.Tensor, spec: TensorSlice, *, key: str) -> Local
         LayoutMismatchError: The shapes of tensor and slice differ.
     """
     if is_dtensor(value):
-        raise LayoutMismatchError(key, "a DTensor says itself which slice it wants: give no slice with it")
+        raise LayoutMismatchError(key, "a DTensor already says which slice it holds: do not pass a slice with it")
     check_dense(value, key)
     if tuple(value.shape) != spec.local_shape:
         raise LayoutMismatchError(key, f"the slice has shape {spec.local_shape}, the given tensor {tuple(value.shape)}")

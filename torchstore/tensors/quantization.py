@@ -149,7 +149,7 @@ def room_for(
         raise LayoutMismatchError(
             key,
             f"{quantization.format} stores {packed} values in a byte, and rows have {local.global_shape[-1]} of them: "
-            "let it pass over this tensor (select=)",
+            "leave this tensor out, by select=",
         )
     _check_whole_blocks(quantization, name, local, key)
     cell = (1,) * (len(block) - 1) + (packed,)
@@ -191,7 +191,7 @@ def _check_whole_blocks(quantization: Quantization, name: str, local: LocalTenso
                 quantization.block,
                 box.offsets,
                 box.shape,
-                "take blocks that divide the shards, or let this tensor be passed over (select=)",
+                "take blocks that divide the shards, or leave this tensor out, by select=",
             )
     if quantization.knows_peak(name):
         return
@@ -202,7 +202,7 @@ def _check_whole_blocks(quantization: Quantization, name: str, local: LocalTenso
                 local.global_shape,
                 piece.box.offsets,
                 piece.box.shape,
-                "give peaks=peaks_of(state_dict), or let this tensor be passed over (select=)",
+                "give peaks=peaks_of(state_dict), or leave this tensor out, by select=",
             )
 
 

@@ -74,6 +74,6 @@ async def _reached(streams: Sequence[torch.cuda.Stream], timeout: float) -> None
     for mark in marks:
         while not mark.query():
             if time.monotonic() > deadline:
-                raise StoreTimeoutError(f"the GPU has not done in {timeout:g} s what its stream was given before")
+                raise StoreTimeoutError(f"the GPU has not finished the earlier work of its stream within {timeout:g} s")
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_WAIT_S)

@@ -45,7 +45,7 @@ class Request:
         """
         if is_dtensor(value):
             if tensor_slice is not None:
-                raise ValueError("a DTensor knows its own slice: give no tensor_slice")
+                raise ValueError("a DTensor knows its own slice: do not pass tensor_slice")
             return cls(key, value.to_local(), slice_of(value))
         if isinstance(value, torch.Tensor):
             if tensor_slice is not None and tensor_slice.local_shape != tuple(value.shape):

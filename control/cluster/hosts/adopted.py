@@ -18,11 +18,11 @@ def adopt(fd: int) -> socket.socket:
     try:
         found = socket.socket(fileno=fd)
     except OSError as error:
-        raise ValueError(f"descriptor {fd} is no socket that can be listened on: {error.strerror}") from None
+        raise ValueError(f"descriptor {fd} is not a socket that can be listened on: {error.strerror}") from None
     is_tcp = found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM
     if not is_tcp or not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         found.detach()  # its owner keeps it open
-        raise ValueError(f"descriptor {fd} is no TCP socket that listens")
+        raise ValueError(f"descriptor {fd} is not a TCP socket that listens")
     found.set_inheritable(False)
     return found
 
@@ -43,5 +43,5 @@ def passed_on() -> int | None:
     if pid != str(os.getpid()) or not count.isdecimal() or count == "0":
         return None
     if count != "1":
-        raise ValueError(f"an agent listens on one socket, and {count} are passed on (LISTEN_FDS)")
+        raise ValueError(f"an agent listens on one socket, and {count} were passed to it (LISTEN_FDS)")
     return _FIRST_FD

@@ -178,7 +178,7 @@ class HostAgent:
         def look() -> None:
             if not os.read(fd, 4096):
                 self._selector.unregister(fd)
-                _log.info("who has started this agent is gone")
+                _log.info("the process that started this agent is gone")
                 self._ending = True
 
         self._selector.register(fd, selectors.EVENT_READ, look)
@@ -214,7 +214,7 @@ class HostAgent:
                 self._attach(link, request.reply_to, content)
             elif request.method == "drain":
                 self._draining = True
-                _log.info("takes no new jobs any more; %d are left", len(self._jobs))
+                _log.info("takes no new jobs; it waits for the %d that are left", len(self._jobs))
                 link.post(protocol.answer(request.reply_to, {"jobs": len(self._jobs)}))
             elif request.method == "status":
                 names = [job.link.peer.name for job in self._jobs.values()]
@@ -304,7 +304,7 @@ class HostAgent:
         if self._jobs:
             self._idle_since_s = now
         elif self._idle_timeout_s is not None and now - self._idle_since_s > self._idle_timeout_s:
-            _log.info("no job has attached this host for %g s: it ends", self._idle_timeout_s)
+            _log.info("no job has attached this host for %g s: the agent ends", self._idle_timeout_s)
             self._ending = True
 
     def _look_for_life(self, before: float) -> float:
@@ -313,7 +313,7 @@ class HostAgent:
             if now - before > _FROZEN_S:
                 link.excuse(now - before)
             elif now - link.last_heard_s > JUDGED * job.heartbeat_s and not job.is_ending:
-                self._script_gone(link, f"its script showed no sign of life for {job.heartbeat_s:g} s")
+                self._script_gone(link, f"its script sent no heartbeat for {job.heartbeat_s:g} s")
         return now
 
 

@@ -91,8 +91,10 @@ class AgentLink:
             stands.get(timeout)
         except DeadlineError:
             dial.give_up("nobody answers")
-            hint = ", or it does not speak TLS with the certificates here" if certificates else ", or speaks TLS alone"
-            message = f"no {who} answers at {self.name} within {timeout:g} s: none runs there, or not at this address"
+            hint = ", or it does not use TLS with these certificates" if certificates else ", or it accepts TLS only"
+            message = (
+                f"no {who} answers at {self.name} within {timeout:g} s: check that it runs there, and at this address"
+            )
             raise HostUnreachableError(message + hint) from None
 
     def ask(self, method: str, content: Mapping[str, Any], *, timeout: float) -> dict[str, Any]:
@@ -169,9 +171,9 @@ class AgentLink:
         if NOT_OUR_SECRET in reason or "wrong proof" in reason:
             raise AuthenticationError(f"{self._who} has another secret")
         if DO_NOT_GO_TOGETHER in reason:
-            raise HostMismatchError(f"{self._who} and this process part: {reason}")
+            raise HostMismatchError(f"{self._who} and this process disagree: {reason}")
         if NOT_ADMITTED in reason:
-            raise AuthenticationError(f"{self._who} and this process part: {reason}")
+            raise AuthenticationError(f"{self._who} and this process disagree: {reason}")
         raise HostUnreachableError(f"{self._who} cannot be reached: {reason}")
 
     def _deliver(self, peer: ProcessRef, message: Message) -> None:

@@ -73,10 +73,12 @@ def attach_to_hosts(
     if not found:
         raise ValueError("there are no hosts to attach")
     if len(set(found)) != len(found):
-        raise ValueError("a host is named twice")
+        raise ValueError("a host is listed twice")
     process = runtime.current()
     if process.root.id != process.me.id:
-        raise AlreadyInJobError(f"{process.me.name} belongs to the job of another process, which alone attaches hosts")
+        raise AlreadyInJobError(
+            f"{process.me.name} belongs to the job of another process: attach hosts in the script of that job"
+        )
     if secret_file is None and certs is None:
         raise ValueError("pass secret_file= (skipper host secret makes one), or certs= with a file named secret")
     beyond = [host for host, _ in found if not addresses.is_loopback(host)]
@@ -90,13 +92,15 @@ def attach_to_hosts(
         certificates.require(Role.SCRIPT, "attach_to_hosts")
     secret = read_secret(Path(secret_file) if secret_file is not None else Path(folder or "") / SECRET)
     if (process.state.certs != folder) and addresses.host_of(process.me.address):
-        raise CertificateError("this job uses other certificates already, or none: attach all of its hosts alike")
+        raise CertificateError(
+            "this job already uses other certificates, or none: attach all its hosts with the same certs="
+        )
     opened = (certs is None) if data_plane is None else data_plane
     if not addresses.host_of(process.me.address):
         try:
             own = address or addresses.own_address_towards(found[0][0])
         except OSError as error:
-            raise HostError(f"this machine has no way to {found[0][0]}: {error}") from error
+            raise HostError(f"this machine has no route to {found[0][0]}: {error}") from error
         process.listen_beyond(own, folder, data_plane_is_open=opened)
         if opened:
             open_data_plane(own)

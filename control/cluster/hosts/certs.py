@@ -171,7 +171,7 @@ def revoke(authority: str | os.PathLike[str], who: Sequence[str]) -> list[str]:
     for certificate in found:
         if not any(certificate.issuer == signer.subject for signer, _ in authorities):
             raise CertificateError(
-                f"{_who(certificate)} has no certificate of {source}, but of {_common_name_of(certificate.issuer)}: "
+                f"{_who(certificate)} was not signed by {source}, but by {_common_name_of(certificate.issuer)}: "
                 "revoke with the authority that has signed it, or where that is below this one, that authority"
             )
     for signer, key in authorities:
@@ -193,10 +193,12 @@ def rotate(authority: str | os.PathLike[str], *, days: int = DAYS) -> None:
     """
     source = Path(authority)
     if (source / OLD_AUTHORITY_KEY).exists():
-        raise CertificateError(f"the authority in {source} is being replaced already: skipper certs rotate --finish")
+        raise CertificateError(
+            f"the authority in {source} is already being replaced: end that first, by skipper certs rotate --finish"
+        )
     signer = _signer(source)
     if signer.above:
-        raise CertificateError(f"{source} holds an authority below another: replace that one")
+        raise CertificateError(f"{source} holds an intermediate authority: replace the one that signed it")
     key, certificate = _new_authority(cluster_of(signer.certificate), days)
     _write(source / OLD_AUTHORITY_KEY, (source / AUTHORITY_KEY).read_bytes(), 0o600)
     _write(source / AUTHORITY_KEY, _pem_of_key(key), 0o600)
@@ -239,7 +241,7 @@ def delegate(authority: str | os.PathLike[str], folder: str | os.PathLike[str], 
     source, found = Path(authority), _role(role)
     signer = _signer(source)
     if signer.above:
-        raise CertificateError(f"{source} holds an authority below another, which signs no authorities")
+        raise CertificateError(f"{source} holds an intermediate authority, which cannot sign other authorities")
     key, cluster = ec.generate_private_key(ec.SECP256R1()), cluster_of(signer.certificate)
     common = f"{cluster} authority for the role {found} {secrets.token_hex(4)}"
     builder = _builder(common, signer, key, None).add_extension(
@@ -293,7 +295,7 @@ def _signer(source: Path) -> _Signer:
     except (OSError, ValueError, TypeError) as error:
         raise CertificateError(f"{source} holds no authority (skipper certs init makes one): {error}") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise CertificateError(f"{source / AUTHORITY_KEY} is no key that skipper certs init makes")
+        raise CertificateError(f"{source / AUTHORITY_KEY} is not a key made by skipper certs init")
     if key.public_key() != certificates[0].public_key():
         raise CertificateError(f"{source / AUTHORITY_KEY} does not belong to the certificate beside it")
     return _Signer(key, certificates[0], trusted, above)
@@ -303,7 +305,7 @@ def _authorities(source: Path) -> list[tuple[x509.Certificate, ec.EllipticCurveP
     """The authority, and the one that it is about to replace, each with its key."""
     signer = _signer(source)
     if signer.above:
-        raise CertificateError(f"{source} holds an authority below another: revoke with that one")
+        raise CertificateError(f"{source} holds an intermediate authority: revoke with the one that signed it")
     found = [(signer.certificate, signer.key)]
     if (source / OLD_AUTHORITY_KEY).exists():
         old = load_pem_private_key((source / OLD_AUTHORITY_KEY).read_bytes(), None)
@@ -338,7 +340,9 @@ def _issued(source: Path, who: str) -> list[x509.Certificate]:
             if who in (identity.name, f"{identity.role}/{identity.name}"):
                 found.append(chain[0])
     if not found:
-        raise CertificateError(f"no certificate has been issued to {who!r} with {source}, and it is no file with one")
+        raise CertificateError(
+            f"no certificate has been issued to {who!r} with {source}, and it is not a file with one"
+        )
     return found
 
 
@@ -366,7 +370,7 @@ def _lists(path: Path) -> list[x509.CertificateRevocationList]:
     try:
         return [x509.load_pem_x509_crl(part + end + b"\n") for part in content.split(end)[:-1]]
     except ValueError as error:
-        raise CertificateError(f"{path} is no list of revoked certificates: {error}") from error
+        raise CertificateError(f"{path} is not a list of revoked certificates: {error}") from error
 
 
 # Making

@@ -58,22 +58,26 @@ def _make(given: argparse.Namespace, prog: str) -> int:
 def parser(prog: str) -> CommandParser:
     """The parser of the command."""
     own = CommandParser(
-        prog=prog, description="Make an authority, and with it a certificate for every machine of a cluster."
+        prog=prog, description="Make an authority, and use it to make a certificate for each machine of a cluster."
     )
     commands = own.add_subparsers(title="commands", required=True, dest="command", metavar="COMMAND")
 
     init = add_command(commands, "init", "make an authority and a secret for agents, in a new folder")
     init.add_argument("folder", metavar="DIR", help="the folder to make")
     init.add_argument("--days", type=whole(1), default=365, metavar="N", help="how long it is valid (default: 365)")
-    init.add_argument("--cluster", metavar="NAME", help="whose certificates it signs (default: a fresh name)")
+    init.add_argument(
+        "--cluster", metavar="NAME", help="name of the cluster whose certificates it signs (default: a new name)"
+    )
 
     issue = add_command(commands, "issue", "make the folder of one machine, to be copied there")
     issue.add_argument(
         "--host", action="append", default=[], metavar="IP", help="where the machine is reached; as often as needed"
     )
-    issue.add_argument("--name", metavar="NAME", help="by which it is revoked (default: the first --host)")
+    issue.add_argument(
+        "--name", metavar="NAME", help="name of the certificate, to revoke it by (default: the first --host)"
+    )
 
-    delegate = add_command(commands, "delegate", "make an authority below this one, that signs for one role alone")
+    delegate = add_command(commands, "delegate", "make an intermediate authority that signs for one role only")
     for command in (issue, delegate):
         command.add_argument("authority", metavar="AUTHORITY", help="the folder that init made")
         command.add_argument("folder", metavar="DIR", help="the folder to make")
@@ -84,21 +88,25 @@ def parser(prog: str) -> CommandParser:
     renew = add_command(commands, "renew", "replace key and certificate in folders that issue made")
     for command in (issue, renew):
         command.add_argument(
-            "--days", type=whole(1), metavar="N", help="how long it is valid (default: as its authority)"
+            "--days", type=whole(1), metavar="N", help="how long it is valid (default: as long as its authority)"
         )
 
-    revoke = add_command(commands, "revoke", "let certificates count no more")
+    revoke = add_command(commands, "revoke", "revoke certificates")
     rotate = add_command(commands, "rotate", "replace the authority; both are trusted until --finish")
-    update = add_command(commands, "update", "bring who is trusted and what is revoked to folders that issue made")
+    update = add_command(
+        commands, "update", "copy the trusted authorities and the revocations to folders that issue made"
+    )
     for command in (renew, revoke, rotate, update):
         command.add_argument("authority", metavar="AUTHORITY", help="the folder that init made")
     for command in (renew, update):
         command.add_argument("folder", nargs="+", metavar="DIR", help="the folder of a machine")
     revoke.add_argument("who", nargs="+", metavar="NAME", help="NAME, ROLE/NAME, a certificate, or a folder with one")
-    rotate.add_argument("--finish", action="store_true", help="trust the old authority no more")
+    rotate.add_argument("--finish", action="store_true", help="stop trusting the old authority")
     rotate.add_argument(
         "--days", type=whole(1), default=365, metavar="N", help="how long the new one is valid (default: 365)"
     )
     for command in (revoke, rotate):
-        command.add_argument("--update", nargs="+", default=[], metavar="DIR", help="as the command update, besides")
+        command.add_argument(
+            "--update", nargs="+", default=[], metavar="DIR", help="also do what the command update does"
+        )
     return own

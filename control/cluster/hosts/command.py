@@ -71,31 +71,33 @@ def parser(prog: str) -> CommandParser:
     secret = add_command(commands, "secret", "make a secret for agents and scripts, in a new file of mode 0600")
     secret.add_argument("file", metavar="FILE", help="the file to make")
     kind = secret.add_mutually_exclusive_group()
-    kind.add_argument("--per-host", action="store_true", help="make one for scripts alone, and each host's part of it:")
+    kind.add_argument(
+        "--per-host", action="store_true", help="make a secret for scripts, from which each host's part is made:"
+    )
     kind.add_argument("--of", metavar="FILE", help="make the part, of the secret in this file, of the host --host")
     secret.add_argument("--host", metavar="IP", help="with --of: where scripts reach the agent")
     secret.set_defaults(run=_secret)
 
-    serve = add_command(commands, "serve", "be the agent of this machine, until SIGTERM or a drain")
+    serve = add_command(commands, "serve", "run the agent of this machine, until SIGTERM or a drain")
     add_insecure(serve)
     serve.add_argument("--announce", metavar="FILE", help="write address and pid there, as JSON, once it listens")
-    serve.add_argument("--idle-timeout", type=seconds, metavar="S", help="end after so long without a job")
-    serve.add_argument("--until-eof", action="store_true", help="end when standard input does")
+    serve.add_argument("--idle-timeout", type=seconds, metavar="S", help="end after this many seconds without a job")
+    serve.add_argument("--until-eof", action="store_true", help="end when standard input ends")
     serve.set_defaults(run=_serve)
 
     drain = add_command(
         commands,
         "drain",
-        "have an agent take no new jobs, and end with the last that it has",
-        exit_codes={FAILED: "it cannot be reached, or has not ended within --timeout"},
+        "tell an agent to take no new jobs, and to end after its last job",
+        exit_codes={FAILED: "the agent cannot be reached, or has not ended within --timeout"},
     )
     drain.add_argument(
-        "--timeout", type=number(zero=True), default=0.0, metavar="S", help="wait so long for its end (default: 0)"
+        "--timeout", type=number(zero=True), default=0.0, metavar="S", help="seconds to wait for its end (default: 0)"
     )
     drain.set_defaults(run=_drain)
 
-    status = add_command(commands, "status", "what an agent is and has")
-    add_timeout(status, _TIMEOUT_S, "seconds that it has to answer")
+    status = add_command(commands, "status", "show versions and jobs of an agent")
+    add_timeout(status, _TIMEOUT_S, "seconds to wait for its answer")
     add_json(status, "it")
     status.set_defaults(run=_status)
 
@@ -152,7 +154,7 @@ def _serve_at(given: argparse.Namespace, listening: socket.socket | None) -> int
     host, port = listening.getsockname()[:2] if listening is not None else addresses.parse(str(_address(given)))
     if given.certs is None and not given.insecure and not addresses.is_loopback(host):
         raise InsecureHostError(
-            f"other machines reach {host}: pass --certs for TLS, or --insecure where the whole network is trusted"
+            f"other machines can reach {host}: pass --certs for TLS, or --insecure where the whole network is trusted"
         )
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # it would tell of every stranger whose handshake fails
     grpc_poller.choose()
@@ -239,5 +241,5 @@ def _secret_from(fd: int) -> bytes:
     with open(fd, "rb", buffering=0, closefd=False) as pipe:
         secret = pipe.readline(_MOST_SECRET_NBYTES).strip()
     if len(secret) < LEAST_SECRET_NBYTES:
-        raise ValueError(f"a secret of at least {LEAST_SECRET_NBYTES} bytes was to be the first line of standard input")
+        raise ValueError(f"the first line of standard input must be a secret of at least {LEAST_SECRET_NBYTES} bytes")
     return secret

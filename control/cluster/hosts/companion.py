@@ -87,7 +87,9 @@ class Companion:
         line = os.read(self._report, 4096) if is_there else b""
         if not line:
             how = "ended" if is_there else "did not come"
-            raise HostError(f"the process {self._name!r} {how} before it was part of the job; it says why on stderr")
+            raise HostError(
+                f"the process {self._name!r} {how} before it had joined the job; its standard error says why"
+            )
         return line.decode().strip()
 
     def give_up(self) -> None:
@@ -125,7 +127,7 @@ def main() -> None:
     with open(config_pipe, "rb", buffering=0, closefd=False) as pipe:  # what follows the line is for `_stay`
         line = pipe.readline()
     if not line.endswith(b"\n"):
-        raise EOFError("the rank that has started this process has ended")
+        raise EOFError("the rank that started this process has ended")
     config: dict[str, Any] = json.loads(line)
     sys.path += [entry for entry in config["sys_path"] if entry not in sys.path]
     process_id = _come(config)

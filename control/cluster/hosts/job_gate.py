@@ -79,12 +79,13 @@ class GateAddress:
         host, port = addresses.parse(address)
         if secret_file is None and certs is None:
             raise ValueError(
-                "processes of several hosts meet by a secret: pass secret_file= (skipper host secret makes one, which "
+                "processes of several hosts need a common secret: pass secret_file= (skipper host secret makes one, "
+                "which "
                 "is copied to all hosts), or certs= with a file named secret"
             )
         if certs is None and not insecure and not addresses.is_loopback(host):
             raise InsecureHostError(
-                f"{host} is reached over a network: pass certs= for TLS, or insecure=True where all of it is trusted"
+                f"{host} is on a network: pass certs= for TLS, or insecure=True if you trust the whole network"
             )
         folder = None if certs is None else os.path.abspath(certs)
         if folder is not None:
@@ -129,7 +130,9 @@ class JobGate:
             if gate.data_plane:
                 open_data_plane(gate.host)
         elif process.state.certs != gate.certs:
-            raise CertificateError("this job uses other certificates already, or none: open it to all hosts alike")
+            raise CertificateError(
+                "this job already uses other certificates, or none: open it to all hosts with the same certs="
+            )
         place = addresses.at(gate.host, gate.port)
         self._auth_listener = AuthListener(
             [(place, certificates)],
@@ -176,7 +179,7 @@ class JobGate:
     def _introduction(self, asked: dict[str, Any]) -> dict[str, Any]:
         protocol.check_versions(asked["versions"], self._who)
         if asked["run"] != self._run:
-            raise HostUnreachableError(f"{self._who} of another run listens there")
+            raise HostUnreachableError(f"the {self._who} of another run listens there")
         process, nonce = self._process, protocol.new_nonce()
         return {
             "root": {"id": process.me.id, "address": process.me.address, "name": process.me.name},
@@ -218,11 +221,11 @@ def introduced(there: Mapping[str, Any], gate: GateAddress) -> Connection:
         plain = dict(there["settings"])
         settings = Settings(**plain | {"preload": plain["preload"] and tuple(plain["preload"])})  # JSON has no tuples
         if not addresses.port_of(root.address):
-            raise ValueError("the script has no address")
+            raise ValueError("the script listens at no address")
         secret = protocol.mask(masked, gate.secret, nonce)
         is_open = bool(there["data_plane"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise HostError(f"{gate!r} does not speak like this version: {type(error).__name__}") from None
+        raise HostError(f"{gate!r} runs another version of the protocol: {type(error).__name__}") from None
     own = addresses.own_address_towards(gate.host)
     beyond = Beyond(own, gate.certs, data_plane=is_open)
     return Connection(f"at {addresses.at(gate.host, gate.port)}", root, secret, settings, "", gate.host, beyond)

@@ -62,9 +62,9 @@ def read(message: Message) -> dict[str, Any]:
     try:
         content = json.loads(bytes(message.payload[0]))  # type: ignore[arg-type]  # nothing here is lent
     except (ValueError, TypeError, IndexError, RecursionError) as error:
-        raise HostError(f"the other side does not speak like this version: {error}") from None
+        raise HostError(f"the other side runs another version of the protocol: {error}") from None
     if not isinstance(content, dict):
-        raise HostError("the other side does not speak like this version")
+        raise HostError("the other side runs another version of the protocol")
     return content
 
 

@@ -53,7 +53,7 @@ class Authority:
             try:
                 delegate(made, path, role=Role.HOST)
             except CertificateError as error:
-                raise JobError(f"the authority of the job cannot be made: {error}") from error
+                raise JobError(f"cannot make the certificate authority of the job: {error}") from error
         return path
 
     @property
@@ -71,7 +71,7 @@ def _of_this_process(address: str | None) -> Path:
     try:
         from skipper.control.cluster.hosts.certs import issue, make_authority
     except ImportError as error:
-        message = "certificates need pip install 'skipper-mesh[hosts]'; insecure=True goes without them"
+        message = "certificates need a package: pip install 'skipper-mesh[hosts]' (insecure=True works without it)"
         raise JobLibraryError(message) from error
     with _lock:
         if _ours is None:

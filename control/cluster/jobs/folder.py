@@ -49,7 +49,7 @@ class JobFolder:
                 self._path = self._make()
             except OSError as error:
                 where = self._parent or tempfile.gettempdir()
-                raise JobError(f"the folder of the job cannot be made in {where}: {error}") from error
+                raise JobError(f"cannot make the folder of the job in {where}: {error}") from error
         return self._path
 
     def _make(self) -> Path:

@@ -67,7 +67,7 @@ class Job:
         data_plane: bool | None = None,
     ) -> None:
         if places < 1:
-            raise ValueError(f"a job has one place at least, not {places}")
+            raise ValueError(f"a job has at least one place, not {places}")
         self.engine = engine
         self.size = places
         self.insecure = insecure
@@ -86,7 +86,7 @@ class Job:
             JobError: the engine refuses, or cannot be reached, or the job was cancelled.
         """
         if self._is_over:
-            raise JobError("the job is over: make another one")
+            raise JobError("this job has ended: make another one")
         if not self._is_submitted:
             self._ending = runtime.current().ending
             self._ending.after.append(self._end)
@@ -240,7 +240,7 @@ class Job:
             if ready:
                 self._attach(ready, max(left, ATTACH_S))
             elif left <= 0:
-                raise DeadlineError(f"not all places of the job are there in time: {_described(places, missing)}")
+                raise DeadlineError(f"not all places of the job were ready in time: {_described(places, missing)}")
             else:
                 time.sleep(min(pause, left))
                 pause = min(pause * 1.5, _LOOK_S)
@@ -273,7 +273,7 @@ class Job:
         try:
             return "\n".join(self.engine.log(rank).splitlines()[-_TAIL_NLINES:])
         except JobError as error:
-            return f"(the log cannot be had: {error})"
+            return f"(cannot read the log: {error})"
 
     def _reattach(self, rank: int, place: Place) -> bool:
         """Whether the agent of a lost host still answers, and the host is attached again."""
@@ -308,7 +308,9 @@ class Job:
         try:
             self.engine.cancel()
         except JobError as error:
-            _log.warning("the places of the job are left to end by themselves: %s", error)
+            _log.warning(
+                "the places of the job could not be cancelled and will end when their agents are idle: %s", error
+            )
 
     def _let_go(self) -> None:
         """Stop the hosts in order, so that the script does not see the end of the agents as a failure."""

@@ -77,9 +77,11 @@ class KubernetesJob(Job):
     ) -> None:
         name = f"skipper-{secrets.token_hex(4)}" if name is None else name
         if not _LABEL.fullmatch(name) or len(f"{name}-{places - 1}") > _LABEL_NCHARS:
-            raise ValueError(f"{name!r} is no name for Kubernetes: small letters, digits and -, and not too many")
+            raise ValueError(f"{name!r} is not a valid name in Kubernetes: use at most 63 of a-z, 0-9 and -")
         if secret_name is not None and authority is None:
-            raise ValueError("secret_name= says where pods find their authority: pass the script the same, authority=")
+            raise ValueError(
+                "secret_name= names the authority of the pods: give the script the same one, by authority="
+            )
         api = Api(namespace, kubeconfig=kubeconfig, context=context, timeout_s=timeout)
         trust = JobTrust(JobFolder(), authority, address, tls=not insecure)
         engine = KubernetesEngine(api, trust, name, pods, secret_name)

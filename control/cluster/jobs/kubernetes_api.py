@@ -158,7 +158,7 @@ def _translated() -> Iterator[None]:
     except HTTPError as error:
         raise JobError(f"Kubernetes cannot be reached: {error}") from error
     except (ConfigException, OSError) as error:
-        raise JobError(f"there is no way to a Kubernetes cluster: {error}") from error
+        raise JobError(f"cannot connect to a Kubernetes cluster: {error}") from error
 
 
 def _message(body: object) -> str:

@@ -163,7 +163,7 @@ class LocalEngine(ProcessEngine):
         try:
             return start_into(log, command)
         except OSError as error:
-            raise JobError(f"no agent can be started here: {error}") from error
+            raise JobError(f"cannot start an agent here: {error}") from error
 
     def place_of(self, child: PlaceProcess) -> Place:
         """See `ProcessEngine`."""

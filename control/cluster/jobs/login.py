@@ -63,7 +63,7 @@ class LoginJob(Job):
         if isinstance(hosts, str):
             raise ValueError(f"hosts are a list of names, not the text {hosts!r}")
         if len(set(hosts)) != len(hosts):
-            raise ValueError("a machine is named twice")
+            raise ValueError("a machine is listed twice")
         lines = [_line(host, python, setup, port, certs, insecure=insecure) for host in hosts]
         engine = LoginEngine(
             [(host, [*login, host, line]) for host, line in zip(hosts, lines, strict=True)],
@@ -100,7 +100,7 @@ class LoginEngine(ProcessEngine):
         try:
             popen = start_into(log, command)
         except OSError as error:
-            raise JobError(f"nothing logs in to {machine}: {error}") from error
+            raise JobError(f"the command that logs in to {machine} cannot be run: {error}") from error
         assert popen.stdin is not None  # asked for
         with contextlib.suppress(BrokenPipeError):  # it has ended, which `poll` tells of
             popen.stdin.write(self.secret_file.read_bytes())

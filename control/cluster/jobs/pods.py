@@ -57,7 +57,7 @@ def place_of(pod: Pod | None, port: int) -> Place:
         port: where its agent listens once the pod is ready.
     """
     if pod is None:
-        return Place(PlaceState.PENDING, reason="the Job has made no pod yet")
+        return Place(PlaceState.PENDING, reason="the Job has not created its pod yet")
     phase, name = pod.status.get("phase"), pod.name
     if phase == "Succeeded":
         return Place(PlaceState.ENDED, name=name, reason="its agent has ended")
@@ -82,7 +82,7 @@ def failure_of(status: Mapping[str, Any], index: int) -> str:
     if failed.get("status") == "True":
         return f"the Job has failed: {_said(failed.get('reason'), failed.get('message'))}"
     if _names(status.get("failedIndexes", ""), index):
-        return "the Job has given up this index: too many of its pods were lost"
+        return "the Job gave up this index: too many of its pods were lost"
     return ""
 
 

@@ -85,7 +85,7 @@ class RayJob(Job):
     ) -> None:
         there = certs if node_certs is None else node_certs
         if (certs is None and there is not None) or (certs is not None and insecure):
-            raise ValueError("certs= goes with node_certs= or alone, and neither goes with insecure=")
+            raise ValueError("pass certs= alone or with node_certs=, and neither of them with insecure=")
         options = ["--insecure"] if insecure else [] if there is None else ["--certs", os.path.abspath(there)]
         config = {
             "address": address,
@@ -114,13 +114,13 @@ def bundle(cpus: float, gpus: float, others: Mapping[str, float]) -> dict[str, f
         ValueError: there are none, or less than that.
     """
     if {"CPU", "GPU"} & set(others):
-        raise ValueError("CPU and GPU are asked for by cpus= and gpus=")
+        raise ValueError("ask for CPUs and GPUs with cpus= and gpus=")
     asked = {"CPU": cpus, "GPU": gpus, **others}
     if any(amount < 0 for amount in asked.values()):
-        raise ValueError(f"there is no negative amount of a resource: {asked}")
+        raise ValueError(f"the amount of a resource cannot be negative: {asked}")
     found = {name: amount for name, amount in asked.items() if amount}
     if not found:
-        raise ValueError("Ray places nothing that needs no resource at all")
+        raise ValueError("Ray cannot place a bundle without resources: ask for at least one")
     return found
 
 
@@ -205,7 +205,7 @@ class RayEngine:
     def _request(self, method: str, *arguments: object) -> Any:
         with self._lock:
             if self._driver is None:
-                raise JobError("the process that talks to Ray is gone, and with it the job")
+                raise JobError("the process that talks to Ray has ended, so the job is lost")
             self._write([method, *arguments])
             answer = json.loads(self._read())
         if "error" in answer:
@@ -232,7 +232,7 @@ class RayEngine:
             while b"\n" not in self._unread:
                 if not selector.select(max(deadline - time.monotonic(), 0)):
                     self._end_driver()
-                    raise JobError(f"Ray did not answer within {self._timeout_s:g} s: the job is given up")
+                    raise JobError(f"Ray did not answer within {self._timeout_s:g} s: the job was given up")
                 content = os.read(self._driver.stdout.fileno(), 1 << 16)
                 if not content:
                     self._end_driver()

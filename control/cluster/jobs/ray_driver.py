@@ -179,7 +179,7 @@ def _see_whether_reachable(address: str) -> None:
         try:
             socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
         except OSError as error:
-            raise ConnectionError(f"nobody answers at {address}: {error}") from None
+            raise ConnectionError(f"nothing answers at {address}: {error}") from None
 
 
 def main() -> None:

@@ -37,8 +37,8 @@ _UNKNOWN = "Invalid job id"
 _ENDED = {"COMPLETED": "its agent has ended", "COMPLETING": "it ends", "CANCELLED": "it was cancelled"}
 _FAILED = {
     "FAILED": "its agent ended with an error",
-    "TIMEOUT": "its time limit has come",
-    "DEADLINE": "its deadline has come",
+    "TIMEOUT": "its time limit was reached",
+    "DEADLINE": "its deadline was reached",
     "NODE_FAIL": "its node failed",
     "BOOT_FAIL": "its node could not be booted",
     "PREEMPTED": "it was preempted",
@@ -216,7 +216,7 @@ class SlurmEngine:
                     for announcement in announcements
                 ]
         except (RuntimeError, OSError) as error:
-            raise JobError(f"Slurm does not take the job: {error}") from error
+            raise JobError(f"Slurm rejected the job: {error}") from error
         self._logs.update((job.job_id, job.paths.stdout) for job in jobs)
         return [job.job_id for job in jobs]
 
@@ -229,7 +229,7 @@ def _executor(folder: Path, parameters: Mapping[str, Any]) -> SlurmExecutor:
     try:
         executor = SlurmExecutor(folder)
     except RuntimeError as error:
-        raise JobError(f"this is no machine of a Slurm cluster: {error}") from error
+        raise JobError(f"this machine belongs to no Slurm cluster: {error}") from error
     executor.update_parameters(stderr_to_stdout=True, array_parallelism=sys.maxsize, **parameters)
     return executor
 
@@ -269,7 +269,7 @@ class _Queue:
                 raise
             return self._known
         self._answered_s = now
-        forgotten = Place(PlaceState.ENDED, reason="Slurm has forgotten it: it ended some time ago")
+        forgotten = Place(PlaceState.ENDED, reason="Slurm no longer knows it: it ended some time ago")
         self._known = {job_id: listed.get(job_id, forgotten) for job_id in job_ids}
         return self._known
 
@@ -324,7 +324,7 @@ def slurm(*command: str) -> str:
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_COMMAND_S, check=False
         )
     except FileNotFoundError:
-        raise JobError(f"there is no {command[0]} here: this is no machine of a Slurm cluster") from None
+        raise JobError(f"there is no {command[0]} here: this machine belongs to no Slurm cluster") from None
     except subprocess.TimeoutExpired:
         raise JobError(f"{command[0]} does not answer within {_COMMAND_S:g} s") from None
     if done.returncode != 0:

@@ -182,12 +182,12 @@ class SpmdJob:
             TorchrunError: it is asked for outside the ``with`` statement.
         """
         if self._procs is None:
-            raise TorchrunError("the ranks are together within the with statement: with SpmdJob() as job: job.procs()")
+            raise TorchrunError("call procs() inside the with statement: with SpmdJob() as job: job.procs()")
         return self._procs
 
     def __enter__(self) -> Self:
         if self._was_entered:
-            raise TorchrunError("the other ranks have left with the end of the with statement: torchrun starts others")
+            raise TorchrunError("the ranks left when the with statement ended: run the script again under torchrun")
         self._was_entered = True
         if self.launch.rank:
             self._serve()
@@ -209,7 +209,7 @@ class SpmdJob:
         """Wait until all ranks are here."""
         process = runtime.current()
         if process.root.id != process.me.id:
-            raise AlreadyInJobError(f"rank 0 is part of the job of another process already, as {process.me.name!r}")
+            raise AlreadyInJobError(f"rank 0 already belongs to the job of another process, as {process.me.name!r}")
         try:
             close = self._open(process)
             try:
@@ -240,7 +240,7 @@ class SpmdJob:
         missing = sorted(set(range(self.launch.world_size)) - set(here))
         if missing:
             raise RendezvousError(
-                f"ranks {missing} of {self.launch.world_size} have not come to the job within {self._timeout:g} s"
+                f"ranks {missing} of {self.launch.world_size} have not joined the job within {self._timeout:g} s"
             )
         return [here[rank] for rank in sorted(here)]
 
@@ -280,7 +280,7 @@ class SpmdJob:
         """Serve as a process of rank 0's job until that job is over."""
         deadline = time.monotonic() + self._timeout
         process = self._join(deadline)
-        why = f"rank {self.launch.rank} leaves with rank 0, which has failed"
+        why = f"rank {self.launch.rank} ends because rank 0 has failed"
         try:
             registry = get_or_spawn_controller(REGISTRY, RankRegistry, self.launch.world_size).get(
                 deadline - time.monotonic()
@@ -289,7 +289,7 @@ class SpmdJob:
                 self.launch.rank, RankEntry(process.me, self.launch.local_world_size)
             ).get()
         except SupervisionError as error:
-            is_well, why = False, f"rank {self.launch.rank} leaves, since rank 0 is gone: {error}"
+            is_well, why = False, f"rank {self.launch.rank} ends because rank 0 is gone: {error}"
         runtime.shutdown()
         if is_well:
             sys.exit(0)
@@ -299,13 +299,15 @@ class SpmdJob:
     def _join(self, deadline: float) -> Process:
         """Join the job of rank 0 as soon as it exists."""
         if runtime.is_running():
-            raise AlreadyInJobError("this process has begun a job of its own already: enter the SpmdJob first")
+            raise AlreadyInJobError(
+                "this process has already started its own job: enter the SpmdJob before the first spawn"
+            )
         while True:
             try:
                 return self._try_to_join()
             except (JobNotFoundError, RemoteHostError, HostUnreachableError, DeadlineError) as error:
                 if time.monotonic() > deadline:
-                    raise RendezvousError(f"rank 0 was not met within {self._timeout:g} s: {error}") from error
+                    raise RendezvousError(f"rank 0 could not be reached within {self._timeout:g} s: {error}") from error
             time.sleep(_KNOCK_S)
 
     def _try_to_join(self) -> Process:

@@ -64,7 +64,7 @@ class Restart:
         if made >= self.attempts:
             return None
         delay_s = _delay_s(made, self.backoff_s, self.longest_backoff_s)
-        reason = f"restart {made + 1} of {self.attempts} that may be in {self.within_s:g} s"
+        reason = f"restart {made + 1} of at most {self.attempts} within {self.within_s:g} s"
         return Decision(Action.RESTART, delay_s, reason)
 
 
@@ -100,7 +100,7 @@ class ReplaceHost:
         made = _recent(history, Action.REPLACE_HOST, self.within_s, now_s)
         if made >= self.attempts:
             return None
-        reason = f"change of hosts {made + 1} of {self.attempts} that may be in {self.within_s:g} s"
+        reason = f"replacement of a host, {made + 1} of at most {self.attempts} within {self.within_s:g} s"
         delay_s = _delay_s(made, self.backoff_s, self.longest_backoff_s)
         return Decision(Action.REPLACE_HOST, delay_s, reason, replace=self)
 
@@ -126,7 +126,7 @@ class Escalate:
 
     def propose(self, history: Sequence[Attempt], now_s: float) -> Decision | None:
         """What to do by this strategy: always the same."""
-        return Decision(Action.ESCALATE, 0.0, "it is for the owner's owner")
+        return Decision(Action.ESCALATE, 0.0, "the policy leaves it to the owner's owner")
 
 
 Strategy = Restart | ReplaceHost | Escalate
@@ -210,7 +210,7 @@ class RecoveryPolicy:
         for strategy in self.ladder(failure, is_host_lost=is_host_lost):
             if (decision := strategy.propose(history, now_s)) is not None:
                 return decision
-        return Decision(Action.ESCALATE, 0.0, "all that the policy allows has been tried")
+        return Decision(Action.ESCALATE, 0.0, "the policy allows no further attempt")
 
     def remembered(self, history: Sequence[Attempt], now_s: float) -> list[Attempt]:
         """The part of a history that can still matter."""
@@ -229,7 +229,9 @@ _jobs: dict[int, Replacer] = {}
 def _in_this_process(pid: int, key: int, bounds: tuple[int, float, float, float, float]) -> ReplaceHost:
     job = _jobs.get(key) if pid == os.getpid() else None
     if job is None:
-        raise ValueError("a job can be asked for hosts in its own process alone: spawn the owner there (this_proc)")
+        raise ValueError(
+            "only the process of the job can ask it for hosts: spawn the owner there, by this_proc().spawn(...)"
+        )
     return ReplaceHost(job, *bounds)
 
 

@@ -119,7 +119,7 @@ class Recoverable(Generic[A]):
         self._is_over = True
         if self._reviving is not None:
             self._reviving.cancel()
-        self._bury("it is not needed any more")
+        self._bury("it is no longer needed")
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -162,7 +162,7 @@ class Recoverable(Generic[A]):
             self._bear()
         except (ControlError, TimeoutError) as error:
             self._history[-1] = dataclasses.replace(self._history[-1], is_done=False)
-            message = f"{self._life_name} could not be followed by another: {error}"
+            message = f"{self._life_name} ended, and its successor could not be started: {error}"
             failure = MeshFailure(self._life_name, self._life_name, None, FailureKind.UNREACHABLE, message)
             decision = self._decide(failure)
             if decision.action is Action.ESCALATE:
@@ -202,7 +202,7 @@ class AttachedHosts:
 
     def __init__(self, hosts: HostMesh) -> None:
         if not hosts.names:
-            raise ValueError("this host is not an attached one: it cannot be lost while its script runs")
+            raise ValueError("this host is the script's own, not an attached one: it cannot be replaced")
         self._hosts = hosts
 
     def replace(self, *, timeout: float) -> HostMesh:

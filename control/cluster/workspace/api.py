@@ -91,14 +91,14 @@ def sync_workspace(
     begin = time.monotonic()
     root = os.path.realpath(source)
     if not os.path.isdir(root):
-        raise NotADirectoryError(f"{os.fspath(source)} is no folder")
+        raise NotADirectoryError(f"{os.fspath(source)} is not a folder")
     there = root if target is None else os.fspath(target)
     if not os.path.isabs(there):
-        raise ValueError(f"the target must be an absolute path, not {there!r}: hosts have no common working folder")
+        raise ValueError(f"the target must be an absolute path, not {there!r}: hosts do not share a folder")
     if "\0" in there or ".." in there.split("/"):
         raise ValueError(f"the target must be a path without '..', not {there!r}")
     if there != root and os.path.commonpath([there, root]) in (there, root):
-        raise ValueError(f"{there} and {root} lie in one another")
+        raise ValueError(f"{there} and {root} overlap: one is inside the other")
     with open_source(root) as folder:
         manifest = scan(folder, exclude)
         check(manifest)

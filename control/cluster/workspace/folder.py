@@ -70,7 +70,7 @@ class Folder:
         except OSError as error:
             if error.errno not in (errno.ENOTDIR, errno.ELOOP):
                 raise
-            raise WorkspaceError(f"{name!r} in {self.path} is no folder: it has been replaced") from None
+            raise WorkspaceError(f"{name!r} in {self.path} is not a folder: it was replaced") from None
         try:
             status = os.fstat(inner)
             self.check_owner(status, name)
@@ -98,10 +98,10 @@ class Folder:
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
-            raise WorkspaceError(f"{name!r} in {self.path} is no file any more: it has been replaced") from None
+            raise WorkspaceError(f"{name!r} in {self.path} is no longer a file: it was replaced") from None
         if not stat.S_ISREG(os.fstat(opened).st_mode):
             os.close(opened)
-            raise WorkspaceError(f"{name!r} in {self.path} is no file any more: it has been replaced")
+            raise WorkspaceError(f"{name!r} in {self.path} is no longer a file: it was replaced")
         return opened
 
     def create(self, path: str) -> int:
@@ -264,7 +264,7 @@ def _link_of_ours(fd: int, name: str, path: str) -> str:
 
 def _check_above(status: os.stat_result, path: str) -> None:
     if not stat.S_ISDIR(status.st_mode):
-        raise NotADirectoryError(f"something on the way to {path} is no folder")
+        raise NotADirectoryError(f"something on the way to {path} is not a folder")
     if status.st_uid not in (0, os.geteuid()):
         _refuse(path, f"a folder above it belongs to the user {status.st_uid}, who may replace it")
     if status.st_mode & OTHERS_WRITE and not status.st_mode & stat.S_ISVTX:
@@ -274,7 +274,7 @@ def _check_above(status: os.stat_result, path: str) -> None:
 
 def _check_target(status: os.stat_result, path: str) -> None:
     if not stat.S_ISDIR(status.st_mode):
-        raise NotADirectoryError(f"{path} is no folder")
+        raise NotADirectoryError(f"{path} is not a folder")
     if status.st_uid != os.geteuid():
         _refuse(path, f"it belongs to the user {status.st_uid}, not to {os.geteuid()}")
     if status.st_mode & OTHERS_WRITE:

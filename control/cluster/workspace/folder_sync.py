@@ -68,7 +68,7 @@ class FolderSync:
             for chunk in chunks:
                 key = digest(chunk)
                 if key not in self._wanted:
-                    raise WorkspaceError("a chunk has come that is in no file of the workspace")
+                    raise WorkspaceError("a received chunk belongs to no file of the workspace")
                 nbytes += len(chunk)
                 if key not in self._at_hand:
                     file.write(chunk)
@@ -114,7 +114,7 @@ class FolderSync:
         disk = os.fstatvfs(self._target.fd)
         needed, free = sum(self._wanted[name][2] for name in self.missing), disk.f_bavail * disk.f_frsize
         if needed > free:
-            raise WorkspaceError(f"{self._target.path} has room for {free} bytes, and {needed} are missing there")
+            raise WorkspaceError(f"{self._target.path} has {free} bytes free, and the sync needs {needed} more")
 
     def _write(self, entry: Entry) -> str:
         """The new content of a file, in a file of its own."""
@@ -159,7 +159,7 @@ def open_sync(target: str, manifest: FolderManifest, token: str) -> FolderSync |
 
     Raises:
         WorkspaceError: the folder holds something and was not made by a sync, so that nothing in it may be replaced;
-            another sync is at work on it; others may write to it, or replace it; or the manifest reaches beyond it.
+            another sync is running on it; others may write to it, or replace it; or the manifest reaches beyond it.
         OSError: it cannot be made, read or written.
     """
     check(manifest)
@@ -193,14 +193,14 @@ def _locked_marker(folder: Folder, token: str) -> IO[str] | None:
         status = os.fstat(marker.fileno())
         folder.check_owner(status, MARKER)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-            raise WorkspaceError(f"{MARKER} in {folder.path} is not what a sync has put there")
+            raise WorkspaceError(f"{MARKER} in {folder.path} was not written by a sync")
         try:
             fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if marker.read(_MOST_TOKEN) == token:
                 marker.close()
                 return None
-            raise WorkspaceError(f"another sync is at work on {folder.path}") from None
+            raise WorkspaceError(f"another sync is running on {folder.path}") from None
         os.fchmod(marker.fileno(), 0o600)
         marker.truncate(0)
         marker.write(token)

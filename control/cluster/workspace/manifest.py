@@ -116,7 +116,7 @@ def check(manifest: FolderManifest) -> None:
     """
     _require(len(manifest.entries) <= MAX_ENTRIES, f"it has more than {MAX_ENTRIES} entries")
     _require(len(manifest.exclude) <= _MOST_PATTERNS, f"it has more than {_MOST_PATTERNS} patterns")
-    _require(all(isinstance(pattern, str) for pattern in manifest.exclude), "a pattern is no text")
+    _require(all(isinstance(pattern, str) for pattern in manifest.exclude), "a pattern is not a text")
     kinds: dict[str, int] = {}
     sizes: dict[bytes, int] = {}
     chunks = 0
@@ -124,11 +124,13 @@ def check(manifest: FolderManifest) -> None:
         _check_path(entry.path, manifest.exclude)
         above = entry.path.rpartition("/")[0]
         _require(entry.path not in kinds, f"{entry.path!r} is there twice")
-        _require(not above or kinds.get(above) == stat.S_IFDIR, f"{entry.path!r} lies in what is no folder")
+        _require(
+            not above or kinds.get(above) == stat.S_IFDIR, f"{entry.path!r} is inside something that is not a folder"
+        )
         _require(type(entry.mode) is int and 0 <= entry.mode < 1 << 16, f"{entry.path!r} has no mode")
         kind = kinds[entry.path] = stat.S_IFMT(entry.mode)
-        _require(kind in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK), f"{entry.path!r} is no file, folder or link")
-        _require(entry.is_file or not entry.chunks, f"{entry.path!r} is no file and has content")
+        _require(kind in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK), f"{entry.path!r} is not a file, folder or link")
+        _require(entry.is_file or not entry.chunks, f"{entry.path!r} is not a file and has content")
         _require(bool(entry.link) == (kind == stat.S_IFLNK), f"{entry.path!r} is a link to nowhere, or none")
         chunks += len(entry.chunks)
         _require(chunks <= MAX_CHUNKS, f"it has more than {MAX_CHUNKS} chunks")
@@ -138,7 +140,7 @@ def check(manifest: FolderManifest) -> None:
             _require(sizes.setdefault(chunk.digest, chunk.nbytes) == chunk.nbytes, "a chunk has two sizes")
     links = {entry.path: entry.link for entry in manifest.entries if entry.link}
     for path, link in links.items():
-        _require(_is_text(link, _MOST_PATH_NBYTES), f"{path!r} links to what is no path")
+        _require(_is_text(link, _MOST_PATH_NBYTES), f"{path!r} links to something that is not a path")
         if _leads_outside(path, link, links):
             raise WorkspaceError(
                 f"the link {path!r} leads out of the workspace, to {link!r}: exclude it by its name, or put in its "
@@ -229,7 +231,7 @@ def _chunks(path: str, file: IO[bytes]) -> tuple[FileChunk, ...]:
 
 
 def _check_path(path: str, exclude: Sequence[str]) -> None:
-    _require(_is_text(path, _MOST_PATH_NBYTES), "a path is no path")
+    _require(_is_text(path, _MOST_PATH_NBYTES), "a path is not valid")
     for name in path.split("/"):
         _require(name not in ("", ".", ".."), f"{path!r} is absolute, or has an empty component, '.' or '..'")
         _require(_is_text(name, _MOST_NAME_NBYTES), f"a name in {path[:100]!r} is too long")
@@ -275,4 +277,4 @@ def _leads_outside(path: str, link: str, links: Mapping[str, str]) -> bool:
 
 def _require(is_so: bool, problem: str) -> None:
     if not is_so:
-        raise WorkspaceError(f"this is no manifest of a workspace: {problem}")
+        raise WorkspaceError(f"this is not a manifest of a workspace: {problem}")

@@ -107,7 +107,7 @@ class WorkspaceReceiver(Actor):
             How many bytes have been moved, here and below.
         """
         if any(type(size) is not int or size <= 0 for size in batch.sizes) or sum(batch.sizes) != len(batch.data):
-            raise WorkspaceError("a batch has come that does not hold the chunks that it names")
+            raise WorkspaceError("a received batch does not hold the chunks that it names")
         passed: list[Future[int]] = [branch.receiver.take.call_one(batch, branch.below) for branch in below]
         moved, offset, view = 0, 0, memoryview(batch.data)
         chunks = []

@@ -112,7 +112,7 @@ export class Part {
       showErrors(parts.errors, groups, count);
     } catch (error) {
       parts.errorsKnown = -1;
-      parts.errors.replaceChildren(element("li", { class: "empty" }, `The errors cannot be had: ${error.message}`));
+      parts.errors.replaceChildren(element("li", { class: "empty" }, `Cannot read the errors: ${error.message}`));
     }
   }
 
@@ -122,7 +122,7 @@ export class Part {
     const text = element("pre", { class: "stacks", tabindex: "0", "aria-label": "Stacks", hidden: "" });
     button.addEventListener("click", async () => {
       button.disabled = true;
-      setText(said, "asking; a process that hangs is looked at from outside, which takes a while");
+      setText(said, "asking; a process that hangs is inspected from outside, which takes a while");
       const { process } = this.#known;
       try {
         const found = await takeStacks(process);
@@ -155,7 +155,7 @@ function gone(words, look, known) {
   const said = element("p", { class: "empty" }, `${words} `);
   if (next !== undefined) {
     const actor = next.actors?.find((each) => each.label === known.actor?.label);
-    said.append(element("a", { href: pathOf(next, actor) }, "Another one of this name runs."));
+    said.append(element("a", { href: pathOf(next, actor) }, "Another process of this name is running."));
   }
   return said;
 }
@@ -222,7 +222,7 @@ function showErrors(list, groups, count) {
     return element("li", { class: "event", "data-error": group.error }, head, element("p", { class: "event-message", tabindex: "0" }, group.message), trace);
   });
   const seen = groups.reduce((sum, group) => sum + group.count, 0);
-  if (shown.length === 0) shown.push(element("li", { class: "empty" }, count === 0 ? "None so far." : `Of ${counted(count, "error")} no traceback is kept any more.`));
+  if (shown.length === 0) shown.push(element("li", { class: "empty" }, count === 0 ? "None so far." : `The traceback of ${counted(count, "error")} is no longer kept.`));
   else if (seen < count) shown.push(element("li", { class: "empty" }, `${counted(count - seen, "error")} of other kinds before these.`));
   list.replaceChildren(...shown);
 }
@@ -238,7 +238,7 @@ function showDeaths(list, process, look) {
     return element("li", { class: "event", "data-kind": "death" }, head, element("p", { class: "event-message" }, death.message));
   });
   if (shown.length === 0) {
-    const words = process.restarts > 0 ? `${counted(process.restarts, "process", "processes")} of this name died; the reasons are not kept any more.` : "None.";
+    const words = process.restarts > 0 ? `${counted(process.restarts, "process", "processes")} of this name died; the reasons are no longer kept.` : "None.";
     shown.push(element("li", { class: "empty" }, words));
   }
   list.replaceChildren(...shown);

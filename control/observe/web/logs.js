@@ -70,7 +70,7 @@ export class LogView {
       else goesOn = this.#take(found);
     } catch (error) {
       if (this.#isOver || this.#isHeld) return;
-      setText(this.#note, `The lines cannot be had: ${error.message}`);
+      setText(this.#note, `Cannot read the output: ${error.message}`);
     }
     clearTimeout(this.#timer);
     if (goesOn && !this.#isOver) this.#timer = setTimeout(() => this.#poll(), POLL_MS);

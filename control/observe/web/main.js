@@ -34,7 +34,7 @@ function show(look) {
   bounds.take(look);
   if (model.take(look)) newest = look;
   if (newest !== null) draw(newest);
-  if (look.problem) say("silent", "out of reach", `The job cannot be looked at: ${look.problem}`);
+  if (look.problem) say("silent", "out of reach", `Cannot look into the job: ${look.problem}`);
   else heardAt = performance.now();
 }
 
@@ -145,7 +145,7 @@ async function look() {
     intervalMs = 1000 * (found.interval_s ?? 1);
     show(found);
   } catch (error) {
-    say("silent", "no connection", `The dashboard's server does not answer: ${error.message}. What is shown is old.`);
+    say("silent", "no connection", `The dashboard's server does not answer: ${error.message}. The page shows old values.`);
   }
   setTimeout(look, intervalMs);
 }

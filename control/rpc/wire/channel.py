@@ -251,7 +251,7 @@ class ActorChannel:
                 raise self._untrusted(session, error) from error
             except ValueError as error:
                 raise self._closed() from error
-        raise SessionEndedError(f"{self.target} accepts no session of ours")
+        raise SessionEndedError(f"{self.target} rejected the session of this client")
 
     def _prove(self, session: ClientSession, name: bytes, body: bytes) -> tuple[int, bytes]:
         if len(body) > self._max_nbytes:

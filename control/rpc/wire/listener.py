@@ -226,7 +226,7 @@ class ActorListener:
         if len(self._watchers) >= _MAX_WATCHERS:
             oldest = next(iter(self._watchers))
             del self._watchers[oldest]
-            oldest.stream.turn_away("resource_exhausted", "others want to watch, too")
+            oldest.stream.turn_away("resource_exhausted", "too many clients watch already")
         with self._quiet:
             self._watchers[watcher] = None
             status = health_pb2.HealthCheckResponse
@@ -287,7 +287,7 @@ class ActorListener:
         except ProtocolError as error:
             stream.turn_away("invalid_argument", str(error))
         except Exception:  # noqa: BLE001  (whoever asked has to be told, and the next one served)
-            _log.exception("an actor server cannot answer %s", stream.method)
+            _log.exception("an actor server could not answer %s", stream.method)
             stream.turn_away("internal", "the server failed")
         finally:
             with self._quiet:
@@ -306,7 +306,7 @@ class ActorListener:
             if seal is not None:
                 self._proofs.append(stream.connection)
             elif not self._takes_open_json:
-                raise Refused("this server wants a proof: see actor_service.proto")
+                raise Refused("this server needs a proof of the secret: see actor_service.proto")
             left = stream.deadline - time.time()
             answer = rpc(body, seal is not None, None if left > _FOREVER_S else max(left, 0))
             return answer if seal is None else seal.close(answer)
@@ -447,7 +447,7 @@ class _Questions:
         try:
             question = reflection_pb2.ServerReflectionRequest.FromString(message)
         except DecodeError:
-            self.stream.turn_away("invalid_argument", "that is no question")
+            self.stream.turn_away("invalid_argument", "the request names no method")
             return False
         (answer,) = _servicer().ServerReflectionInfo(iter((question,)), None)
         self.stream.send(answer.SerializeToString())
@@ -480,7 +480,7 @@ def _peer_of(connection: str) -> str:
 def _checked(call: messages.MethodCall, is_proven: bool) -> messages.MethodCall:
     """A call that may be looked at: nobody's pickle is opened without a proof."""
     if not call.is_json and not is_proven:
-        raise Refused("a pickle is taken with a proof only")
+        raise Refused("a pickle is accepted only with a proof of the secret")
     return call
 
 

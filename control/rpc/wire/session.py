@@ -76,7 +76,7 @@ class ClientSession:
 
     def __init__(self, secret: bytes, nonce: bytes, session: bytes, proof: bytes) -> None:
         if len(session) != SESSION_NBYTES or not auth.verify(_mac(secret, b"server", nonce, session), proof):
-            raise BadAnswerError("whoever listens there does not know our secret")
+            raise BadAnswerError("the server does not know the secret of this client")
         self._session = session
         self._key = hmac.new(_mac(secret, b"key", nonce, session), digestmod="sha256")
         self._lock = threading.Lock()
@@ -99,7 +99,7 @@ class ClientSession:
         """
         body, proof = _split(answer, _ANSWER_TAIL, auth.PROOF_NBYTES)
         if proof is None or not auth.verify(_seal(self._key, b"answer", rpc, _NUMBER.pack(number), body), proof):
-            raise BadAnswerError("an answer came without the server's proof; it has not been looked at")
+            raise BadAnswerError("an answer came without the server's proof, and was not read")
         return body
 
 
@@ -161,14 +161,14 @@ class ServerSessions:
             if session not in self._used:
                 self._admit(session, used)
             if not self._used[session].window.take(number):
-                raise Refused("this request was there before, or is too old")
+                raise Refused("this request was already received, or is too old")
             self._used.move_to_end(session)
         return body, AnswerSealer(used.key, rpc, encoded)
 
     def _unused(self, session: bytes) -> _Used:
         ticket = session[: -auth.PROOF_NBYTES]
         if not auth.verify(_mac(self._own_key, b"ticket", ticket), session[-auth.PROOF_NBYTES :]):
-            raise Refused("this session is not known here")
+            raise Refused("this server does not know this session")
         _, begun_ms = _TICKET.unpack(ticket[auth.NONCE_NBYTES :])
         begun = begun_ms / 1000
         if self._clock() - begun > USE_WITHIN_S:

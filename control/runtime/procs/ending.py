@@ -179,14 +179,14 @@ class Leaving:
         os.eventfd_write(self._told, 1)
         if is_beyond_threads.wait(min(THREADS_S, bound_s / 2)):
             time.sleep(max(until_s - time.monotonic(), 0.0))  # the process ends meanwhile
-            self._complain(f"what it does at its exit has not ended within {bound_s:.3g} s:\n{_main_stack()}")
+            self._complain(f"its exit handlers have not ended within {bound_s:.3g} s:\n{_main_stack()}")
             return
         left = [thread.name for thread in threading.enumerate() if not thread.daemon and thread.ident != _main_id()]
         self._complain(f"its threads {', '.join(left) or '(none any more)'} have not ended; they would, as daemons\n")
         atexit._run_exitfuncs()
 
     def _complain(self, what: str) -> None:
-        sys.stderr.write(f"control: process {self._name} is ended by force: {what}")
+        sys.stderr.write(f"control: process {self._name} was ended by force: {what}")
 
 
 def _main_id() -> int | None:

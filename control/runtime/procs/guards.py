@@ -128,12 +128,12 @@ class Kept:
             elif self.origin.has_ended():
                 finish(f"was killed with {self.origin.description}")
             else:
-                finish("was killed with the keeper that it had for a parent")
+                finish("was killed together with its parent process")
 
         def late(looks: int) -> None:
             nonlocal timer
             if _is_stopped(_parent_of(self.pid)) or looks == REPORTS_AWAITED:
-                finish("has ended; how is not known, its keeper does not answer")
+                finish("has ended; how is not known, because its parent process does not answer")
             else:
                 timer = loop.call_later(REPORT_TIMEOUT_S, late, looks + 1)
 
@@ -316,7 +316,7 @@ def wait_for(who: GuardOrigin, pid: int, answer: int, hurry: int, deadline: floa
         if time.monotonic() >= deadline:
             raise TimeoutError(f"{who.description} does not answer: the machine is too busy")
     if any(one == hurry for one, _ in ready):
-        raise TimeoutError(f"{who.description} is not waited for any more")
+        raise TimeoutError(f"{who.description} is no longer waited for")
 
 
 def _is_stopped(pid: int) -> bool:

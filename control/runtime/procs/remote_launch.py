@@ -105,7 +105,7 @@ class RemoteLaunch:
         with self._lock:
             waiting = self._unknown.pop(process_id, ())
         for promise in waiting:
-            promise.set_result("its launcher does not know it")
+            promise.set_result("its launcher does not know this process")
 
     def _follow(self, process_id: str) -> None:
         """Tell those of the end of a child who have asked before it was one."""
@@ -230,7 +230,7 @@ class RemoteLaunch:
 
     def _give_up(self, process_id: str) -> None:
         for promise in self._asked.pop(process_id, ()):
-            promise.set_exception(SupervisionError("its launcher does not know it"))
+            promise.set_exception(SupervisionError("its launcher does not know this process"))
 
     # What happens, on the loop thread
 

@@ -52,7 +52,7 @@ def limits() -> str:
         maximum, count = cgroup.process_limit(), cgroup.process_count()
         reason = (
             f"the control group of this process has {count} processes and threads and may have {maximum} (pids.max), "
-            f"where a process of a job needs {NEEDED}"
+            f"and a process of a job needs {NEEDED}"
         )
     elif (of_user := resource.getrlimit(resource.RLIMIT_NPROC)[0]) != resource.RLIM_INFINITY:
         reason = f"a user may have {of_user} processes and threads (RLIMIT_NPROC, ulimit -u), or the system has no more"

@@ -63,7 +63,9 @@ class UcxCard:
         section = card.sections[UCX]
         page_address, page_fd = unpack_section(HEAD, section, "UCX")
         if page_address + PAGE_BYTES > ADDRESSES:
-            raise DescriptorError(f"this buffer handle has its epoch page at {page_address:#x}, where no memory can be")
+            raise DescriptorError(
+                f"this buffer handle is damaged: it has its epoch page at {page_address:#x}, where no memory can be"
+            )
         key, contact, worker = unpack_parts(section[HEAD.size :], 3)
         require_key(key)
         if not worker:

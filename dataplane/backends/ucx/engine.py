@@ -248,7 +248,9 @@ def load(library: str) -> ModuleType:
         from skipper.dataplane.backends.ucx import _ucp
     except (OSError, ImportError) as error:
         loaded = _loaded()
-        other = f" This process has loaded {loaded} already, and has room for one." if loaded is not None else ""
+        other = (
+            f" This process has loaded {loaded} already, and a process can load only one." if loaded is not None else ""
+        )
         raise BackendUnavailableError(
             f"UCX cannot be loaded: {error}.{other} Install it ({installed_wheels().command}), or name a libucp.so.0 "
             "by dataplane.configure(ucx_library=...)"
@@ -346,7 +348,7 @@ class UcxEngine:
         chosen = {name: value for name, value in chosen.items() if name in taken}
         self._may_listen = may_listen(chosen)
         if self._may_listen and (obstacle := socket_filter.obstacle()):
-            raise BackendUnavailableError(f"UCX's TCP port would be open to everybody: {obstacle}")
+            raise BackendUnavailableError(f"UCX's TCP port would be open to all users: {obstacle}")
         self.traits = Traits.of(chosen, ucp.library_version())
         try:
             if level is not None:

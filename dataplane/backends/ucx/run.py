@@ -101,7 +101,7 @@ class UcxRun:
         elif all(result == ucp.FINISHED for result in results):
             self._succeed()
         elif ucp.NOT_ALLOWED in results:
-            message = "its owner has no such memory registered for that: the handle was not made by it"
+            message = "its owner has registered no such memory for this operation: the owner did not make this handle"
             refused = [part.batch for part in self._parts if part.batch.result == ucp.NOT_ALLOWED]
             self._done(TransferError(f"{self._remotes[refused[0].changed()[0]].handle} was refused: {message}"))
         else:
@@ -161,7 +161,7 @@ class UcxAtomicRun(UcxRun):
         self._done(None)
 
     def _fate(self) -> str:
-        return "; the atomic operation may have taken place or not" if self._parts[0].batch.sent else ""
+        return "; the atomic operation may or may not have taken place" if self._parts[0].batch.sent else ""
 
 
 class RunPart:

@@ -79,7 +79,7 @@ class VerbsBackend(Backend):
         where = ", ".join(f"{port}, GID index {port.gid_index}" for port in ports)
         staging = None if self._engine is None else self._engine.rails.staging
         if staging is not None:
-            state += f"; CUDA memory is moved by way of host memory: {staging}"
+            state += f"; CUDA memory is moved through host memory: {staging}"
         return BackendStatus(self.name, True, f"{where}, {state}", ("host", "cuda"))
 
     def engine(self) -> VerbsEngine:
@@ -108,7 +108,7 @@ class VerbsBackend(Backend):
         except BackendUnavailableError as error:
             return str(error)
         if verbs_card_of(handle.card).address.startswith("unix:") and handle.card.owner.host != self._owner.host:
-            return "its owner can be dialled on its own host only (dataplane.configure(verbs={'listen': ...}) there)"
+            return "only its own host can connect to its owner (dataplane.configure(verbs={'listen': ...}) there)"
         return None
 
     def connect(self, card: Card) -> Peer:

@@ -361,7 +361,7 @@ class Rails:
         """Note, and say once in the log, that GPU memory of this process is moved by way of host memory."""
         if self.staging is None:
             self.staging = why
-            _LOG.warning("CUDA memory is moved by way of host memory, which is slower: %s", why)
+            _LOG.warning("CUDA memory is moved through host memory, which is slower: %s", why)
 
     def stop_listening(self) -> None:
         """Hang up on all peers. Idempotent."""

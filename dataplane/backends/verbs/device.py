@@ -230,7 +230,7 @@ class QueuePair:
         try:
             self._pair = qp.QP(device._domain, wanted)
         except device.error as error:
-            raise TransferError(f"{device.port} has no queue pair left: {error}") from error
+            raise TransferError(f"{device.port} has no free queue pair: {error}") from error
         self.number: int = self._pair.qp_num
         self._held: list[Any] = []
         self._closed = False

@@ -98,7 +98,7 @@ def dial(
             _, bits, _ = HELLO.unpack(shake.greet(HELLO.pack(MAGIC, bits_of(endpoints), name), MAGIC))
             used = tuple(rail for rail in endpoints if bits >> rail & 1)
             if not used:
-                raise TransferError("the owner uses other RDMA ports, none of those that would be tried from here")
+                raise TransferError("the owner uses other RDMA ports, none of which this process would try")
             shake.say(b"initiator", b"".join(endpoints[rail] for rail in used) + replaces)
             other = shake.hear(b"owner", len(used) * ENDPOINT.size)
             assert shake.key is not None

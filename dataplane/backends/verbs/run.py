@@ -27,7 +27,7 @@ _WORD = struct.Struct("=Q")
 _TRIES = 8
 _ACCESS = 10
 _REFUSED = frozenset({9, _ACCESS})  # the peer's device has looked at it and done nothing
-_UNKNOWN = "whether the atomic operation took place is not known, and it is not tried again"
+_UNKNOWN = "it is not known whether the atomic operation took place, so it is not tried again"
 _TEXTS = {
     1: "a local length error",
     2: "a local queue pair error, as when its own link is down",
@@ -194,7 +194,7 @@ class VerbsRun:
 
     def _verdict(self, status: int) -> TransferError:
         """The error for a status of the device after which there is no more to try."""
-        text = _TEXTS.get(status, "a status that is never expected")
+        text = _TEXTS.get(status, "an unexpected status")
         return TransferError(f"transfer with {self._connector.owner} failed: {text} (status {status})", status=status)
 
     def _dropped(self, expected: "np.ndarray[tuple[int], np.dtype[np.uint64]]") -> DataplaneError:

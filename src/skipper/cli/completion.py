@@ -28,7 +28,7 @@ fish: skipper completion fish | source       in ~/.config/fish/config.fish
 def parser(prog: str) -> CommandParser:
     """The parser of the command."""
     own = CommandParser(
-        prog=prog, description="Print what makes a shell complete tools, flags and values.", notes=_NOTES
+        prog=prog, description="Print the script that makes a shell complete tools, flags and values.", notes=_NOTES
     )
     own.add_argument("shell", choices=tuple(SHELLS), help="for which shell")
     return own

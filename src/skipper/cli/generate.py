@@ -23,8 +23,8 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "cli.md"
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "python -m skipper.cli.generate") -> int:
     """Write the files, or compare them; the exit code is 1 where one differs."""
-    parser = CommandParser(prog=prog, description="Make the page of all tools, and the scripts for completion.")
-    parser.add_argument("--check", action="store_true", help="compare with what is there, and write nothing")
+    parser = CommandParser(prog=prog, description="Write the page of all tools, and the scripts for completion.")
+    parser.add_argument("--check", action="store_true", help="compare with the files, and write nothing")
     arguments = sys.argv[1:] if argv is None else argv
     return run(parser, arguments, lambda given: _make(is_check=given.check), errors=(OSError,), status=FAILED)
 

@@ -25,37 +25,41 @@ class Tool(NamedTuple):
 GROUPS: dict[str, dict[str, Tool]] = {
     "measure": {
         "bw": Tool("skipper.benchmarks.bandwidth.command", "bandwidth and latency of one-sided reads and writes"),
-        "bw compare": Tool("skipper.benchmarks.bandwidth.compare", "is one report faster than another, or slower"),
+        "bw compare": Tool("skipper.benchmarks.bandwidth.compare", "compare two reports: which one is faster"),
         "actors": Tool("skipper.benchmarks.actors.command", "latency and throughput of actor calls beside raw gRPC"),
         "dispatch": Tool(
-            "skipper.benchmarks.dispatch.command", "operations of the tensor engine: issued, run, fetched"
+            "skipper.benchmarks.dispatch.command", "time to issue, run and fetch operations of the tensor engine"
         ),
-        "scale": Tool("skipper.benchmarks.scale.command", "casts to many processes, straight and by tree, and a model"),
-        "weight-sync": Tool("skipper.benchmarks.weight_sync.command", "weights from trainers to generators"),
+        "scale": Tool("skipper.benchmarks.scale.command", "calls to many processes, directly and through a tree"),
+        "weight-sync": Tool(
+            "skipper.benchmarks.weight_sync.command", "time to send weights from trainers to generators"
+        ),
     },
     "run a job": {
-        "run": Tool("skipper.control.observe.run_command", "a script as python does, with a record that outlives it"),
-        "record": Tool(
-            "skipper.control.observe.record_command", "the records of runs, while they go on and afterwards"
-        ),
+        "run": Tool("skipper.control.observe.run_command", "run a script like python does, and keep a record of it"),
+        "record": Tool("skipper.control.observe.record_command", "show records of runs, running or ended"),
     },
     "run a job on several machines": {
-        "host": Tool("skipper.control.cluster.hosts.command", "the agent of this machine, for scripts on others"),
-        "certs": Tool("skipper.control.cluster.hosts.certs_command", "certificates for TLS between the machines"),
-        "names": Tool("skipper.control.rpc.command", "names of actors and services: serve them, list them"),
+        "host": Tool(
+            "skipper.control.cluster.hosts.command", "run the agent of this machine, for scripts on other machines"
+        ),
+        "certs": Tool("skipper.control.cluster.hosts.certs_command", "make certificates for TLS between machines"),
+        "names": Tool("skipper.control.rpc.command", "serve or list names of actors and services"),
     },
     "look into a running job": {
-        "status": Tool("skipper.control.observe.status_command", "what it consists of, and what it is doing"),
-        "stacks": Tool("skipper.control.observe.stacks_command", "where every thread is, also of hung processes"),
-        "logs": Tool("skipper.control.observe.logs_command", "what its processes have written, also when it has ended"),
-        "debug": Tool("skipper.control.observe.debug_command", "pdb for the actors that are at a breakpoint()"),
-        "dashboard": Tool("skipper.control.observe.dashboard", "all of it in a browser"),
-        "weights": Tool("skipper.torchstore.proofs.command", "whether weights are those that a certificate says"),
-        "metrics": Tool("skipper.control.observe.metrics", "its figures for Prometheus, and its health"),
+        "status": Tool(
+            "skipper.control.observe.status_command", "its hosts, processes and actors, and what they are doing"
+        ),
+        "stacks": Tool("skipper.control.observe.stacks_command", "where every thread is, also in processes that hang"),
+        "logs": Tool("skipper.control.observe.logs_command", "the output of its processes, also after it has ended"),
+        "debug": Tool("skipper.control.observe.debug_command", "pdb for actors that have stopped at a breakpoint()"),
+        "dashboard": Tool("skipper.control.observe.dashboard", "status, output, stacks and errors in a browser"),
+        "weights": Tool("skipper.torchstore.proofs.command", "check weights against a certificate"),
+        "metrics": Tool("skipper.control.observe.metrics", "serve its metrics and its health to Prometheus"),
     },
     "this machine": {
-        "doctor": Tool("skipper.dataplane.doctor.command", "what the data plane can use here, and what it lacks"),
-        "completion": Tool("skipper.cli.completion", "make bash, zsh or fish complete what is typed after skipper"),
+        "doctor": Tool("skipper.dataplane.doctor.command", "what the data plane can use here, and what is missing"),
+        "completion": Tool("skipper.cli.completion", "print the completion script for bash, zsh or fish"),
     },
 }
 """The tools by what they are for, in the order in which they are shown."""
@@ -112,7 +116,7 @@ def _usage() -> str:
     for group, tools in GROUPS.items():
         lines = (f"  {word:<{width}}  {tool.summary}" for word, tool in tools.items())
         parts.append("\n".join([f"{group}:", *lines]))
-    parts.append("`skipper TOOL --help`, or `skipper help TOOL`, tells more; `skipper --version` which one this is.")
+    parts.append("`skipper TOOL --help`, or `skipper help TOOL`, shows its options; `skipper --version` the version.")
     return "\n\n".join(parts)
 
 

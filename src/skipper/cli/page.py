@@ -15,7 +15,7 @@ _HEAD = """\
 `skipper TOOL --help`, or `skipper help TOOL`, prints what stands here. A mistyped tool or flag is answered with the one
 that was probably meant. `skipper --version` says which version this is.
 
-## What is the same everywhere
+## Common flags and exit codes
 
 | flag | meaning |
 |---|---|
@@ -33,8 +33,8 @@ Long flags are written out.
 """
 
 _COMPLETION = """
-Other codes, and what 1 means exactly, are listed with each tool. Ctrl-C ends every tool with 130; a benchmark then
-reports what it has measured. What serves until it is ended, such as `skipper host serve`, ends well with SIGTERM.
+Each tool lists its other codes, and what 1 means exactly. Ctrl-C ends every tool with 130; a benchmark then
+reports what it has measured. A server, such as `skipper host serve`, ends in good order on SIGTERM.
 
 `skipper completion bash`, `zsh` or `fish` prints a script that makes the shell complete tools, flags and values;
 [here](#skipper-completion) is what to write where.

@@ -48,7 +48,7 @@ def _read_or_make() -> bytes:
     with contextlib.suppress(FileExistsError):
         path.parent.mkdir(mode=0o700)
     if path.parent.is_symlink():  # for the message; O_NOFOLLOW is the check
-        raise PrivateFileError(f"{path.parent} is a link, which may lead to a folder that holds something else")
+        raise PrivateFileError(f"{path.parent} is a link, which could lead to another folder")
     where = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         check_private(os.fstat(where), path.parent, stat.S_ISDIR)

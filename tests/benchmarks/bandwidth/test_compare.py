@@ -112,7 +112,7 @@ def test_the_command_says_what_changed_and_exits_for_ci(tmp_path: Path, capsys: 
     ("before", "after", "flags", "says"),
     [
         (report(row(1)), report(row(1, size=9)), [], "no row in common"),
-        (report(row(1, spread=None)), report(row(1)), ["--fail-below", "0.9"], "samples enough"),
+        (report(row(1, spread=None)), report(row(1)), ["--fail-below", "0.9"], "enough samples"),
         (report(row(1)), report(row(1)), ["--fail-below", "x"], "positive"),
     ],
 )

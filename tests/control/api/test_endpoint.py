@@ -275,7 +275,7 @@ def test_other_classes_that_cannot_be_actors_are_refused(procs: ProcMesh) -> Non
         @endpoint
         def nothing() -> None: ...  # type: ignore[misc]
 
-    for cls, reason in ((Hidden, "call the endpoint another"), (Selfless, "first parameters"), (int, "no subclass")):
+    for cls, reason in ((Hidden, "call the endpoint another"), (Selfless, "first parameters"), (int, "not a subclass")):
         with pytest.raises(TypeError, match=reason):
             procs.spawn("refused", cls)  # type: ignore[type-var]
 

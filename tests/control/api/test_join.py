@@ -309,7 +309,7 @@ def test_a_process_is_in_one_job_at_a_time(stranger: Guests, served: ServedJob, 
             print(error)
         """
     )
-    assert script.finish() == (0, "True False\nthis process is part of a job already, as 'script'\n", "")
+    assert script.finish() == (0, "True False\nthis process already belongs to a job, as 'script'\n", "")
 
 
 def try_to_serve() -> str:

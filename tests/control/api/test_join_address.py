@@ -39,7 +39,7 @@ def test_an_address_is_never_taken_for_the_content_of_a_file(served: ServedJob) 
 def test_a_host_and_a_port_are_those_of_a_job_on_another_host(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SKIPPER_CERTS", "SKIPPER_SECRET_FILE"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ValueError, match="meet by a secret"):
+    with pytest.raises(ValueError, match="need a common secret"):
         find(address)
 
 

@@ -104,7 +104,7 @@ def test_rref_checks_the_arguments_and_brings_what_the_class_says_of_propagation
     assert stand_in.asked == [("times", like, (3,), {"add": 1})]
     with pytest.raises(TypeError):
         actors.times.rref()
-    with pytest.raises(LookupError, match="does not bring"):
+    with pytest.raises(LookupError, match="does not carry"):
         _ = pickle.loads(pickle.dumps(actors)).times.propagate
 
 

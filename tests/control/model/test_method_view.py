@@ -91,7 +91,7 @@ def test_a_call_without_an_adverb_names_the_adverbs(library: ActorMesh[Library])
     for adverb in ("call_one", "call", "choose", "stream", "broadcast", "rref"):
         assert f"{adverb}(" in str(caught.value)
     assert "library.find" in str(caught.value)
-    with pytest.raises(TypeError, match=r"library\.count is no endpoint.*as_endpoint\(mesh\.count\)\.call_one\("):
+    with pytest.raises(TypeError, match=r"library\.count is not an endpoint.*as_endpoint\(mesh\.count\)\.call_one\("):
         library.count(3)
 
 

@@ -121,7 +121,7 @@ def test_sizes_of_new_axes_may_stand_beside_their_names() -> None:
     ("given", "error", "match"),
     [
         ({"nodes": ("a", "b"), "a": 2}, KeyError, "no axis 'nodes'"),
-        ({"host": ("a", "b")}, ValueError, "the sizes of a and b cannot both be told"),
+        ({"host": ("a", "b")}, ValueError, "the sizes of a and b cannot both be inferred"),
         ({"host": ("a", "b"), "a": 3}, ValueError, "host=4 cannot be divided by {'a': 3}"),
         ({"host": ("a", "b"), "a": 0}, ValueError, "cannot be divided"),
         ({"host": ("a", "a"), "a": 2}, ValueError, "named twice"),

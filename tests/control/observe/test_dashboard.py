@@ -201,7 +201,7 @@ def test_a_server_that_is_gone_is_said_to_be(browser: Browser, echoes: ActorMesh
             page.goto(dashboard.url)
             expect(page.locator("#health")).to_have_text("healthy")
         expect(page.locator("#health")).to_have_text("no connection")
-        expect(page.locator("#banner")).to_contain_text("What is shown is old")
+        expect(page.locator("#banner")).to_contain_text("The page shows old values")
 
 
 @needs_chromium
@@ -242,7 +242,7 @@ def test_without_the_token_everything_is_refused(echoes: ActorMesh[Echo], capfd:
 
 
 def test_whoever_listens_beyond_this_host_has_a_token(echoes: ActorMesh[Echo]) -> None:
-    with pytest.raises(ValueError, match="need a token"):
+    with pytest.raises(ValueError, match="needs a token"):
         serve_dashboard(host="0.0.0.0", with_token=False)
     with serve_dashboard(host="0.0.0.0") as dashboard:
         assert len(dashboard.token) >= 32

@@ -245,7 +245,7 @@ def test_a_process_page_tells_of_a_death_and_of_its_successor(page: Page, failur
     expect(page.locator(".part-head .state")).to_have_text("ended")
     expect(page.locator("section[aria-label='Deaths and restarts'] li")).to_contain_text("SIGKILL")
     next_pid = this_host().spawn_procs(name="mortal").spawn("mortal", Echo).pid.call_one().get(PATIENCE_S)
-    page.locator("a", has_text="Another one of this name runs.").click()
+    page.locator("a", has_text="Another process of this name is running.").click()
     expect(fact(page, "pid")).to_have_text(str(next_pid))
     expect(fact(page, "Restarts")).to_have_text("1")
 
@@ -317,7 +317,7 @@ def test_queries_that_the_page_never_sends_are_refused(echoes: ActorMesh[Echo]) 
             status, said = ask(dashboard, path, **({"who": "nobody"} | query))
             assert (status, bool(said["problem"])) == (400, True), query
         assert ask(dashboard, "/errors.json", process="no such")[1] == {"problem": "", "groups": []}
-        assert "no process" in str(ask(dashboard, "/stacks.json", name="workers", pid="1")[1]["problem"])
+        assert "no longer exists" in str(ask(dashboard, "/stacks.json", name="workers", pid="1")[1]["problem"])
 
 
 def test_stacks_are_taken_for_one_reader_at_a_time(echoes: ActorMesh[Echo]) -> None:

@@ -180,7 +180,7 @@ def test_an_actor_that_fails_is_parked_no_more(failures: Failures) -> None:
     with pytest.raises(SupervisionError, match="has failed: actor owned died"):
         future.get(PATIENCE_S)
     assert failures.wait().kind is FailureKind.OWNED
-    wait_until(lambda: parked() == [], "nobody is parked")
+    wait_until(lambda: parked() == [], "no actor has stopped")
 
 
 def test_the_environment_can_turn_breakpoints_off(own_procs: Callable[..., ProcMesh]) -> None:
@@ -205,7 +205,7 @@ def test_the_command_leaves_what_it_has_attached_to(skipper: Skipper, steppers: 
 
 def test_the_command_says_that_nobody_is_parked(here: Skipper, steppers: ActorMesh[Stepper]) -> None:
     done = here("debug", "-c", "continue", "-c", "list")
-    assert (done.returncode, done.stdout) == (1, "nobody is parked at a breakpoint\n" * 2)
+    assert (done.returncode, done.stdout) == (1, "no actor has stopped at a breakpoint\n" * 2)
     assert "there is no command 'dance'" in here("debug", "-c", "dance").stdout
 
 

@@ -121,5 +121,5 @@ def test_a_job_is_found_by_its_id_its_script_its_folder_and_as_the_latest(files:
     ended.mkdir()
     (ended / JOB_FILE).write_text(json.dumps({**about_job(folder), "start": 1}))
     assert find_job(None) == folder, "it runs"
-    with pytest.raises(JobNotFoundError, match="nothing that a job 'other' has written"):
+    with pytest.raises(JobNotFoundError, match="no output of a job 'other'"):
         find_job("other")

@@ -68,7 +68,7 @@ def test_a_status_comes_back_as_it_was(served: ServedJob, echoes: ActorMesh[Echo
     [{}, {"job": "a", "taken_s": 1.0, "processes": 3}, {"job": 1, "taken_s": 1.0, "processes": []}, {"job": "a"}],
 )
 def test_what_is_no_status_is_refused(data: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="no status"):
+    with pytest.raises(ValueError, match="not a status"):
         decode_status(data)
 
 
@@ -237,7 +237,7 @@ def test_deaths_and_syncs_are_written_down_once(job: Job) -> None:
 
 def test_who_comes_goes_and_falls_silent_is_written_down(job: Job) -> None:
     assert job.look(processes=2) == [("process", "it is there")] * 2
-    assert job.look(processes=1) == [("gone", "it is there no more")]
+    assert job.look(processes=1) == [("gone", "it no longer exists")]
     assert job.look("silent") == [("silent", "no answer")]
     assert job.look("silent") == []
     assert job.look() == [("answers", "it answers again")]

@@ -94,7 +94,7 @@ def test_a_run_that_goes_on_is_shown_by_its_job(tmp_path: Path) -> None:
     folder = tmp_path / "record"
     folder.mkdir(mode=0o700)
     write(folder).close()
-    with pytest.raises(ValueError, match="has not ended: skipper dashboard --job train"):
+    with pytest.raises(ValueError, match="has not ended yet: use skipper dashboard --job train"):
         RecordedJob(Record(folder))
 
 

@@ -126,7 +126,7 @@ def test_the_command_shows_who_is_meant(skipper: Skipper, here: Skipper, blocked
     assert [stacks["name"] for stacks in shown] == ["workers{'gpus': 0}", "workers{'gpus': 1}"]
     unknown = here("stacks", "nobody")
     assert (unknown.returncode, unknown.stdout) == (1, "")
-    assert unknown.stderr.startswith("nothing is called nobody; there are: script (pid ")
+    assert unknown.stderr.startswith("no process or mesh is called nobody; there are: script (pid ")
 
 
 def test_the_command_shows_the_same_stacks_once(here: Skipper, echoes: ActorMesh[Echo]) -> None:

@@ -95,7 +95,7 @@ def test_names_are_taken_once_replaced_on_demand_and_free_again_afterwards(serve
         server.unregister("a")
     with pytest.raises(NameNotFoundError):
         client_of(server.address, Calculator, "a").label.sync()
-    with pytest.raises(ValueError, match="is no name"):
+    with pytest.raises(ValueError, match="is not a name"):
         server.register("a name", Calculator())
     assert server._catalog.by_handle(first) is None
     assert server._catalog.by_handle(second) is None
@@ -134,7 +134,7 @@ def test_a_server_starts_once_and_stops_as_often_as_one_likes() -> None:
     with server as entered:
         assert entered is server
         assert server.port != 0
-        with pytest.raises(RuntimeError, match="started once"):
+        with pytest.raises(RuntimeError, match="started only once"):
             server.start()
         assert repr(server) == f"<ActorServer {server.address}: calculator>"
     server.stop()

@@ -61,7 +61,7 @@ def request_with_a_bomb(path: Path) -> bytes:
 def test_a_pickle_without_a_proof_is_never_opened(raw: Raw, client: RpcClient[Calculator], tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     request = request_with_a_bomb(trace)
-    assert "wants a proof" in refusal(lambda: raw("Invoke", request))
+    assert "needs a proof" in refusal(lambda: raw("Invoke", request))
     started = pb.StartOperationRequest(id="1", request=pb.ActorRequest.FromString(request)).SerializeToString()
     refusal(lambda: raw("StartOperation", started))
     for tail in (b"\x7a\x80\x01" + bytes(128), b"\x7a\x20" + bytes(32)):
@@ -95,7 +95,7 @@ def test_strangers_are_told_nothing_but_how_to_prove_themselves(raw: Raw) -> Non
         ("PollOperation", pb.PollOperationRequest(id="1")),
         ("CancelOperation", pb.CancelOperationRequest(id="1")),
     ):
-        assert "wants a proof" in refusal(lambda name=name, request=request: raw(name, request.SerializeToString()))
+        assert "needs a proof" in refusal(lambda name=name, request=request: raw(name, request.SerializeToString()))
 
 
 def test_a_request_that_is_replayed_is_refused(raw: Raw, server: ActorServer, client: RpcClient[Calculator]) -> None:
@@ -107,14 +107,14 @@ def test_a_request_that_is_replayed_is_refused(raw: Raw, server: ActorServer, cl
     before = client.counted.sync()
     session.open(b"Invoke", number, raw("Invoke", request))
     for _ in range(2):
-        assert "there before" in refusal(lambda: raw("Invoke", request))
+        assert "already received" in refusal(lambda: raw("Invoke", request))
     assert client.counted.sync() == before + 1
 
 
 def test_a_client_with_another_secret_is_refused_and_does_not_trust_the_server(server: ActorServer) -> None:
     stranger = client_of(server.address, Calculator, "calculator", secret=OTHER_SECRET)
     for call in (lambda: stranger.add.sync(1), lambda: stranger.add(1).get(PATIENCE_S)):
-        with pytest.raises(AuthenticationError, match="does not know our secret"):
+        with pytest.raises(AuthenticationError, match="does not know the secret of this client"):
             call()
     with ActorServer("127.0.0.1", 0, secret=OTHER_SECRET) as other:
         other.register("calculator", Calculator())
@@ -160,7 +160,7 @@ def test_an_answer_that_somebody_else_wrote_is_never_opened(liar: tuple[str, Pat
     address, trace = liar
     client = client_of(address, Calculator, "calculator")
     for call in (lambda: client.add.sync(1), lambda: client.add(1).get(PATIENCE_S)):
-        with pytest.raises(ConnectionLostError, match="not been looked at"):
+        with pytest.raises(ConnectionLostError, match="was not read"):
             call()
     assert not trace.exists()
 
@@ -262,6 +262,6 @@ def test_with_tls_both_ends_know_each_other_by_certificate(certificate: tuple[by
         for tls in (None, Tls(pem, server_name="localhost"), Tls(pem, pem, key, "elsewhere")):
             with pytest.raises(actor_channel.UnreachableError):
                 client_of(server.address, Calculator, "calculator", tls=tls).add.sync(1)
-    with pytest.raises(ValueError, match="goes with its key"):
+    with pytest.raises(ValueError, match="needs its key"):
         Tls(pem, pem)
     assert "PRIVATE" not in repr(Tls(pem, pem, key))

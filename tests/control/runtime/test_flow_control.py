@@ -165,7 +165,7 @@ def test_a_sender_goes_on_as_soon_as_there_is_room_and_nothing_is_lost_or_reorde
 def test_an_actor_that_floods_itself_gets_the_error_at_once(procs: ProcMesh) -> None:
     itself = procs.slice(gpus=1).spawn("itself", Slow)
     itself.meet.call_one(itself).get(PATIENCE_S)
-    assert "will not while this thread waits" in itself.flood_itself.call_one().get(PATIENCE_S)
+    assert "will not do so while this thread waits" in itself.flood_itself.call_one().get(PATIENCE_S)
     assert patiently(itself.everything.call_one).get(PATIENCE_S)
 
 
@@ -180,7 +180,7 @@ def test_a_callback_on_the_thread_that_brings_credit_gets_the_error_at_once(proc
         waits = other.wait_for.call_one(str(other_gate))
         waits.add_done_callback(lambda _: told.put(fill(slow)[1]))
         other_gate.write_text("open")
-        assert "will not while this thread waits" in told.get(timeout=PATIENCE_S)
+        assert "will not do so while this thread waits" in told.get(timeout=PATIENCE_S)
     finally:
         runtime.current().flow._timeout_s = 0.3
 

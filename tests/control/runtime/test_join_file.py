@@ -135,7 +135,7 @@ def test_files_of_dead_jobs_are_swept_away_and_others_left_alone(address: str) -
 
 
 def test_a_job_of_another_host_is_told_from_one_that_has_ended(address: str) -> None:
-    with pytest.raises(RemoteHostError, match="join it by an address") as caught:
+    with pytest.raises(RemoteHostError, match="join it at the address") as caught:
         connection(address, host="another boot/1").check_reachable()
     assert isinstance(caught.value, ConnectionError)
     with pytest.raises(JobNotFoundError, match="has ended"):

@@ -54,11 +54,11 @@ def test_an_init_that_does_not_return_within_its_bound_is_a_failure_that_says_wh
 
 def test_bounds_that_come_too_late_are_a_warning_that_names_who_keeps_the_old_ones() -> None:
     this_host().spawn_procs(name="early").initialized.get(PATIENCE_S)
-    with pytest.warns(RuntimeWarning, match=r"early run already and keep send_timeout_s=30\.0") as caught:
+    with pytest.warns(RuntimeWarning, match=r"early are already running and keep send_timeout_s=30\.0") as caught:
         control.configure(send_timeout_s=7.0, exit_grace_s=2.0)
     assert caught[0].filename == __file__
     assert "exit_grace_s" not in str(caught[0].message)
-    with pytest.warns(RuntimeWarning, match="the job that runs keeps heartbeat_s=10 to its end"):
+    with pytest.warns(RuntimeWarning, match="the running job keeps heartbeat_s=10 to its end"):
         control.configure(heartbeat_s=7.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

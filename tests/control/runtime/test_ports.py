@@ -121,7 +121,7 @@ def test_a_wait_for_a_process_that_stands_still_says_so_and_takes_no_longer(proc
     wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "the process stands still")
     try:
         answer = echo.pid.call_one()
-        assert "does not say what it does: it is frozen" in words(lambda: answer.get(0.5))
+        assert "does not say what it is doing: it is frozen" in words(lambda: answer.get(0.5))
     finally:
         os.kill(pid, signal.SIGCONT)
     assert answer.get(PATIENCE_S) == pid
@@ -181,7 +181,7 @@ def test_a_receive_raises_once_every_linked_actor_is_dead(
     assert not waiting.done()  # one of them lives
     began = time.monotonic()
     os.kill(pids[1], signal.SIGKILL)
-    with pytest.raises(LinkError, match=r"every actor linked to this port is dead.*SIGKILL.*SIGKILL") as caught:
+    with pytest.raises(LinkError, match=r"every actor that this port is linked to is dead.*SIGKILL.*SIGKILL") as caught:
         waiting.get(PATIENCE_S)
     assert time.monotonic() - began < 5  # far below the bound of the heartbeats
     assert caught.value.failure is not None
@@ -241,7 +241,7 @@ def test_a_call_ends_when_the_actor_dies_to_which_its_answer_was_passed_on(
     wait_until(lambda: other.has_kept.call_one().get(PATIENCE_S) == 3, "the other one has the ports")
     killer.die.broadcast()
     for future in (kept, *streamed, of_all):
-        with pytest.raises(SupervisionError, match="every actor linked to this port is dead"):
+        with pytest.raises(SupervisionError, match="every actor that this port is linked to is dead"):
             future.get(PATIENCE_S)
     failures.wait()
     answerer.stop().get(PATIENCE_S)

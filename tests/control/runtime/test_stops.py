@@ -85,7 +85,7 @@ def test_an_actor_whose_thread_cannot_be_interrupted_is_given_up(one: ProcMesh, 
     behind = stuck.ping.call_one()
     with pytest.raises(StopTimeoutError, match=r"sleeps has been running for .* in sleeps: time\.sleep") as caught:
         stop(stuck)
-    assert "thread goes on until its process ends" in str(caught.value)
+    assert "thread runs until its process ends" in str(caught.value)
     for future in (running, behind):
         with pytest.raises(SupervisionError, match="stopped"):
             future.get(PATIENCE_S)
@@ -267,9 +267,9 @@ def test_threads_and_handlers_that_do_not_end_are_named_and_cost_no_more_than_th
     stops = [with_thread.stop(4.0), with_handler.stop(4.0)]
     for ended in stops:
         ended.get(4.0 + SLACK_S)
-    output.wait_for("process with_thread is ended by force: its threads endless have not ended", on_stderr=True)
+    output.wait_for("process with_thread was ended by force: its threads endless have not ended", on_stderr=True)
     assert lines(tmp_path / "log") == ["exit"]
-    output.wait_for("process with_handler is ended by force: what it does at its exit has not ended", on_stderr=True)
+    output.wait_for("process with_handler was ended by force: its exit handlers have not ended", on_stderr=True)
     assert "in compute" in output.wait_for("in compute", on_stderr=True)
 
 

@@ -226,6 +226,6 @@ def test_reports_fold_the_way_up_below_the_first_error() -> None:
         "it broke",
         "  | Traceback",
         "  | Boom",
-        "  which nobody below 'manager' handled: manager did not handle it",
+        "  which no owner below 'manager' handled: manager did not handle it",
     ]
     assert above.is_recoverable()

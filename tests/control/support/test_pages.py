@@ -211,7 +211,7 @@ def test_a_token_opens_every_page_and_nothing_else_does(guarded: PageServer) -> 
 
 def test_others_than_this_host_always_need_a_token() -> None:
     pages = {"/page": lambda: Page("text/plain", "figures")}
-    with pytest.raises(ValueError, match="need a token"):
+    with pytest.raises(ValueError, match="needs a token"):
         PageServer(pages, host="0.0.0.0", token=False)
     with PageServer(pages, host="0.0.0.0") as server:
         assert len(server.token) >= 32

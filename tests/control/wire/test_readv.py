@@ -114,7 +114,7 @@ def test_what_was_taken_back_is_an_error_and_never_what_lies_there_now(end: str)
         loans.clear()
     else:
         loans.forget("a")
-    with pytest.raises(PayloadError, match="taken them back"):
+    with pytest.raises(PayloadError, match="released them"):
         unpack(payload)
     ((_, is_readable),) = given
     assert not is_readable

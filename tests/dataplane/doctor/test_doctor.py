@@ -283,7 +283,7 @@ def test_a_device_that_ucx_does_not_see_is_a_problem(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("version", "guarded", "verdict", "says"),
     [
-        ((1, 22, 0), True, Verdict.OK, "guarded against"),
+        ((1, 22, 0), True, Verdict.OK, "guard against its known fault"),
         ((1, 22, 1), False, Verdict.WARNING, "may crash an owner"),
         ((1, 13, 1), None, Verdict.OK, "tried with Skipper"),
         ((1, 21, 0), None, Verdict.WARNING, "not tried"),

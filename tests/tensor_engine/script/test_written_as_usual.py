@@ -241,7 +241,7 @@ def test_lengths_that_differ_between_ranks_fail_there(procs: ProcMesh) -> None:
         lengths = torch.tensor([2]) - procs.rank_tensor("gpus")
         loss = nn.functional.ctc_loss(scores, targets, torch.tensor([4]), lengths)
     assert at(loss) > 0
-    with pytest.raises(RemoteError, match="target_lengths of ctc_loss have to be the same on all ranks"):
+    with pytest.raises(RemoteError, match="target_lengths of ctc_loss must be the same on all ranks"):
         at(loss, gpus=1)
 
 

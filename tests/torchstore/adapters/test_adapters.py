@@ -197,7 +197,7 @@ def test_whole_tensors_go_to_vllm_in_buckets(workers: InferenceWorkers) -> None:
 def test_a_vllm_worker_says_what_is_wrong(workers: InferenceWorkers) -> None:
     workers.ask("vllm", "shutdown")
     update = {"key": "k", "version": 1, "names": ["a"], "dtype_names": ["float32"], "shapes": [[1]]}
-    with pytest.raises(RuntimeError, match="init_transfer_engine has to be called"):
+    with pytest.raises(RuntimeError, match="call init_transfer_engine before"):
         workers.ask("vllm", "update_weights", update)
     with pytest.raises(RuntimeError, match="ValueError: 1 names, 0 dtypes"):
         workers.ask("vllm", "update_weights", {**update, "dtype_names": []})
@@ -322,7 +322,7 @@ def test_a_source_whose_order_is_not_that_of_its_metadata_is_refused() -> None:
     trainer = import_module("skipper.torchstore.adapters.vllm.trainer")
     stream = iter([("b", torch.ones(1)), ("a", torch.ones(1))])
     assert list(trainer._take(stream, ["a"])) == ["a"]
-    with pytest.raises(ValueError, match="has not given b"):
+    with pytest.raises(ValueError, match="did not give b"):
         trainer._take(stream, ["b"])
 
 

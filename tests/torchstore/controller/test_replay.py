@@ -275,7 +275,7 @@ def test_a_change_for_which_there_is_no_memory_is_not_done(
     before = digest(recorder)
 
     def refuse(nbytes: int) -> None:
-        raise JournalError("no memory for the journal")
+        raise JournalError("not enough memory for the journal")
 
     monkeypatch.setattr(journal_of(recorder), "prepare", refuse)
     for attempt in (
@@ -283,7 +283,7 @@ def test_a_change_for_which_there_is_no_memory_is_not_done(
         lambda: recorder.attempt(Command("grant", (client, (Wanted("k", Selector()),))), bool),
         lambda: recorder.do(Command("delete", (("k",), False), client, 3)),
     ):
-        with pytest.raises(StoreError, match="no memory"):
+        with pytest.raises(StoreError, match="not enough memory"):
             attempt()
     assert digest(recorder) == before
     left(recorder)

@@ -120,7 +120,7 @@ def test_what_cannot_be_added_is_refused() -> None:
     tensors.pop("base_model.model.q_proj.lora_B.weight")
     with pytest.raises(ValueError, match="q_proj"):
         list(ts.LoRAAdapter(tensors, {"lora_alpha": 1}).products())
-    with pytest.raises(ValueError, match="no tensor of a LoRA"):
+    with pytest.raises(ValueError, match="not a tensor of a LoRA"):
         list(ts.LoRAAdapter({"x": torch.ones(1)}, {}).products())
     assert math.isclose(
         next(

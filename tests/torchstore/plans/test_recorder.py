@@ -96,7 +96,7 @@ def test_a_tensor_whose_value_is_asked_for_is_named_as_whole() -> None:
     plan = ts.record_plan(LookingModel(), checkpoint_shapes())
     (group,) = plan.whole
     assert group.names == ("model.scale",)
-    assert "its value is asked for" in group.reason
+    assert "its value is needed" in group.reason
     assert "scale" not in plan.parameters
 
 

@@ -42,9 +42,9 @@ def test_files_that_hold_the_version_together_are_it(
     assert "this is version 7 of 'policy': 48,000 bytes, root " in capsys.readouterr().out
 
     assert main(["weights", "verify", str(certificate), str(one)]) == 1
-    assert "what is there is right, and 'b' of the certificate are not there" in capsys.readouterr().err
+    assert "the tensors given are correct, but the certificate also has 'b'" in capsys.readouterr().err
     assert main(["weights", "verify", str(certificate), str(one), str(one)]) == 1
-    assert "'a' is in another file, too" in capsys.readouterr().err
+    assert "'a' is also in another file" in capsys.readouterr().err
 
 
 def test_the_first_wrong_tensor_and_the_place_in_it_are_named(

@@ -128,9 +128,7 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
             raise ValueError("weights come from a WeightSource: pass source=ShardSource(model), for instance")
         engine = cls(init_info, client=client, source=source)
         if not engine._sharded and not gives_whole(source):
-            raise ValueError(
-                f"{type(source).__name__} gives no shards of weights that trainer ranks share among them, and no others"
-            )
+            raise ValueError(f"{type(source).__name__} gives neither shards of weights nor whole weights")
         if engine.is_sender:
             address = init_info.address
             if address is None:
@@ -268,7 +266,7 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
             timeout=self._info.timeout,
         )
         if outcome["failure"]:
-            raise RuntimeError(f"rank 0 could not have the workers load the weights: {outcome['failure']}")
+            raise RuntimeError(f"the workers did not load the weights: {outcome['failure']}")
 
 
 def _take(stream: Iterator[tuple[str, torch.Tensor]], names: list[str]) -> Weights:
@@ -282,7 +280,7 @@ def _take(stream: Iterator[tuple[str, torch.Tensor]], names: list[str]) -> Weigh
     while missing:
         name, weight = next(stream, ("", None))
         if weight is None:
-            raise ValueError(f"the source has not given {', '.join(sorted(missing))} in the order of its metadata")
+            raise ValueError(f"the source did not give {', '.join(sorted(missing))} in the order of its metadata")
         if name in missing:
             missing.remove(name)
             taken[name] = weight

@@ -177,9 +177,9 @@ class TorchStoreWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc
     def _receive(self, info: TorchStoreUpdateInfo) -> None:
         update, connection = self._update, self._connection
         if connection is None:
-            raise RuntimeError("init_transfer_engine has to be called before the first update")
+            raise RuntimeError("call init_transfer_engine before the first update")
         if update is None:
-            raise RuntimeError("start_weight_update has to be called before each update")
+            raise RuntimeError("call start_weight_update before each update")
         if info.names:
             begin = time.perf_counter()
             recorded = self._record(update.form, info)

@@ -156,17 +156,17 @@ def test_the_name_of_a_token_is_not_enough_to_be_the_scripts_folder(tmp_path: Pa
         ([Entry("a", FOLDER), Entry("a/../../x", FILE)], "'..'"),
         ([Entry("a", FOLDER), Entry("a//x", FILE)], "empty component"),
         ([Entry(".", FOLDER)], "'.'"),
-        ([Entry("", FILE)], "no path"),
-        ([Entry("a\0b", FILE)], "no path"),
-        ([Entry("\ud800", FILE)], "no path"),
+        ([Entry("", FILE)], "a path is not valid"),
+        ([Entry("a\0b", FILE)], "a path is not valid"),
+        ([Entry("\ud800", FILE)], "a path is not valid"),
         ([Entry("x" * 256, FILE)], "too long"),
-        ([Entry("x/" * 2048 + "x", FILE)], "no path"),
+        ([Entry("x/" * 2048 + "x", FILE)], "a path is not valid"),
         ([Entry(MARKER, FILE)], "belongs to the sync itself"),
         ([Entry("a", FILE), Entry("a", FOLDER)], "there twice"),
-        ([Entry("a/b", FILE)], "lies in what is no folder"),
-        ([Entry("a", LINK, link="/etc"), Entry("a/passwd", FILE)], "lies in what is no folder"),
-        ([Entry("a", stat.S_IFIFO | 0o644)], "no file, folder or link"),
-        ([Entry("a", stat.S_IFCHR | 0o666)], "no file, folder or link"),
+        ([Entry("a/b", FILE)], "inside something that is not a folder"),
+        ([Entry("a", LINK, link="/etc"), Entry("a/passwd", FILE)], "inside something that is not a folder"),
+        ([Entry("a", stat.S_IFIFO | 0o644)], "not a file, folder or link"),
+        ([Entry("a", stat.S_IFCHR | 0o666)], "not a file, folder or link"),
         ([Entry("a", -1)], "no mode"),
         ([Entry("a", 1 << 64)], "no mode"),
         ([Entry("a", FOLDER, CHUNKS)], "has content"),
@@ -180,7 +180,7 @@ def test_the_name_of_a_token_is_not_enough_to_be_the_scripts_folder(tmp_path: Pa
         ([Entry("a", LINK, link="../x")], "leads out"),
         ([Entry("d", FOLDER), Entry("d/a", LINK, link="../../x")], "leads out"),
         ([Entry("d", FOLDER), Entry("d/up", LINK, link=".."), Entry("a", LINK, link="d/up/../x")], "leads out"),
-        ([Entry("a", LINK, link="b\0")], "no path"),
+        ([Entry("a", LINK, link="b\0")], "something that is not a path"),
     ],
 )
 def test_manifests_that_reach_beyond_their_folder_are_refused(
@@ -241,7 +241,7 @@ def test_a_staging_folder_that_becomes_a_link_is_neither_written_to_nor_cleared(
     os.rename(target / staging, tmp_path / "elsewhere")
     (victim / "chunks").touch()
     (target / staging).symlink_to(victim)
-    with pytest.raises(WorkspaceError, match="has been replaced"):
+    with pytest.raises(WorkspaceError, match="was replaced"):
         sync.add([CONTENT])
     sync.close()
     assert sorted(os.listdir(victim)) == ["chunks", "task.py"]
@@ -275,14 +275,14 @@ def test_a_marker_that_is_no_file_of_ours_is_refused(tmp_path: Path, victim: Pat
         open_sync(str(target), manifest_of(), "token")
     (target / MARKER).unlink()
     (target / MARKER).hardlink_to(victim / "task.py")
-    with pytest.raises(WorkspaceError, match="not what a sync has put there"):
+    with pytest.raises(WorkspaceError, match="not written by a sync"):
         open_sync(str(target), manifest_of(), "token")
     assert (victim / "task.py").read_text() == "precious"
 
 
 def test_content_that_nobody_asked_for_is_refused(tmp_path: Path) -> None:
     sync = sync_of(tmp_path / "target", manifest_of(Entry("task.py", FILE, CHUNKS)))
-    with pytest.raises(WorkspaceError, match="in no file of the workspace"):
+    with pytest.raises(WorkspaceError, match="belongs to no file of the workspace"):
         sync.add([b"something else"])
     sync.close()
 
@@ -295,7 +295,7 @@ def test_a_workspace_that_the_disk_cannot_hold_is_refused_before_it_is_sent(tmp_
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "none", str(small)]).returncode:
         pytest.skip("no file system may be mounted here")
     try:
-        with pytest.raises(WorkspaceError, match="has room for"):
+        with pytest.raises(WorkspaceError, match="bytes free"):
             open_sync(str(small / "target"), manifest_of(Entry("big", FILE, chunks)), "token")
     finally:
         subprocess.run(["umount", str(small)], check=True)

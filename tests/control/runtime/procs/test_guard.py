@@ -85,7 +85,7 @@ def test_it_does_not_end_with_another_process(own_procs: Spawn, failures: Failur
 def test_it_ends_where_keeper_and_worker_are_killed_together(own_procs: Spawn, failures: Failures) -> None:
     worker, pids = family_of(own_procs())
     parent_of(worker).kill()  # and the worker with it, by the kernel
-    assert "was killed with the keeper" in failures.wait().message
+    assert "was killed together with its parent" in failures.wait().message
     wait_until(lambda: not left([worker, *pids]), f"the end of {pids}")
 
 
