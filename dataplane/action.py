@@ -60,6 +60,22 @@ class RDMAAction:
     holds at the time. Within one submission there is no order; local destinations must not overlap each other.
 
     Building is for one thread; submitting is for any.
+
+    Example:
+        ```python
+        import numpy as np
+
+        from skipper.dataplane import RDMAAction, RDMABuffer
+
+        sources = [np.full(1000, number, dtype=np.float32) for number in range(3)]
+        buffers = [RDMABuffer(source) for source in sources]
+        mine = np.empty((3, 1000), dtype=np.float32)
+        action = RDMAAction()
+        for row, buffer in zip(mine, buffers):
+            action.read_remote(row, buffer)
+        action.submit().get()  # all in one operation; submit it again as often as you like
+        print(mine[:, 0])  # [0. 1. 2.]
+        ```
     """
 
     def __init__(self) -> None:

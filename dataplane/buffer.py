@@ -40,6 +40,23 @@ class RDMABuffer:
     after its `get()` or `await` see the bytes. A handle leaves (`serialize`, pickle) when what the current stream was
     given before is done, both then and when the buffer was made. What the owner's kernels do to the memory later is
     between the owner and its peers, as for memory of the host.
+
+    Example:
+        ```python
+        import numpy as np
+
+        from skipper.dataplane import RDMABuffer, empty_array
+
+        weights = empty_array((4,), "float32")  # memory that other processes of this host can map
+        weights[:] = 1.0
+        buffer = RDMABuffer(weights)  # pickle it to any process, which reads or writes without this one's Python
+        mine = np.empty(4, dtype="float32")
+        buffer.read_into(mine).get()
+        print(mine)  # [1. 1. 1. 1.]
+        buffer.write_from(mine * 2).get()
+        print(weights)  # [2. 2. 2. 2.]
+        buffer.drop()
+        ```
     """
 
     __slots__ = ("_exported", "_handle", "_nbytes", "_offset", "_owner", "_produced", "_registration", "_route")

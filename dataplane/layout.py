@@ -28,6 +28,20 @@ class RemoteLayout:
         shape: Elements per dimension; must equal that of the local side.
         strides: Bytes from one element to the next, per dimension.
         itemsize: Bytes of an element; must equal that of the local side.
+
+    Example:
+        ```python
+        import numpy as np
+
+        from skipper.dataplane import RDMAAction, RDMABuffer, RemoteLayout
+
+        full = np.arange(24, dtype=np.float32).reshape(4, 6)
+        buffer = RDMABuffer(full)
+        box = RemoteLayout(offset=(1 * 6 + 2) * 4, shape=(2, 3), strides=(6 * 4, 4), itemsize=4)
+        mine = np.empty((2, 3), np.float32)
+        RDMAAction().read_remote(mine, buffer, layout=box).submit().get()
+        assert (mine == full[1:3, 2:5]).all()
+        ```
     """
 
     offset: int

@@ -34,6 +34,17 @@ class Operation:
     `await operation` in any event loop, or `operation.get()` in any thread; both return None once every byte is where
     it should be and every epoch was found valid, or raise the first error. The memory involved is kept alive until
     then. Not retrieving the result does not stop the transfer.
+
+    Example:
+        ```python
+        import numpy as np
+
+        from skipper.dataplane import RDMABuffer
+
+        buffer = RDMABuffer(np.ones(4, dtype=np.float32))
+        operation = buffer.read_into(np.empty(4, dtype=np.float32))  # the transfer has begun
+        operation.get(timeout=10)  # or: await operation
+        ```
     """
 
     __slots__ = ("_callbacks", "_error", "_helpers", "_lock", "_pending", "_waiter")

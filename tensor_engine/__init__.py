@@ -1,4 +1,17 @@
 """Single-controller distributed tensors: ordinary PyTorch code in one script runs on every process of a mesh.
+
+Example:
+    ```python
+    import torch
+
+    from skipper.control import this_host
+    from skipper.tensor_engine import inspect
+
+    procs = this_host().spawn_procs({"gpus": 2})
+    with procs.activate():
+        x = torch.ones(3) * procs.rank_tensor("gpus")
+    print(inspect(x, gpus=1))  # tensor([1., 1., 1.])
+    ```
 """
 
 if __name__ != "skipper.tensor_engine":  # found by the folder's own name, beside the one package that there is

@@ -43,6 +43,23 @@ class Actor(ActorBase, metaclass=MeshAttributes):
     Raises:
         ActorDefinitionError: (a `TypeError`; where a subclass is defined) an endpoint is hidden in a static method, a
             class method or a property.
+
+    Example:
+        ```python
+        from skipper.control import Actor, endpoint, this_host
+
+        class Counter(Actor):
+            def __init__(self, start: int) -> None:
+                self.value = start
+
+            @endpoint
+            def add(self, amount: int) -> int:
+                self.value += amount
+                return self.value
+
+        counters = this_host().spawn_procs({"gpus": 2}).spawn("counters", Counter, 10)
+        print(counters.add.call(1).get())  # [11, 11]
+        ```
     """
 
     @overload

@@ -52,6 +52,22 @@ class Endpoint(MethodView, Generic[P, R_co]):
     (see `BackpressureError`). Messages of one sender to one actor arrive in the order of the calls, with any adverb.
     The futures that they return end in `ActorError` where the endpoint raised, and in `SupervisionError` where the
     actor cannot answer.
+
+    Example:
+        ```python
+        from skipper.control import Actor, endpoint, this_host
+
+        class Worker(Actor):
+            @endpoint
+            def double(self, value: int) -> int:
+                return 2 * value
+
+        workers = this_host().spawn_procs({"gpus": 2}).spawn("workers", Worker)
+        print(workers.double.call(21).get())  # [42, 42]
+        print(workers.slice(gpus=1).double.call_one(4).get())  # 8
+        print([future.get() for future in workers.double.stream(5)])  # [10, 10]
+        workers.double.broadcast(1)  # no answer is wanted
+        ```
     """
 
     __slots__ = ("_actor_class", "_check", "_members", "_mesh", "_propagate", "_turns", "awaited", "spec")
@@ -427,6 +443,20 @@ class Accumulator(Generic[A, P_any]):
         identity: the value to begin with; ``combine`` must not change it, since every call begins with it.
         combine: ``combine(value so far, answer)`` gives the new value. Answers are combined in the order in which they
             come, so the order should not matter to it.
+
+    Example:
+        ```python
+        from skipper.control import Accumulator, Actor, current_rank, endpoint, this_host
+
+        class Shard(Actor):
+            @endpoint
+            def loss(self) -> float:
+                return float(current_rank().rank)
+
+        shards = this_host().spawn_procs({"gpus": 3}).spawn("shards", Shard)
+        total = Accumulator(shards.loss, 0.0, lambda so_far, loss: so_far + loss)
+        print(total.accumulate().get())  # 3.0
+        ```
     """
 
     def __init__(self, endpoint: Endpoint[P_any, R], identity: A, combine: Callable[[A, R], A]) -> None:

@@ -62,6 +62,21 @@ class ActorMesh(MeshBase, Generic[A]):
 
     Its endpoints are attributes: ``mesh.step.call(...)`` (see `Endpoint`). Only the actor that spawned a mesh owns it;
     everybody who holds a reference may call it.
+
+    Example:
+        ```python
+        from skipper.control import Actor, endpoint, this_host
+
+        class Worker(Actor):
+            @endpoint
+            def double(self, value: int) -> int:
+                return 2 * value
+
+        workers = this_host().spawn_procs({"gpus": 4}).spawn("workers", Worker)
+        print(workers.double.call(21).get())  # [42, 42, 42, 42]
+        print(workers.slice(gpus=slice(0, 2)).double.call(1).get())  # [2, 2]
+        print(workers.split(gpus={"pairs": 2, "gpus": 2}).sizes)  # {'pairs': 2, 'gpus': 2}
+        ```
     """
 
     has_actors = True
@@ -192,6 +207,23 @@ def interface_in(mesh: Any) -> ActorInterface:
 
 class ProcMesh(MeshBase):
     """Processes on which actors are spawned; a reference to them, which may be sent to other actors.
+
+    Example:
+        ```python
+        import os
+
+        from skipper.control import Actor, endpoint, this_host
+
+        class Worker(Actor):
+            @endpoint
+            def pid(self) -> int:
+                return os.getpid()
+
+        procs = this_host().spawn_procs({"replicas": 2, "gpus": 2})
+        workers = procs.slice(replicas=0).spawn("workers", Worker)  # on two of the four
+        assert len(set(workers.pid.call().get())) == 2
+        procs.stop().get(timeout=30)
+        ```
     """
 
     has_actors = False
@@ -460,6 +492,16 @@ class HostMesh(MeshLayout):
     Args:
         hosts: the processes that stand for the job on attached hosts; none for the calling process' own host.
         view: which of them; None: all.
+
+    Example:
+        ```python
+        from skipper.control import this_host
+
+        host = this_host()  # or the hosts of a job, or of attach_to_hosts
+        procs = host.spawn_procs({"gpus": 2}, name="trainers")
+        print(procs.sizes)  # {'gpus': 2}
+        procs.stop().get(timeout=30)
+        ```
     """
 
     def __init__(self, hosts: tuple[ProcessRef, ...] = (), view: Shape | None = None) -> None:

@@ -42,6 +42,39 @@ class MeshFailure:
         cause: the failure further down the ownership tree that led to this one.
         source: id of the process whose end this is; empty where it is not the end of a process.
         exception: class of the exception that was raised; empty where none was.
+
+    Example:
+        ```python
+        import os
+
+        from skipper.control import Actor, MeshFailure, SupervisionError, endpoint, this_host
+
+        class Worker(Actor):
+            @endpoint
+            def crash(self) -> None:
+                os._exit(3)
+
+        class Owner(Actor):
+            def __init__(self) -> None:
+                self.failures: list[MeshFailure] = []
+                self.workers = this_host().spawn_procs({"gpus": 2}).spawn("workers", Worker)
+
+            def __supervise__(self, failure: MeshFailure) -> bool:
+                self.failures.append(failure)
+                return True  # handled
+
+            @endpoint
+            def provoke(self) -> tuple[str, int]:
+                try:
+                    self.workers.slice(gpus=1).crash.call_one().get()
+                except SupervisionError as error:
+                    assert error.failure is not None and error.failure.rank is not None
+                    return error.failure.mesh_name, error.failure.rank.rank
+                return "", -1
+
+        owner = this_host().spawn_procs().spawn("owner", Owner)
+        print(owner.provoke.call_one().get())  # ('workers', 1)
+        ```
     """
 
     mesh_name: str

@@ -179,6 +179,26 @@ class Future(FutureState, Generic[T]):
 
     Attributes:
         pending: what the result depends on, for the message of an error; whoever settles the future says so.
+
+    Example:
+        ```python
+        import asyncio
+
+        from skipper.control import Actor, endpoint, this_proc
+
+        class Echo(Actor):
+            @endpoint
+            def echo(self, word: str) -> str:
+                return word
+
+        echo = this_proc().spawn("echo", Echo)
+        print(echo.echo.call_one("plain").get(timeout=10))
+
+        async def main() -> None:
+            print(await echo.echo.call_one("async"))
+
+        asyncio.run(main())
+        ```
     """
 
     __slots__ = ()

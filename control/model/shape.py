@@ -16,6 +16,16 @@ class Extent(Mapping[str, int]):
     """The named axes of a mesh and their sizes, in row-major order; a mapping from axis to size.
 
     An extent without axes describes exactly one member.
+
+    Example:
+        ```python
+        from skipper.control import Extent
+
+        extent = Extent(("hosts", "gpus"), (2, 4))
+        print(extent.nelements)  # 8
+        print(extent["gpus"])  # 4
+        print(extent.point(5).rank, dict(extent.point(5)))  # 5 {'hosts': 1, 'gpus': 1}
+        ```
     """
 
     axes: tuple[str, ...] = ()
@@ -162,6 +172,14 @@ class Size(int):
 @dataclass(frozen=True, slots=True, eq=False)
 class Point(Mapping[str, int]):
     """One position in an extent: a mapping from axis to index that also knows its row-major ``rank``.
+
+    Example:
+        ```python
+        from skipper.control import Extent
+
+        point = Extent(("hosts", "gpus"), (2, 4)).point(6)
+        print(point["hosts"], point["gpus"], point.rank)  # 1 2 6
+        ```
     """
 
     rank: int
@@ -212,6 +230,16 @@ class Shape:
         extent: axes and sizes of the view.
         offset: root rank of the view's first member.
         strides: distance in root ranks between neighbours along each axis.
+
+    Example:
+        ```python
+        from skipper.control import Extent, Shape
+
+        whole = Shape.whole(Extent(("hosts", "gpus"), (2, 4)))
+        print(whole.select({"gpus": 1}).ranks())  # (1, 5)
+        print(whole.select({"hosts": 1, "gpus": slice(0, 2)}).ranks())  # (4, 5)
+        print(whole.flatten("ranks").extent.sizes)  # (8,)
+        ```
     """
 
     extent: Extent

@@ -16,6 +16,18 @@ class ValueMesh(MeshLayout, Sequence[T_co], Generic[T_co]):
 
     It prints, compares, indexes and iterates as the list of its values; `items` gives the points along with them. It is
     sliced, flattened, split and renamed as other meshes are, into a mesh of the same values.
+
+    Example:
+        ```python
+        from skipper.control import ValueMesh
+
+        losses = ValueMesh({"replicas": 2, "gpus": 2}, [0.1, 0.2, 0.3, 0.4])
+        print(losses)  # [0.1, 0.2, 0.3, 0.4]
+        print(losses.item(replicas=1, gpus=0))  # 0.3
+        print(losses.slice(gpus=1))  # [0.2, 0.4]
+        for point, loss in losses.items():
+            print(dict(point), loss)
+        ```
     """
 
     __slots__ = ("_values", "_view")

@@ -66,6 +66,20 @@ class ActorServer:
         TypeError: a number is none.
         CertificateError: (a `ValueError`) TLS cannot use the folder, or it is for a client.
         UnsafeFileError: others could read the user's secret.
+
+    Example:
+        ```python
+        from skipper.control.rpc import ActorServer, FixedResolver, RpcClient
+
+        class Adder:  # any class
+            def add(self, a: int, b: int) -> int:
+                return a + b
+
+        with ActorServer("127.0.0.1", 0) as server:
+            server.register("adder", Adder())
+            client = RpcClient(FixedResolver(f"actor://{server.address}/adder"), Adder)
+            print(client.add.sync(1, 2))  # 3
+        ```
     """
 
     def __init__(

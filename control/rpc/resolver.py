@@ -46,6 +46,14 @@ class FixedResolver:
     Raises:
         ServiceUrlError: (a `ValueError`) that is no URL of a service.
         ValueError: there is no URL.
+
+    Example:
+        ```python
+        from skipper.control.rpc import FixedResolver
+
+        resolver = FixedResolver({"judge": "actor://10.0.0.1:7000/judge"})
+        print(resolver.resolve("judge"))  # ['actor://10.0.0.1:7000/judge']
+        ```
     """
 
     def __init__(self, *urls: str | Mapping[str, Sequence[str] | str]) -> None:

@@ -94,6 +94,21 @@ class RpcClient(Generic[T]):
     Raises:
         ValueError: the secret is too short, or a number is out of its range.
         UnsafeFileError: others could read the user's secret.
+
+    Example:
+        ```python
+        from skipper.control.rpc import ActorServer, MetadataMapping, MetadataResolver, MetadataServer, RpcClient
+
+        class Curriculum:
+            def raise_to(self, level: int) -> int:
+                return level
+
+        with MetadataServer() as names, ActorServer("127.0.0.1", 0, MetadataMapping(names.address)) as server:
+            server.register("curriculum", Curriculum())
+            resolver = MetadataResolver(names.address)  # elsewhere, with this address alone
+            client = RpcClient(resolver, Curriculum, name="curriculum").with_options(timeout=10, retries=2)
+            print(client.raise_to(3).get())  # 3
+        ```
     """
 
     def __init__(

@@ -40,6 +40,29 @@ class Port(Generic[T]):
 
     Ports may be kept, used from any thread, and sent to other actors. An answer can be given once; what is sent after
     that has no effect.
+
+    Example:
+        ```python
+        from skipper.control import Actor, Port, endpoint, this_proc
+
+        class Gate(Actor):
+            def __init__(self) -> None:
+                self.waiting: list[Port[str]] = []
+
+            @endpoint(explicit_response_port=True)
+            def wait(self, port: Port[str]) -> None:
+                self.waiting.append(port)  # answered later
+
+            @endpoint
+            def open(self, word: str) -> None:
+                for port in self.waiting:
+                    port.send(word)
+
+        gate = this_proc().spawn("gate", Gate)
+        answer = gate.wait.call_one()
+        gate.open.call_one("sesame").get()
+        print(answer.get())  # sesame
+        ```
     """
 
     def __init__(self, address: ReplyAddress, is_answer: bool = False, *, owed: bool = False) -> None:
@@ -151,6 +174,19 @@ class PortReceiver(Generic[T]):
 
     Attributes:
         port: the sending end; `Port.link` ties it, and so this, to the lives of actors.
+
+    Example:
+        ```python
+        from skipper.control import Channel, DeadlineError
+
+        port, receiver = Channel[str].open()
+        port.send("a value")
+        print(receiver.recv().get(timeout=10))  # a value
+        try:
+            receiver.recv().get(timeout=0.1)
+        except DeadlineError:  # a TimeoutError
+            print("nothing came")
+        ```
     """
 
     def __init__(self, inbox: Inbox, port: Port[T]) -> None:
@@ -183,6 +219,22 @@ class PortReceiver(Generic[T]):
 
 class Channel(Generic[T_any]):
     """A way for values into this process, for one receiver and any number of senders: ``Channel[int].open()``.
+
+    Example:
+        ```python
+        from skipper.control import Actor, Channel, Port, endpoint, this_host
+
+        class Source(Actor):
+            @endpoint
+            def count_to(self, last: int, port: Port[int]) -> None:
+                for number in range(1, last + 1):
+                    port.send(number)
+
+        source = this_host().spawn_procs().spawn("source", Source)
+        port, receiver = Channel[int].open()
+        source.count_to.broadcast(2, port)
+        print(receiver.recv().get(timeout=10), receiver.recv().get(timeout=10))  # 1 2
+        ```
     """
 
     @classmethod

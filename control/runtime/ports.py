@@ -315,6 +315,27 @@ class ResponseStream(Generic[T_co]):
 
     ``async for`` yields results; ``for`` yields futures, the n-th of which ends with the n-th result to come. An
     error is raised where its result would have been, and the stream goes on behind it.
+
+    Example:
+        ```python
+        import asyncio
+
+        from skipper.control import Actor, current_rank, endpoint, this_host
+
+        class Worker(Actor):
+            @endpoint
+            def work(self) -> int:
+                return current_rank().rank
+
+        workers = this_host().spawn_procs({"gpus": 2}).spawn("workers", Worker)
+        for future in workers.work.stream():  # futures, in the order in which they end
+            print(future.get())
+
+        async def main() -> None:
+            print(sorted([result async for result in workers.work.stream()]))  # [0, 1]
+
+        asyncio.run(main())
+        ```
     """
 
     def __init__(self, size: int) -> None:

@@ -32,6 +32,26 @@ class Session(Generic[A]):
     Endpoints are attributes, with the adverb `route`. The replica is the one with the fewest open sessions of this
     process. A session holds up the draining of its replica until it is closed, up to the drain timeout; it stays in
     the process that opened it.
+
+    Example:
+        ```python
+        from skipper.control import Actor, endpoint
+
+        class Chat(Actor):
+            def __init__(self) -> None:
+                self.words: list[str] = []
+
+            @endpoint
+            def say(self, word: str) -> list[str]:
+                self.words.append(word)
+                return self.words
+
+        chat = Chat.options(procs=1, num_replicas=2).as_service()
+        with chat.session() as session:  # every call goes to the same replica
+            session.say.route("hello").get(timeout=60)
+            print(session.say.route("again").get(timeout=60))  # ['hello', 'again']
+        chat.stop().get(timeout=60)
+        ```
     """
 
     def __init__(self, address: Address, actor_class: type | None = None) -> None:
@@ -88,6 +108,25 @@ class Service(Generic[A]):
     Its endpoints are attributes: ``service.step.route(...)`` (see `ServiceMethod`). ``await service`` waits until all
     replicas are up, and gives the service. Only the actor that started it owns it; everybody who holds a reference may
     call it, and each process routes its own requests.
+
+    Example:
+        ```python
+        from skipper.control import Actor, endpoint, idempotent
+
+        class Policy(Actor):
+            def __init__(self, temperature: float) -> None:
+                self.temperature = temperature
+
+            @endpoint
+            @idempotent
+            def generate(self, prompt: str) -> str:
+                return f"{prompt} at {self.temperature}"
+
+        policy = Policy.options(procs=1, num_replicas=2).as_service(0.7)
+        print(policy.generate.route("to be").get(timeout=60))  # to be at 0.7
+        print(policy.generate.fanout("all").get(timeout=60))  # ['all at 0.7', 'all at 0.7']
+        policy.stop().get(timeout=60)
+        ```
     """
 
     def __init__(self, address: Address, actor_class: type | None = None) -> None:

@@ -26,6 +26,26 @@ def grad_function(function: Callable[..., tuple[Any, Backward]]) -> Callable[...
 
     Raises (from backward):
         ValueError: there are not as many gradients as there are tensors among the arguments.
+
+    Example:
+        ```python
+        import torch
+
+        from skipper.control import this_host
+        from skipper.tensor_engine import grad_function, inspect
+
+        @grad_function
+        def scaled(x, factor):
+            def backward(grad):
+                return grad * factor
+
+            return x * factor, backward
+
+        with this_host().spawn_procs().activate():
+            x = torch.ones(2, requires_grad=True)
+            scaled(x, 3.0).sum().backward()
+        print(inspect(x.grad).tolist())  # [3.0, 3.0]
+        ```
     """
 
     @functools.wraps(function)

@@ -39,6 +39,33 @@ class OpaqueObject:
         constructor: the class or function that makes it, or the path to one; or a reference to an object that is there.
         *args: for the constructor; tensors of a mesh among them.
         **kwargs: for the constructor.
+
+    Example:
+        ```python
+        import torch
+
+        from skipper.control import this_host
+        from skipper.tensor_engine import OpaqueObject, inspect, opaque_method
+
+        class Counter:  # on the workers
+            def __init__(self) -> None:
+                self.total = torch.zeros(2)
+
+            def add(self, x: torch.Tensor) -> torch.Tensor:
+                self.total += x
+                return self.total.clone()
+
+        class RemoteCounter(OpaqueObject):  # in the script
+            @opaque_method
+            def add(self, x: torch.Tensor) -> torch.Tensor:
+                return torch.empty_like(x)  # says the shape and dtype of the result
+
+        with this_host().spawn_procs().activate():
+            counter = RemoteCounter(Counter)
+            counter.add(torch.ones(2))
+            total = counter.add(torch.ones(2))
+        print(inspect(total).tolist())  # [2.0, 2.0]
+        ```
     """
 
     def __init__(
@@ -83,6 +110,19 @@ class OpaqueModule:
         constructor: the class or function that makes it, or the path to one.
         *args: for the constructor.
         **kwargs: for the constructor.
+
+    Example:
+        ```python
+        import torch
+
+        from skipper.control import this_host
+        from skipper.tensor_engine import OpaqueModule, inspect
+
+        with this_host().spawn_procs().activate():
+            linear = OpaqueModule("torch.nn.Linear", 3, 3)  # the module is on the workers
+            y = linear(torch.ones(2, 3))
+        print(tuple(inspect(y.detach()).shape))  # (2, 3)
+        ```
     """
 
     def __init__(self, constructor: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> None:

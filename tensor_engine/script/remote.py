@@ -29,6 +29,22 @@ _CACHED = 1024
 
 class RemoteFunction:
     """A function that runs on the workers; `remote` makes it. Call it as the function itself.
+
+    Example:
+        ```python
+        import torch
+
+        from skipper.control import this_host
+        from skipper.tensor_engine import inspect, remote
+
+        def double(x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+        on_workers = remote(double, propagate=lambda x: x)
+        with this_host().spawn_procs().activate():
+            y = on_workers(torch.ones(2))
+        print(inspect(y).tolist())  # [2.0, 2.0]
+        ```
     """
 
     def __init__(self, function: Callable[..., Any] | str, propagate: Propagate) -> None:

@@ -31,6 +31,22 @@ class Stream:
 
     Args:
         name: for people.
+
+    Example:
+        ```python
+        import torch
+
+        from skipper.control import this_host
+        from skipper.tensor_engine import Stream, get_active_stream, inspect
+
+        with this_host().spawn_procs().activate():
+            main, loader = get_active_stream(), Stream("loader")
+            with loader.activate():
+                batch = torch.ones(4)  # made beside what the main stream does
+            with main.borrow(batch) as x:
+                total = x.sum()
+        print(inspect(total))  # tensor(4.)
+        ```
     """
 
     def __init__(self, name: str) -> None:

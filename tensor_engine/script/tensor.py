@@ -37,6 +37,19 @@ class Tensor(torch.Tensor):
 
     Attributes:
         remote_value: what stands for it on the workers: for the engine, not for users.
+
+    Example:
+        ```python
+        import torch
+
+        from skipper.control import this_host
+        from skipper.tensor_engine import inspect
+
+        procs = this_host().spawn_procs({"gpus": 2})
+        with procs.activate():
+            x = torch.ones(3) * procs.rank_tensor("gpus")  # on both processes
+        print(inspect(x, gpus=1).tolist())  # [1.0, 1.0, 1.0]
+        ```
     """
 
     __slots__ = ("remote_value",)

@@ -16,6 +16,20 @@ class TensorSlice:
 
     Raises:
         ValueError: The numbers of dims differ, or the slice reaches out of the tensor.
+
+    Example:
+        ```python
+        import torch
+
+        from skipper import torchstore
+        from skipper.torchstore import sync as ts
+
+        ts.initialize()
+        ts.put("w", torch.arange(12.0).reshape(4, 3))
+        rows = torchstore.TensorSlice(offsets=(1, 0), global_shape=(4, 3), local_shape=(2, 3))
+        print(ts.get("w", tensor_slice_spec=rows).tolist())  # [[3.0, 4.0, 5.0], [6.0, 7.0, 8.0]]
+        ts.shutdown()
+        ```
     """
 
     offsets: tuple[int, ...]

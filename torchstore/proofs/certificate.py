@@ -30,6 +30,21 @@ class Certificate:
         version: Its number.
         tensors: What is certified, by the name of the tensor and the form: "" as it is stored, or the dtype that it is
             converted to.
+
+    Example:
+        ```python
+        import torch
+
+        from skipper import torchstore
+        from skipper.torchstore import sync as ts
+
+        ts.initialize()
+        model = torch.nn.Linear(4, 4)
+        ts.put_state_dict(model.state_dict(), "policy", certify=True)
+        proof = torchstore.prove(model.state_dict(), ts.certificate("policy"))  # raises ProofError where a bit differs
+        print(proof.covered)  # 1.0
+        ts.shutdown()
+        ```
     """
 
     key: str

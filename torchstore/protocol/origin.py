@@ -23,6 +23,21 @@ class Origin:
 
     Raises:
         ValueError: Rank and size do not fit together, or the name is no string.
+
+    Example:
+        ```python
+        import torch
+
+        from skipper import torchstore
+        from skipper.torchstore import sync as ts
+
+        ts.initialize()
+        for rank in range(2):  # in a real job: by two processes
+            part = {f"stage{rank}": torch.ones(2)}
+            ts.put_state_dict(part, "policy", publisher=torchstore.Origin("trainers", rank, 2))
+        print(sorted(ts.get_state_dict("policy")))  # ['stage0', 'stage1']
+        ts.shutdown()
+        ```
     """
 
     group: str

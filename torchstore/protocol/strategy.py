@@ -85,6 +85,19 @@ class SingletonStrategy(TorchStoreStrategy):
 
 class HostStrategy(TorchStoreStrategy):
     """One volume for each host, named by HOSTNAME or else by what the host calls itself.
+
+    Example:
+        ```python
+        from skipper import torchstore
+        from skipper.control import this_host
+        from skipper.torchstore import sync as ts
+
+        volumes = this_host().spawn_procs({"hosts": 1})  # one process for the values of each host
+        ts.initialize(mesh=volumes, strategy=torchstore.HostStrategy())
+        ts.put("step", 1)
+        print(ts.get("step"))  # 1
+        ts.shutdown()
+        ```
     """
 
     @classmethod

@@ -36,6 +36,22 @@ class SyncRecord:
         saved_nbytes: ``delta=True``: bytes that did not have to be moved, because they were there already; of a put,
             those that readers of the version before need not read.
         lent_nbytes: ``serve=True``: of ``nbytes``, those that came from another reader's copy.
+
+    Example:
+        ```python
+        import torch
+
+        from skipper import torchstore
+        from skipper.torchstore import sync as ts
+
+        ts.initialize()
+        ts.put_state_dict({"w": torch.ones(256)}, "policy")
+        ts.get_state_dict("policy", {"w": torch.empty(256)})
+        record = torchstore.last_sync()
+        assert record is not None
+        print(record.op, record.key, record.version, record.nbytes)  # get policy 1 1024
+        ts.shutdown()
+        ```
     """
 
     op: str

@@ -35,6 +35,22 @@ class BlockFP8(Quantization):
 
     Raises:
         ValueError: Another dtype, or sizes that are not positive.
+
+    Example:
+        ```python
+        import torch
+
+        from skipper import torchstore
+        from skipper.torchstore import sync as ts
+
+        ts.initialize()
+        ts.put_state_dict({"w": torch.randn(256, 128)}, "policy", transfer_dtype=torchstore.BlockFP8())
+        stored = ts.get_state_dict("policy")
+        print(stored["w"].dtype, tuple(stored["w_scale_inv"].shape))  # torch.float8_e4m3fn (2, 1)
+        mine = {"w": torch.empty(256, 128, dtype=torch.bfloat16)}
+        ts.get_state_dict("policy", mine)  # dequantized on the way
+        ts.shutdown()
+        ```
     """
 
     format: ClassVar[str] = "BlockFP8"

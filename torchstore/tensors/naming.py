@@ -32,6 +32,22 @@ class Part:
         chunk: (index, count): of that stretch, only one of ``count`` chunks as `torch.chunk` makes them. It is how a
             plain tensor that holds one rank's shard says which one.
         dim: A dimension of the stored tensor.
+
+    Example:
+        ```python
+        import torch
+
+        from skipper import torchstore
+        from skipper.torchstore import sync as ts
+
+        ts.initialize()
+        ts.put_state_dict({"fused": torch.arange(6.0)}, "policy")
+        mine = {"first": torch.zeros(2), "last": torch.zeros(3)}
+        parts = {"first": torchstore.Part("fused", 0, 2), "last": torchstore.Part("fused", chunk=(1, 2))}
+        ts.get_state_dict("policy", mine, names=parts.get)
+        print(mine["first"].tolist(), mine["last"].tolist())  # [0.0, 1.0] [3.0, 4.0, 5.0]
+        ts.shutdown()
+        ```
     """
 
     name: str
@@ -75,6 +91,21 @@ class Stack:
         per_shard: How a sharded (DTensor) destination is meant. True: each rank stacks *its shards* of the parts, as
             tensor-parallel engines keep their fused projections. False: the stack of the whole parts is what is
             sharded. For a plain tensor both are the same.
+
+    Example:
+        ```python
+        import torch
+
+        from skipper import torchstore
+        from skipper.torchstore import sync as ts
+
+        ts.initialize()
+        ts.put_state_dict({"q": torch.zeros(2, 4), "k": torch.ones(1, 4)}, "policy")
+        mine = {"qk": torch.empty(3, 4)}
+        ts.get_state_dict("policy", mine, names={"qk": torchstore.Stack("q", "k")}.get)
+        print(mine["qk"][:, 0].tolist())  # [0.0, 0.0, 1.0]
+        ts.shutdown()
+        ```
     """
 
     __slots__ = ("dim", "parts", "per_shard")

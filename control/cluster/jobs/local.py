@@ -38,6 +38,21 @@ class LocalJob(Job):
 
     Raises:
         ValueError: there is not one place at least.
+
+    Example:
+        ```python
+        from skipper.control import Actor, current_rank, endpoint
+        from skipper.control.cluster.jobs import LocalJob
+
+        class Worker(Actor):
+            @endpoint
+            def where(self) -> dict[str, int]:
+                return dict(current_rank())
+
+        with LocalJob(2) as job:  # two hosts, both on this machine
+            workers = job.hosts().spawn_procs({"gpus": 1}).spawn("workers", Worker)
+            print(workers.where.call().get(timeout=60))  # [{'hosts': 0, 'gpus': 0}, {'hosts': 1, 'gpus': 0}]
+        ```
     """
 
     def __init__(self, places: int, *, folder: str | os.PathLike[str] | None = None) -> None:

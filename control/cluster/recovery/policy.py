@@ -176,6 +176,17 @@ class RecoveryPolicy:
         host: for what does not last where it is; None: there is no engine to ask.
         otherwise: when all of that is used up.
         kinds: ladders by the kind of the first failure that led to it, in place of the one above.
+
+    Example:
+        ```python
+        from skipper.control import FailureKind
+        from skipper.control.cluster.recovery import Escalate, RecoveryPolicy, Restart
+
+        policy = RecoveryPolicy(
+            process=Restart(attempts=3, within_s=60.0, backoff_s=0.1),
+            kinds={FailureKind.EXCEPTION: (Escalate(),)},  # an exception is a mistake, which a restart repeats
+        )
+        ```
     """
 
     process: Restart | None = field(default_factory=Restart)
