@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import sync_playwright
 
+from tests.control.observe.browser import launch_options, needs_chromium
+
 ROOT = Path(__file__).resolve().parents[2]
 FLOORS = ("control", "dataplane", "torchstore", "tensor_engine")
-CHROMIUM = shutil.which("chromium")
 PATIENCE_MS = 30_000
 FETCHED = re.compile(r'<(?:script|img|iframe|source)\b[^>]*\bsrc="(?P<src>[^"]*)"|<link\b[^>]*\bhref="(?P<href>[^"]*)"')
 
@@ -29,24 +26,6 @@ def public_names() -> dict[str, list[str]]:
                 if isinstance(node, ast.Assign) and [getattr(each, "id", "") for each in node.targets] == ["__all__"]:
                     found[".".join(("skipper", *path.parent.relative_to(ROOT).parts))] = ast.literal_eval(node.value)
     return found
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site. In strict mode a dead link or anchor, a page in no menu, or a docstring with parameters that its
-    function does not have, ends the build."""
-    folder = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
-        cwd=ROOT,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "WARNING" not in done.stderr
-    return folder
 
 
 def test_the_reference_has_every_public_name(site: Path) -> None:
@@ -94,12 +73,11 @@ def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:
         assert [file for file in files if not file.exists()] == [], page
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (tests/debian-packages.txt)")
+@needs_chromium
 def test_the_site_can_be_searched_without_a_server_or_a_network(site: Path) -> None:
-    sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []  # it does not let root have one
     faults: list[str] = []
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=sandbox)
+        browser = playwright.chromium.launch(**launch_options())
         page = browser.new_context(offline=True).new_page()
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on("request", lambda request: None if request.url.startswith("file:") else faults.append(request.url))

@@ -1,0 +1,75 @@
+"""How much a page counts in the site's search, by its kind, and words that users type for what a page calls otherwise.
+
+A page that says how to do something comes before an exact description, and both before lists that name everything.
+MkDocs calls the function below. The words are tags of the page in the index; `assets/site.css` does not show them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from mkdocs.structure.pages import Page
+
+RANKS = {
+    "index.md": 1.0,
+    "install.md": 3.0,
+    "performance.md": 2.0,
+    "tutorials/": 2.0,
+    "howto/": 2.5,
+    "explanation/memory_order.md": 0.4,
+    "explanation/": 1.0,
+    "reference/errors.md": 0.1,  # names of errors begin with words of other pages
+    "reference/skipper.": 0.3,
+    "reference/control_files.md": 0.2,
+    "reference/glossary.md": 0.5,
+    "reference/from_": 0.6,
+    "reference/": 0.8,
+    "extending/": 0.4,
+    "repository/": 0.2,
+    "wire_protocol.md": 0.3,
+    "benchmarks.md": 0.8,
+    "cli.md": 0.6,
+}
+"""By the path of a page, or how it begins; the first that fits counts. Others have 1."""
+
+WORDS = {
+    "choose.md": ["compare with Ray", "comparison"],
+    "install.md": ["Python version", "pip", "CUDA", "wheel"],
+    "performance.md": ["benchmark results", "speed"],
+    "howto/attach_hosts.md": ["multiple machines", "cluster", "multi-node"],
+    "howto/call_actors.md": ["call an actor", "remote call"],
+    "howto/handle_failures.md": ["supervise", "SupervisionError", "crash"],
+    "howto/inspect_jobs.md": ["status"],
+    "howto/replace_processes.md": ["process killed"],
+    "howto/replace_ranks.md": ["rank died"],
+    "howto/run_torchrun_code.md": ["torchrun"],
+    "howto/services.md": ["load balancing", "replicas"],
+    "howto/start_processes.md": ["spawn processes"],
+    "howto/sync_engines.md": ["weight sync vLLM", "engine"],
+    "howto/take_stacks.md": ["job hangs", "stack traces", "stuck"],
+    "howto/use_dashboard.md": ["dashboard"],
+    "reference/settings.md": ["timeout", "configuration"],
+    "tutorials/quickstart.md": ["first steps", "getting started", "hello world"],
+    "tutorials/several_hosts.md": ["multiple machines"],
+    "tutorials/surviving_failures.md": ["process killed", "crash"],
+}
+"""By the path of a page."""
+
+ERRORS = "reference/errors.md"
+"""The page that is found by the name of any error that it explains."""
+
+_ERROR = re.compile(r"`([A-Z]\w+Error)`")
+
+
+def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
+    """Rank a page, and add the words that it is looked for by."""
+    uri = page.file.src_uri
+    rank = next((rank for begin, rank in RANKS.items() if uri.startswith(begin)), 1.0)
+    page.meta["search"] = {"boost": rank}
+    words = WORDS.get(uri, [])
+    if uri == ERRORS:
+        words = sorted(set(_ERROR.findall(markdown)))
+    if words:
+        page.meta["tags"] = words
+    return markdown
