@@ -32,6 +32,7 @@ class BlockFP8(Quantization):
         dtype: ``torch.float8_e4m3fn`` or ``torch.float8_e5m2``.
         select: Says by name which of the floating-point matrices are quantized; None: all. Checkpoints of this format
             leave embeddings and the output layer as they are. Give the same function every time.
+        experts: The same of tensors of three dims, which are stacks of matrices, one for each expert; None: none.
 
     Raises:
         ValueError: Another dtype, or sizes that are not positive.
@@ -60,6 +61,7 @@ class BlockFP8(Quantization):
     block: tuple[int, int] = (128, 128)
     dtype: torch.dtype = torch.float8_e4m3fn
     select: Callable[[str], bool] | None = None
+    experts: Callable[[str], bool] | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in (torch.float8_e4m3fn, torch.float8_e5m2):

@@ -76,5 +76,5 @@ def _parts(
             box, scaled = item.value_box(piece.box), item.scaled
             converted = torch.empty(box.shape, dtype=form, device=local.tensor.device)
             whole = tensors[scaled.tensor_scale] if scaled.tensor_scale else None
-            write_values(scaled, (local, tensors[scaled.scales], whole), number, (0, 0), converted)
+            write_values(scaled, (local, tensors[scaled.scales], whole), number, (0,) * len(box.shape), converted)
             yield box, converted

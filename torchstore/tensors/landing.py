@@ -32,7 +32,7 @@ class Landing:
         scaled: How its values are stored.
         elements: In the place of the reader's tensor; one piece for each of its pieces.
         scales: In the place of the tensor of the scales, likewise.
-        tensor_scale: Of the whole tensor; None where the format has none.
+        tensor_scale: Of the whole matrix, or of the matrices of a stack; None where the format has none.
     """
 
     into: LocalTensor
@@ -44,10 +44,7 @@ class Landing:
     @staticmethod
     def of(into: LocalTensor, scaled: BlockScaled, items: Mapping[str, TensorItem], dtype: str) -> Landing:
         """Room for what a tensor needs of a quantized item whose elements have this dtype."""
-        whole = None
-        if scaled.tensor_scale:
-            one = torch.empty((), dtype=torch.float32, device=into.tensor.device)
-            whole = LocalTensor(one, (), (Piece(Box((), ()), ()),))
+        whole = _matrix_scales(into) if scaled.tensor_scale else None
         cell = (1,) * (len(scaled.block) - 1) + (scaled.packed,)
         return Landing(
             into,
@@ -89,13 +86,13 @@ def write_values(
     start: Ints,
     out: torch.Tensor,
 ) -> None:
-    """Write the values of one piece of a quantized matrix.
+    """Write the values of one piece of a quantized matrix, or of a stack of them.
 
     Args:
         scaled: How they are stored.
-        stored: The elements, their scales, and the scale of the whole tensor where the format has one.
+        stored: The elements, their scales, and the scales of whole matrices where the format has them.
         number: Of the piece, of the elements and of the scales alike.
-        start: Where the values begin in the first block, in rows and columns.
+        start: Where the values begin in the first block, along each dim.
         out: Is filled; of any floating-point dtype and strides.
     """
     elements, scales, whole = stored
@@ -105,7 +102,7 @@ def write_values(
         scaled.block,
         region(elements.tensor, piece.local, piece.box.shape),
         region(scales.tensor, lines.local, lines.box.shape),
-        None if whole is None else whole.tensor,
+        None if whole is None else _scales_within(whole, lines.box),
         start,
         out,
     )
@@ -114,15 +111,41 @@ def write_values(
 def _room(into: LocalTensor, cell: Ints, dtype: torch.dtype) -> LocalTensor:
     """Room for the cells of a grid that a tensor touches."""
     pieces: list[Piece] = []
-    rows = columns = 0
+    first_dim, others = 0, [0] * (len(cell) - 1)
     for piece in into.pieces:
         stop = tuple(start + size for start, size in zip(piece.box.offsets, piece.box.shape, strict=True))
         first = down(piece.box.offsets, cell)
         box = Box(first, tuple(b - a for a, b in zip(first, up(stop, cell), strict=True)))
-        pieces.append(Piece(box, (rows, 0)))  # one below the other: neighbours may need the same cell
-        rows, columns = rows + box.shape[0], max(columns, box.shape[1])
-    room = torch.empty((rows, columns), dtype=dtype, device=into.tensor.device)
+        pieces.append(Piece(box, (first_dim, *(0 for _ in others))))  # one below the other: they may need the same cell
+        first_dim, others = first_dim + box.shape[0], list(map(max, others, box.shape[1:]))
+    room = torch.empty((first_dim, *others), dtype=dtype, device=into.tensor.device)
     return LocalTensor(room, up(into.global_shape, cell), tuple(pieces))
+
+
+def _matrix_scales(into: LocalTensor) -> LocalTensor:
+    """Room for the scale of a matrix, or for those of the matrices of a stack that a tensor touches."""
+    stack = len(into.global_shape) - 2
+    if not stack:
+        one = torch.empty((), dtype=torch.float32, device=into.tensor.device)
+        return LocalTensor(one, (), (Piece(Box((), ()), ()),))
+    boxes = dict.fromkeys(Box(piece.box.offsets[:1], piece.box.shape[:1]) for piece in into.pieces)
+    pieces: list[Piece] = []
+    for box in boxes:
+        pieces.append(Piece(box, (sum(piece.box.shape[0] for piece in pieces),)))
+    room = torch.empty(sum(box.shape[0] for box in boxes), dtype=torch.float32, device=into.tensor.device)
+    return LocalTensor(room, into.global_shape[:1], tuple(pieces))
+
+
+def _scales_within(whole: LocalTensor, box: Box) -> torch.Tensor:
+    """The scales of the matrices that a box of a stack touches, or that of the only one."""
+    if not whole.global_shape:
+        return whole.tensor
+    start, count = box.offsets[0], box.shape[0]
+    for piece in whole.pieces:
+        before = start - piece.box.offsets[0]
+        if before >= 0 and before + count <= piece.box.shape[0]:
+            return whole.tensor[piece.local[0] + before :][:count]
+    raise AssertionError(f"no scale is there for the matrices from {start} on")
 
 
 def land(

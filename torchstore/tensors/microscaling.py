@@ -8,7 +8,7 @@ and, for NVFP4, ``weight_scale_2``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
@@ -16,7 +16,8 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from skipper.torchstore.algebra.layout import Ints
-from skipper.torchstore.tensors.local_tensors import is_dtensor, local_of
+from skipper.torchstore.tensors.cells import region
+from skipper.torchstore.tensors.local_tensors import describe, is_dtensor, local_of
 from skipper.torchstore.tensors.quantization import Quantization
 from skipper.torchstore.tensors.state_dict import flatten
 
@@ -28,6 +29,9 @@ _E8M0_NAN = 255
 _E2M1_MAX = 6.0
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by its lower three bits; the fourth is the sign
 _STRIP = 1 << 20  # elements that are looked at at a time
+
+Peak = float | Sequence[float]
+"""Of a matrix, or of each matrix of a stack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class MXFP8(Quantization):
             vLLM's are: the bits are the same.
         select: Says by name which of the floating-point matrices are quantized; None: all. Give the same function
             every time.
+        experts: The same of tensors of three dims, which are stacks of matrices, one for each expert; None: none.
 
     Raises:
         ValueError: Another rounding or dtype.
@@ -59,6 +64,7 @@ class MXFP8(Quantization):
     rounding: Literal["floor", "ceil"] = "floor"
     scale_dtype: torch.dtype = torch.float8_e8m0fnu
     select: Callable[[str], bool] | None = None
+    experts: Callable[[str], bool] | None = None
 
     def __post_init__(self) -> None:
         if self.rounding not in ("floor", "ceil"):
@@ -102,12 +108,14 @@ class NVFP4(Quantization):
     A block with an infinity or a NaN has the scale NaN, and comes back as NaN; it does not count for the tensor's peak.
 
     Attributes:
-        peaks: The largest finite magnitude of each tensor, by name: `peaks_of` takes them of a model whose ranks hold
-            parts of matrices. None: of tensors that lie in this process whole, they are taken on the way.
+        peaks: The largest finite magnitude of each tensor, by name; of stacked experts, one for each. `peaks_of` takes
+            them of a model whose ranks hold parts of matrices. None: of matrices that lie in this process whole, they
+            are taken on the way.
         dtype: ``torch.float4_e2m1fn_x2``, or ``torch.uint8`` for readers whose parameters are declared so, as vLLM's
             are: the bits are the same.
         select: Says by name which of the floating-point matrices are quantized; None: all. Give the same function
             every time.
+        experts: The same of tensors of three dims, which are stacks of matrices, one for each expert; None: none.
 
     Raises:
         ValueError: Another dtype.
@@ -120,9 +128,10 @@ class NVFP4(Quantization):
     block: ClassVar[Ints] = (1, 16)
     scale_dtype: ClassVar[torch.dtype] = torch.float8_e4m3fn
 
-    peaks: Mapping[str, float] | None = field(default=None, compare=False)  # of one put; the room is that of all
+    peaks: Mapping[str, Peak] | None = field(default=None, compare=False)  # of one put; the room is that of all
     dtype: torch.dtype = torch.float4_e2m1fn_x2
     select: Callable[[str], bool] | None = None
+    experts: Callable[[str], bool] | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in (torch.float4_e2m1fn_x2, torch.uint8):
@@ -132,12 +141,13 @@ class NVFP4(Quantization):
         """Whether it was given."""
         return self.peaks is not None and name in self.peaks
 
-    def tensor_scale(self, name: str, values: torch.Tensor) -> torch.Tensor:
+    def tensor_scale(self, name: str, values: torch.Tensor, matrices: torch.Tensor | None = None) -> torch.Tensor:
         """So that a block with the tensor's peak has the largest scale."""
         if self.peaks is not None and name in self.peaks:
             peak = torch.tensor(self.peaks[name], dtype=torch.float32, device=values.device)
+            peak = peak if matrices is None else peak[matrices]
         else:
-            peak = _peak(values)
+            peak = _peak(values) if matrices is None else _peaks(values)
         scale = peak / (_E2M1_MAX * _E4M3_MAX)
         return torch.where(scale == 0, 1.0, scale)
 
@@ -169,8 +179,10 @@ class NVFP4(Quantization):
         return table[torch.stack((codes & 15, codes >> 4), -1).flatten(1).int()]
 
 
-def peaks_of(state_dict: Mapping[Any, Any]) -> dict[str, float]:
+def peaks_of(state_dict: Mapping[Any, Any], *, experts: Callable[[str], bool] | None = None) -> dict[str, Peak]:
     """The largest finite magnitude of each floating-point matrix of a state dict, by its flattened name.
+
+    ``experts`` is that of the format: of these tensors it is one for each matrix of the stack.
 
     Of DTensors it is that of the whole tensor: all ranks of their device meshes call this together, with the same
     names, since they exchange one number for each matrix (an all-reduce along each axis of each mesh).
@@ -182,18 +194,39 @@ def peaks_of(state_dict: Mapping[Any, Any]) -> dict[str, float]:
     found: dict[str, torch.Tensor] = {}
     meshes: dict[Any, list[str]] = {}
     for name, leaf in leaves.items():
-        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.ndim == 2:
-            found[name] = _peak(local_of(leaf))
-            if is_dtensor(leaf):
-                meshes.setdefault(leaf.device_mesh, []).append(name)
+        if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
+            continue
+        if leaf.ndim == 2:
+            found[name] = _peak(local_of(leaf)).reshape(1)
+        elif leaf.ndim == 3 and experts is not None and experts(name):
+            found[name] = _peaks_of_stack(name, leaf)
+        else:
+            continue
+        if is_dtensor(leaf):
+            meshes.setdefault(leaf.device_mesh, []).append(name)
     for mesh, names in meshes.items():
         if mesh.get_coordinate() is None:
             continue
-        both = torch.stack([found[name] for name in names])
+        both = torch.cat([found[name] for name in names])
         for axis in range(mesh.ndim):
             torch.distributed.all_reduce(both, torch.distributed.ReduceOp.MAX, group=mesh.get_group(axis))
-        found.update(zip(names, both, strict=True))
-    return {name: float(peak) for name, peak in found.items()}
+        found.update(zip(names, torch.split(both, [len(found[name]) for name in names]), strict=True))
+    return {name: float(peak) if leaves[name].ndim == 2 else tuple(peak.tolist()) for name, peak in found.items()}
+
+
+def _peaks_of_stack(name: str, leaf: torch.Tensor) -> torch.Tensor:
+    """One for each matrix of the whole stack, of what this process holds of it; 0 where it holds nothing."""
+    local = describe(leaf, key=name)
+    found = torch.zeros(local.global_shape[0], device=local.tensor.device)
+    for piece in local.pieces:
+        start, count = piece.box.offsets[0], piece.box.shape[0]
+        peaks = _peaks(region(local.tensor, piece.local, piece.box.shape))
+        found[start : start + count] = torch.maximum(found[start : start + count], peaks)
+    return found
+
+
+def _peaks(stack: torch.Tensor) -> torch.Tensor:
+    return torch.stack([_peak(matrix) for matrix in stack]) if len(stack) else torch.zeros(0, device=stack.device)
 
 
 def _peak(values: torch.Tensor) -> torch.Tensor:

@@ -62,17 +62,34 @@ class Quantization(ABC):
     def select(self) -> Callable[[str], bool] | None:
         """Says by name which matrices are quantized; None: all."""
 
+    @property
+    def experts(self) -> Callable[[str], bool] | None:
+        """Says by name which tensors of three dims are stacks of matrices, and quantized; None: none."""
+        return None
+
     def takes(self, name: str, tensor: torch.Tensor) -> bool:
         """Whether a tensor of this name is quantized."""
-        wide = tensor.is_floating_point() and tensor.element_size() > 1
-        return wide and tensor.ndim == 2 and (self.select is None or self.select(name))
+        if not tensor.is_floating_point() or tensor.element_size() == 1:
+            return False
+        if tensor.ndim == 3:
+            return self.experts is not None and self.experts(name)
+        return tensor.ndim == 2 and (self.select is None or self.select(name))
+
+    def block_in(self, dims: int) -> Ints:
+        """What shares a scale in a tensor of that many dims: of a stack, elements of one matrix."""
+        return (1,) * (dims - 2) + self.block
 
     def knows_peak(self, name: str) -> bool:
-        """Whether the scale of a whole tensor can be told by a process that holds only a part of it."""
+        """Whether the scale of a whole matrix can be told by a process that holds only a part of it."""
         return not self.tensor_suffix
 
-    def tensor_scale(self, name: str, values: torch.Tensor) -> torch.Tensor | None:
-        """The scale of a whole tensor, float32 without dims; None where the format has none."""
+    def tensor_scale(
+        self, name: str, values: torch.Tensor, matrices: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        """The scale of a whole matrix, float32 without dims; None where the format has none.
+
+        Of a stack, one for each matrix; ``matrices`` are the numbers of those that ``values`` has.
+        """
         return None
 
     @abstractmethod
@@ -103,7 +120,7 @@ class Quantized:
         item: What manifests say of it, with the names of the scales.
         elements: Of this process; its global shape is that of what is stored.
         scales: Of the blocks of this process.
-        tensor_scale: Of the whole tensor; None where the format has none.
+        tensor_scale: Of the whole matrix, or of each matrix of a stack; None where the format has none.
     """
 
     quantization: Quantization
@@ -116,7 +133,13 @@ class Quantized:
         """Quantize the values as they are now; ``now`` equals `quantization`, with the peaks of this put."""
         whole = None
         if self.tensor_scale is not None:
-            whole = now.tensor_scale(name, values)
+            matrices = None
+            if values.ndim > 2:
+                matrices = torch.zeros(len(values), dtype=torch.long, device=values.device)
+                for piece in self.tensor_scale.pieces:
+                    (start,), (at,), (count,) = piece.box.offsets, piece.local, piece.box.shape
+                    matrices[at : at + count] = torch.arange(start, start + count, device=values.device)
+            whole = now.tensor_scale(name, values, matrices)
             if whole is not None:
                 self.tensor_scale.tensor.copy_(whole)
         quantize(now, values, self.elements.tensor, self.scales.tensor, whole)
@@ -136,7 +159,7 @@ def room_for(
     room: Callable[[Ints, torch.dtype], torch.Tensor],
     key: str,
 ) -> Quantized:
-    """Room for what a process makes of its part of a matrix.
+    """Room for what a process makes of its part of a matrix, or of a stack of them.
 
     ``room`` makes a tensor of a shape and dtype on the device of the matrix.
 
@@ -144,22 +167,16 @@ def room_for(
         BlockAlignmentError: A block lies partly in this process: its scale would depend on another one's elements.
         LayoutMismatchError: The rows do not consist of whole stored elements.
     """
-    block, packed = quantization.block, quantization.packed
+    block, packed = quantization.block_in(len(local.global_shape)), quantization.packed
     if local.global_shape[-1] % packed:
         raise LayoutMismatchError(
             key,
             f"{quantization.format} stores {packed} values in a byte, and rows have {local.global_shape[-1]} of them: "
             "leave this tensor out, by select=",
         )
-    _check_whole_blocks(quantization, name, local, key)
+    _check_whole_blocks(quantization, block, name, local, key)
     cell = (1,) * (len(block) - 1) + (packed,)
-    whole = None
-    if quantization.tensor_suffix:
-        layout = (
-            Layout((), local.layout.mesh_shape, (Replicate(),) * len(local.layout.mesh_shape)) if local.layout else None
-        )
-        pieces = (Piece(Box((), ()), ()),) if local.pieces else ()
-        whole = LocalTensor(room((), torch.float32), (), pieces, layout, local.coordinate)
+    whole = _matrix_scales(local, room) if quantization.tensor_suffix else None
     item = BlockScaled(
         quantization.format,
         block,
@@ -176,19 +193,34 @@ def room_for(
     )
 
 
-def _check_whole_blocks(quantization: Quantization, name: str, local: LocalTensor, key: str) -> None:
+def _matrix_scales(local: LocalTensor, room: Callable[[Ints, torch.dtype], torch.Tensor]) -> LocalTensor:
+    """Room for the scale of a matrix, or for one of each matrix of a stack, spread as the matrices are."""
+    stack = len(local.global_shape) - 2  # dims that number matrices: one, or none
+    layout = None
+    if local.layout is not None:
+        placements = tuple(
+            each if not isinstance(each, Replicate) and each.dim < stack else Replicate()
+            for each in local.layout.placements
+        )
+        layout = Layout(local.global_shape[:stack], local.layout.mesh_shape, placements)
+    pieces = dict.fromkeys(
+        Piece(Box(piece.box.offsets[:stack], piece.box.shape[:stack]), piece.local[:stack]) for piece in local.pieces
+    )
+    tensor = room(tuple(local.tensor.shape[:stack]), torch.float32)
+    return LocalTensor(tensor, local.global_shape[:stack], tuple(pieces), layout, local.coordinate)
+
+
+def _check_whole_blocks(quantization: Quantization, block: Ints, name: str, local: LocalTensor, key: str) -> None:
     """Raise BlockAlignmentError where a scale would depend on elements of other processes."""
     cut = False
     for piece in local.pieces:
         box = piece.box
-        for start, size, step, whole in zip(
-            box.offsets, box.shape, quantization.block, local.global_shape, strict=True
-        ):
+        for start, size, step, whole in zip(box.offsets, box.shape, block, local.global_shape, strict=True):
             cut |= bool(start % step or ((start + size) % step and start + size != whole))
         if cut:
             raise BlockAlignmentError(
                 key,
-                quantization.block,
+                block,
                 box.offsets,
                 box.shape,
                 "take blocks that divide the shards, or leave this tensor out, by select=",
@@ -196,7 +228,7 @@ def _check_whole_blocks(quantization: Quantization, name: str, local: LocalTenso
     if quantization.knows_peak(name):
         return
     for piece in local.pieces:
-        if piece.box.shape != local.global_shape:
+        if piece.box.shape[-2:] != local.global_shape[-2:]:
             raise BlockAlignmentError(
                 key,
                 local.global_shape,
@@ -222,15 +254,20 @@ def quantize(
     scales: torch.Tensor,
     tensor_scale: torch.Tensor | None = None,
 ) -> None:
-    """Quantize a matrix whose first element begins a block.
+    """Quantize a matrix whose first element begins a block, or each matrix of a stack.
 
     Args:
         quantization: The format.
         values: Of any floating-point dtype and strides.
         elements: Is filled; of the matrix' shape, divided by `Quantization.packed` along the last dim.
         scales: Is filled; one for each block.
-        tensor_scale: Of the whole tensor, where the format has one.
+        tensor_scale: Of the whole matrix, where the format has one; of a stack, one for each.
     """
+    if values.ndim > 2:
+        for number, matrix in enumerate(values):
+            whole = None if tensor_scale is None else tensor_scale[number]
+            quantize(quantization, matrix, elements[number], scales[number], whole)
+        return
     for rows, line in _strips(values.shape, quantization.block, _STRIP):
         blocks, shape = _in_blocks(values[rows].float(), quantization.block)
         # Rows first: to reduce whole rows runs at the speed of memory.
@@ -251,17 +288,22 @@ def dequantize(
     start: Ints,
     out: torch.Tensor,
 ) -> None:
-    """The values of a matrix that begins ``start`` values within the first of its blocks.
+    """The values of a matrix, or of a stack of them, that begins ``start`` values within the first of its blocks.
 
     Args:
         quantization: The format.
-        block: Rows and columns that share a scale.
+        block: What shares a scale: rows and columns, in one matrix of a stack.
         elements: Those that hold the wanted values; the first and the last of a row may hold others, too.
         scales: Of all blocks that are touched.
-        tensor_scale: Of the whole tensor, where the format has one.
-        start: In rows and columns of values.
+        tensor_scale: Of the whole matrix, where the format has one; of a stack, one for each.
+        start: In values, along each dim.
         out: Is filled; of any floating-point dtype and strides.
     """
+    if out.ndim > 2:
+        for number, matrix in enumerate(out):
+            whole = None if tensor_scale is None else tensor_scale[number]
+            dequantize(quantization, block[1:], elements[number], scales[number], whole, start[1:], matrix)
+        return
     skipped = start[1] % quantization.packed
     for rows, line in _strips(out.shape, block, _STRIP, start[0]):
         strip = quantization.decode(elements[rows])[:, skipped : skipped + out.shape[1]]

@@ -230,3 +230,17 @@ async def test_a_name_that_the_scales_would_take_is_refused() -> None:
 def test_impossible_blocks_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="transfer_dtype"):
         ts.BlockFP8(**options)
+
+
+async def test_stacked_experts_are_quantized_one_by_one() -> None:
+    experts = torch.stack([weight_of(300, 200, seed) for seed in range(3)])
+    kind = ts.BlockFP8(experts=lambda name: name == "experts")
+    await ts.put_state_dict({"experts": experts, "conv": torch.ones(3, 1, 4)}, "m", transfer_dtype=kind)
+    stored, mine = await ts.get_state_dict("m"), {"experts": torch.zeros(3, 300, 200)}
+    assert (stored["experts_scale_inv"].shape, stored["conv"].dtype) == ((3, 3, 2), torch.float32)
+    await ts.get_state_dict("m", mine, strict=False)
+    for number, expert in enumerate(experts):
+        quantized, scales = reference(expert)
+        assert bits_equal(stored["experts"][number], quantized)
+        assert torch.equal(stored["experts_scale_inv"][number], scales)
+        assert torch.equal(mine["experts"][number], values(quantized, scales))

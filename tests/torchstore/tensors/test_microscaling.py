@@ -2,6 +2,7 @@
 
 import math
 from bisect import bisect_left
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -367,6 +368,72 @@ async def test_shards_of_whole_blocks_are_quantized_where_they_are(kind: Quantiz
     assert torch.equal(mine, values_of(kind, whole))
 
 
+def experts_of(seed: int = 0) -> torch.Tensor:
+    """A stack of matrices whose peaks differ."""
+    return torch.stack([weight_of(30, 192, seed + number) * 4.0**number for number in range(4)])
+
+
+def stacked(kind: Quantization, **options: Any) -> Any:
+    return replace(kind, experts=lambda name: "experts" in name, **options)  # type: ignore[type-var]
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", KINDS, ids=["floor", "ceil", "nvfp4"])
+async def test_stacked_experts_are_quantized_one_by_one(kind: Quantization, mode: Mode) -> None:
+    model = {"experts": experts_of(), "conv": torch.randn(4, 1, 3)}
+    mine = {"experts": torch.zeros(4, 30, 192), "conv": torch.zeros(4, 1, 3)}
+    for seed in (1, 2):
+        model["experts"].copy_(experts_of(seed))
+        await ts.put_state_dict(model, "m", mode=mode, transfer_dtype=stacked(kind), checksum=True)
+        stored = await ts.get_state_dict("m")
+        assert torch.equal(stored["conv"], model["conv"])
+        assert stored["experts"].dtype is kind.dtype
+        for number, expert in enumerate(model["experts"]):
+            elements, scales, whole = reference(kind, expert)
+            assert torch.equal(codes_of(kind, stored["experts"][number]), elements)
+            assert torch.equal(stored["experts_scale"][number].view(torch.uint8), scales)
+            assert not kind.tensor_suffix or float(stored["experts_scale_2"][number]) == whole
+        await ts.get_state_dict("m", mine)
+        expected = torch.stack([values_of(kind, expert) for expert in model["experts"]])
+        assert torch.equal(mine["experts"], expected)
+        part = torch.zeros(2, 7, 33)
+        await ts.get("m/experts", part, ts.TensorSlice((1, 5, 31), (), (4, 30, 192), (2, 7, 33), ()))
+        assert torch.equal(part, expected[1:3, 5:12, 31:64])
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("kind", KINDS, ids=["floor", "ceil", "nvfp4"])
+@pytest.mark.parametrize("dim", [0, 1, 2])
+async def test_experts_that_lie_in_several_processes_come_together(kind: Quantization, dim: int) -> None:
+    """Each rank has some experts, and knows their peaks; or a part of each, and is given the peaks."""
+    whole = experts_of()
+    peaks = ts.peaks_of({"experts": whole, "conv": torch.ones(2, 2, 2)}, experts=lambda name: name == "experts")
+    assert peaks == {"experts": tuple(float(expert.abs().max()) for expert in whole)}
+    options = {"peaks": peaks} if isinstance(kind, ts.NVFP4) and dim else {}
+    for rank in (0, 1):
+        with rank_of(rank, 2):
+            mesh = init_device_mesh("cpu", (2,))
+            local = whole.chunk(2, dim)[rank].contiguous()
+            shard = DTensor.from_local(local, mesh, [Shard(dim)], run_check=False)
+            await ts.put_state_dict({"experts": shard}, "m", transfer_dtype=stacked(kind, **options))
+    expected = torch.stack([values_of(kind, expert) for expert in whole])
+    for place in (0, 1, 2):
+        with rank_of(1, 2):
+            mesh = init_device_mesh("cpu", (2,))
+            wanted = expected.chunk(2, place)[1].contiguous()
+            mine = DTensor.from_local(
+                torch.zeros_like(wanted),
+                mesh,
+                [Shard(place)],
+                run_check=False,
+                shape=whole.shape,
+                stride=whole.stride(),
+            )
+            await ts.get_state_dict("m", {"experts": mine})
+            assert torch.equal(mine.to_local(), wanted)
+
+
 @pytest.mark.usefixtures("store")
 async def test_shards_that_cut_a_block_or_need_a_peak_are_refused_before_anything_is_put() -> None:
     with rank_of(1, 2):
@@ -377,6 +444,9 @@ async def test_shards_that_cut_a_block_or_need_a_peak_are_refused_before_anythin
         rows = DTensor.from_local(torch.ones(8, 32), mesh, [Shard(0)], run_check=False)
         with pytest.raises(ts.BlockAlignmentError, match="peaks_of"):
             await ts.put_state_dict({"w": rows}, "m", transfer_dtype=ts.NVFP4())
+        parts = DTensor.from_local(torch.ones(4, 8, 32), mesh, [Shard(1)], run_check=False)
+        with pytest.raises(ts.BlockAlignmentError, match="peaks_of"):
+            await ts.put_state_dict({"experts": parts}, "m", transfer_dtype=stacked(ts.NVFP4()))
     with pytest.raises(ts.LayoutMismatchError, match="select="):
         await ts.put_state_dict({"w": torch.ones(8, 33)}, "m", transfer_dtype=ts.NVFP4())
     assert not await ts.exists("m")
