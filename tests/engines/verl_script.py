@@ -24,6 +24,7 @@ from verl.workers.config import CheckpointEngineConfig, RolloutConfig
 
 from tests.engines.engine import NO_NETWORK, OPTIONS
 from tests.engines.models import NEW_TOKENS, PROMPTS, greedy, llama, write_folder
+from tests.ray_scripts import start_ray
 
 BACKEND = "torchstore"
 SYNCS = 2
@@ -136,9 +137,7 @@ def main() -> None:
         engine_kwargs={BACKEND: {"rollout_dtype": None, "timeout": 60.0}},
         custom_backend_module="skipper.torchstore.adapters.verl",
     )
-    ray.init(
-        address="local", num_cpus=8, include_dashboard=False, object_store_memory=80_000_000, _temp_dir=str(folder)
-    )
+    start_ray(str(folder), cpus=8)
     trainer = group(Trainer, 2, config=config)
     rollout = group(Rollout, 1, rollout_config=RolloutConfig(name="vllm", checkpoint_engine=config), folder=str(model))
     manager = CheckpointEngineManager(config, trainer, [Replica(rollout.workers)])

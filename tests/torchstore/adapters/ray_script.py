@@ -19,6 +19,7 @@ from ray.experimental.rdt.util import get_tensor_transport_manager
 
 from skipper import dataplane
 from skipper.torchstore.adapters import register_ray
+from tests.ray_scripts import start_ray
 
 register_ray()  # before the class: its decorators ask for the transport by name
 register_ray()  # again changes nothing
@@ -201,9 +202,7 @@ SCENARIOS = (values, a_busy_maker, changes, own_memory, let_go, a_killed_maker, 
 def main() -> None:
     """See above."""
     folder = Path(sys.argv[1])
-    ray.init(
-        address="local", num_cpus=2, include_dashboard=False, object_store_memory=80_000_000, _temp_dir=sys.argv[1]
-    )
+    start_ray(sys.argv[1], cpus=2)
     maker, reader = Worker.remote(), Worker.remote()
     try:
         for scenario in SCENARIOS:

@@ -1,10 +1,5 @@
 """Tensors of a real Ray's actors, read one-sidedly."""
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +8,7 @@ import torch
 
 from skipper import dataplane
 from skipper.dataplane import DescriptorError, TransferTimeoutError
+from tests.ray_scripts import run_ray_script
 from tests.tree import ROOT
 
 pytest.importorskip("ray", reason="ray is not installed")
@@ -28,28 +24,15 @@ Found = Callable[[str], Any]
 @pytest.fixture(scope="module")
 def found() -> Found:
     """What `ray_script` has found out in a scenario."""
-    own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "PYTHONPATH": f"{ROOT}/src:{ROOT}"}
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:  # paths of sockets are short
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.torchstore.adapters.ray_script", folder],
-            env={**os.environ, **own},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=380,
-        )
-    lines = {line["name"]: line for line in map(json.loads, filter(_is_json, done.stdout.splitlines()))}
+    done = run_ray_script("tests.torchstore.adapters.ray_script", f"{ROOT}/src", timeout=380)
+    lines = {line["name"]: line for line in done.lines}
 
     def look(name: str) -> Any:
-        assert name in lines, f"the script ended with {done.returncode}: {done.stderr[-3000:]}"
+        assert name in lines, f"the script ended with {done.status}: {done.written[-3000:]}"
         assert "error" not in lines[name], lines[name]["error"]
         return lines[name]["found"]
 
     return look
-
-
-def _is_json(line: str) -> bool:
-    return line.startswith('{"name"')
 
 
 def test_every_kind_of_tensor_arrives_as_it_was_made(found: Found) -> None:
