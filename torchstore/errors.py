@@ -27,6 +27,7 @@ StoreError
 │   └── LoadPlanMismatchError                       a plan that was recorded for another model or checkpoint
 ├── LoadPlanFormatError             (ValueError)    a file that is no plan, or one of another release
 ├── RecordingError                  (RuntimeError)  a model's load_weights cannot be recorded
+├── SecondSetError                  (RuntimeError)  an engine cannot have a second set of weights, or take it
 ├── SourceChangedError                              direct mode: the publisher moved on while it was read
 ├── PublisherLostError                              direct mode: the process that owns the bytes is gone
 ├── ChecksumError                                   other bytes have arrived than were published
@@ -374,6 +375,10 @@ class RecordingError(StoreError, RuntimeError):
     def __init__(self, tensor: str, reason: str) -> None:
         super().__init__(f"load_weights cannot be recorded{f' (at {tensor!r})' if tensor else ''}: {reason}")
         self.tensor = tensor
+
+
+class SecondSetError(StoreError, RuntimeError):
+    """An inference engine cannot have a second set of weights, or not compute with it; it keeps those that it has."""
 
 
 class SourceChangedError(StoreError):

@@ -35,6 +35,19 @@ def memory_limit() -> int | None:
     return _limit("memory", "memory.max", "memory.limit_in_bytes")
 
 
+def free_memory() -> int:
+    """How many bytes this process may still take: what the machine has, and no more than the group's limit leaves it.
+
+    Files in the page cache count as free. What other processes of the group have is not subtracted from the limit.
+    """
+    found = next(line for line in _read("/proc/meminfo").splitlines() if line.startswith("MemAvailable:"))
+    free, limit = int(found.split()[1]) << 10, memory_limit()
+    if limit is None:
+        return free
+    resident = int(_read("/proc/self/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return min(free, max(limit - resident, 0))
+
+
 def process_limit() -> int | None:
     """The group's limit of processes and threads together; None: it has none of its own."""
     return _limit("pids", "pids.max")

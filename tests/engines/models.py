@@ -53,3 +53,18 @@ def greedy(model: Any) -> list[list[int]]:
             ].tolist()
             for prompt in PROMPTS
         ]
+
+
+def switch_of(old: Any, new: Any, prompt: list[int], tokens: list[int]) -> int:
+    """How many tokens a model says before another one goes on; -1: some token is what neither of them says there."""
+    import torch
+
+    with torch.no_grad():
+        said = [
+            model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].argmax(-1).tolist()
+            for model in (old, new)
+        ]
+    for number in range(len(tokens), -1, -1):
+        if said[0][:number] == tokens[:number] and said[1][number:] == tokens[number:]:
+            return number
+    return -1

@@ -13,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tests.engines import server, sockets
 from tests.engines.engine import NO_NETWORK, OPTIONS
 from tests.engines.models import write_folder
@@ -20,6 +22,8 @@ from tests.tree import ROOT
 
 SITE = Path(__file__).with_name("site")
 START_S = 400.0
+LEFT_PREFIXES = ("psm_", "sem.mp-", "vllm_dist_")
+"""Names of shared memory and semaphores that outlive vLLM's processes where these are killed."""
 
 
 class Processes:
@@ -57,22 +61,23 @@ class Processes:
         self._running.append(process)
         return process, log
 
-    def engine(self, ranks: int = 1, *, tied: bool = False) -> "EngineProcess":
-        """One with vLLM, which is starting."""
+    def engine(self, ranks: int = 1, *, job: str = "", **changes: Any) -> "EngineProcess":
+        """One with vLLM, which is starting, with changes of the model; with ``job`` it knows that of its trainer."""
         path, model = self.folder / f"engine{self._count}", self.model
-        if tied:
-            model = write_folder(self.folder / "tied", tie_word_embeddings=True)
+        if changes:
+            model = write_folder(self.folder / f"model{self._count}", **changes)
         command = ("-m", "tests.engines.engine", str(path), str(model), str(ranks))
-        return EngineProcess(path, *self.start(sys.executable, *command))
+        variables = {"SKIPPER_VLLM_JOB": job} if job else {}
+        return EngineProcess(path, *self.start(sys.executable, *command, **variables))
 
-    def trainer(self, ranks: int = 2, *, tied: bool = False) -> "TrainerProcesses":
-        """The ranks of one, which are starting."""
+    def trainer(self, ranks: int = 2, **changes: Any) -> "TrainerProcesses":
+        """The ranks of one, which are starting, of a model that is changed so."""
         port, started, paths = str(free_port()), [], []
         for rank in range(ranks):
             paths.append(self.folder / f"rank{self._count}")
             variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
             variables |= {"LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            command = ("-m", "tests.engines.trainer", str(paths[-1]), *(("tied",) if tied else ()))
+            command = ("-m", "tests.engines.trainer", str(paths[-1]), json.dumps(changes))
             started.append(self.start(sys.executable, *command, **variables))
         return TrainerProcesses(paths, started)
 
@@ -176,10 +181,39 @@ def await_start(is_there: Callable[[], bool], process: subprocess.Popen[bytes], 
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """End a process and its group."""
+    """End a process and its group, and remove what vLLM in it leaves in ``/dev/shm`` then."""
+    left = shared_memory_of(process.pid)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(timeout=20)
+    still_used = set().union(*map(_mapped, psutil.pids()))
+    for path, inode in left.items():
+        if inode not in still_used:
+            path.unlink(missing_ok=True)
+
+
+def shared_memory_of(leader: int) -> dict[Path, int]:
+    """The files of vLLM and of multiprocessing in ``/dev/shm`` that processes of a session have mapped, with inodes."""
+    members = []
+    for pid in psutil.pids():
+        with suppress(OSError):
+            members += [pid] * (os.getsid(pid) == leader)
+    mapped = set().union(*map(_mapped, members))
+    found = {}
+    for path in Path("/dev/shm").iterdir():
+        with suppress(OSError):
+            if path.name.startswith(LEFT_PREFIXES) and path.stat().st_ino in mapped:
+                found[path] = path.stat().st_ino
+    return found
+
+
+def _mapped(pid: int) -> set[int]:
+    """The inodes of what a process has mapped of ``/dev/shm``; the names in its maps may be those of creation."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    return {int(line.split()[4]) for line in lines if "/dev/shm/" in line}
 
 
 def _option(name: str, value: Any) -> str:

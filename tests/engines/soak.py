@@ -29,22 +29,26 @@ def main() -> int:
     parser.add_argument("--kill-every", type=int, default=5, help="so many syncs an engine dies (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of which engine dies, and when (default: %(default)s)")
     parser.add_argument("--seconds-limit", type=float, default=float("inf"), help="begin no sync after so many seconds")
+    parser.add_argument("--background", action="store_true", help="engines read in the background")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, Processes(Path(folder)) as processes:
-        summary = soak(processes, given.syncs, given.kill_every, Random(given.seed), given.seconds_limit)
+        random, options = Random(given.seed), {"background": given.background}
+        summary = soak(processes, given.syncs, given.kill_every, random, given.seconds_limit, options)
     print(json.dumps(summary, indent=2))
     return 1 if summary["wrong"] or summary["failed"] else 0
 
 
-def soak(processes: Processes, syncs: int, kill_every: int, random: Random, seconds_limit: float) -> dict[str, Any]:
-    """Run it; the summary."""
+def soak(
+    processes: Processes, syncs: int, kill_every: int, random: Random, seconds_limit: float, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Run it, with these options of the trainer; the summary."""
     counts = Counter(syncs=0, kills=0, joined=0, compared=0, wrong=0)
     failed: list[str] = []
     trainer = processes.trainer()
     starting = [processes.engine() for _ in range(ENGINES + 1)]  # one waits for its turn
     trainer.wait()
     engines = [starting.pop(0).wait() for _ in range(ENGINES)]
-    trainer.call("connect", paths=[engine.path for engine in engines])
+    trainer.call("connect", paths=[engine.path for engine in engines], **options)
     begin = time.monotonic()
     while counts["syncs"] < syncs and time.monotonic() - begin < seconds_limit:
         counts["syncs"] += 1
@@ -69,7 +73,7 @@ def soak(processes: Processes, syncs: int, kill_every: int, random: Random, seco
         if victim is not None:
             starting.append(processes.engine())
             engines.append(starting.pop(0).wait())
-            trainer.call("connect", paths=[engine.path for engine in engines])
+            trainer.call("connect", paths=[engine.path for engine in engines], **options)
             counts["joined"] += 1
     return {**counts, "failed": failed, "seconds": round(time.monotonic() - begin, 1)}
 

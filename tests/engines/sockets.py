@@ -6,32 +6,65 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Event, Thread
 from typing import Any
 
 
-def serve(path: str | Path, handlers: Any) -> None:
-    """Answer calls, one connection after the other, until somebody calls ``end``; this thread runs the methods."""
+def serve(path: str | Path, handlers: Any, step: Callable[[], bool] = lambda: False) -> None:
+    """Answer calls, one after the other, until somebody calls ``end``; this thread runs the methods.
+
+    Between two calls it runs ``step``, as long as that says that there is more to do.
+    """
+    calls: SimpleQueue[_Call] = SimpleQueue()
     with Listener(str(path), family="AF_UNIX") as listener:
+        Thread(target=_accept, args=(listener, calls), daemon=True).start()
         while True:
-            with listener.accept() as connection:
-                if not _answer(connection, handlers):
+            is_busy = step()
+            with suppress(Empty):
+                if not calls.get(block=not is_busy).run(handlers):
                     return
 
 
-def _answer(connection: Connection, handlers: Any) -> bool:
-    while True:
+class _Call:
+    """One that somebody waits for."""
+
+    def __init__(self, connection: Connection, method: str, arguments: dict[str, Any]) -> None:
+        self._connection = connection
+        self._method = method
+        self._arguments = arguments
+        self._is_answered = Event()
+
+    def run(self, handlers: Any) -> bool:
+        """Run the method, and answer; whether there may be more calls."""
+        is_last = self._method == "end"
         try:
-            method, arguments = json.loads(connection.recv_bytes())
-        except (EOFError, ConnectionResetError):
-            return True
-        try:
-            answer = {"result": None if method == "end" else getattr(handlers, method)(**arguments)}
+            answer = {"result": None if is_last else getattr(handlers, self._method)(**self._arguments)}
         except Exception as error:  # noqa: BLE001  (goes to whoever asked)
             answer = {"error": f"{type(error).__name__}: {error}"}
         with suppress(BrokenPipeError):  # nobody waits for it any more
-            connection.send_bytes(json.dumps(answer).encode())
-        if method == "end":
-            return False
+            self._connection.send_bytes(json.dumps(answer).encode())
+        self._is_answered.set()
+        return not is_last
+
+    def wait(self) -> None:
+        """Until it is answered."""
+        self._is_answered.wait()
+
+
+def _accept(listener: Listener, calls: SimpleQueue[_Call]) -> None:
+    """Take calls, one connection after the other."""
+    while True:
+        try:
+            connection = listener.accept()
+        except OSError:  # it is closed
+            return
+        with connection, suppress(EOFError, ConnectionResetError):
+            while True:
+                method, arguments = json.loads(connection.recv_bytes())
+                call = _Call(connection, method, arguments)
+                calls.put(call)
+                call.wait()
 
 
 class CallFailedError(RuntimeError):

@@ -1,9 +1,12 @@
-"""One rank of a trainer with FSDP2, under the variables of torchrun: ``python -m tests.engines.trainer SOCKET [tied]``.
+"""One rank of a trainer with FSDP2, under torchrun's variables: ``python -m tests.engines.trainer SOCKET CHANGES``.
+
+CHANGES is what is different in the model's configuration, as JSON.
 
 `tests.engines.sockets` calls its methods; those that communicate are called on every rank at once.
 """
 
 import asyncio
+import json
 import os
 import sys
 from dataclasses import asdict
@@ -13,9 +16,10 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from skipper import control
 from skipper import torchstore as ts
 from tests.engines import sockets
-from tests.engines.models import greedy, llama
+from tests.engines.models import PROMPTS, greedy, llama, switch_of
 
 
 class Engines:
@@ -64,10 +68,9 @@ class Engines:
 class Trainer:
     """The methods that others call."""
 
-    def __init__(self, *, tied: bool) -> None:
+    def __init__(self, changes: dict[str, Any]) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        self._reference = llama(tie_word_embeddings=tied)
-        self._model = llama(tie_word_embeddings=tied)
+        self._reference, self._before, self._model = llama(**changes), llama(**changes), llama(**changes)
         if self.ranks > 1:
             from torch.distributed.fsdp import fully_shard
 
@@ -84,6 +87,7 @@ class Trainer:
         source: str = "shards",
         without: str = "",
         kill_before_reading: list[int] | None = None,
+        pause: str = "wait",
         **options: Any,
     ) -> None:
         """Make the engine, and rank 0 with the workers behind these sockets.
@@ -93,6 +97,7 @@ class Trainer:
             source: How the weights are given.
             without: A weight that is forgotten.
             kill_before_reading: Processes that end when all ranks have put, before a worker reads.
+            pause: How a server is paused.
             options: Of `TorchStoreTrainerInitInfo`.
         """
         from vllm.distributed.weight_transfer import ModuleSource
@@ -115,7 +120,7 @@ class Trainer:
         is_http = paths[0].startswith("http:")
         self._engine = WeightTransferTrainerFactory.trainer_init(
             TorchStoreTrainerInitInfo(rank=self.rank, num_trainer_ranks=self.ranks, **options),
-            client=PausingHTTPClient(paths[0]) if is_http else Engines(paths, kill_before_reading or []),
+            client=PausingHTTPClient(paths[0], mode=pause) if is_http else Engines(paths, kill_before_reading or []),
             source=sources[source](self._model),
         )
 
@@ -133,16 +138,39 @@ class Trainer:
 
     def expected(self) -> list[list[int]]:
         """What transformers generates with the weights that are there now."""
-        whole = {
+        whole = self._whole()
+        self._before.load_state_dict(self._reference.state_dict())
+        self._reference.load_state_dict(whole)
+        return greedy(self._reference)
+
+    def explain(self, answers: list[tuple[int, list[int]]]) -> list[int]:
+        """How many tokens of each answer are of the version before the last `expected`, the others being of that one.
+
+        -1: there is no such number, so that some step computed with something else.
+        """
+        return [switch_of(self._before, self._reference, PROMPTS[number], tokens) for number, tokens in answers]
+
+    def save(self, folder: str) -> None:
+        """Write the weights into a file, as a checkpoint that vLLM loads."""
+        from safetensors.torch import save_file
+
+        whole = {name: weight.contiguous() for name, weight in self._whole().items()}
+        if self.rank == 0:
+            save_file(whole, f"{folder}/model.safetensors", metadata={"format": "pt"})
+
+    def _whole(self) -> dict[str, Any]:
+        return {
             name: weight.full_tensor() if hasattr(weight, "full_tensor") else weight
             for name, weight in self._model.state_dict().items()
         }
-        self._reference.load_state_dict(whole)
-        return greedy(self._reference)
 
     def nbytes(self) -> int:
         """Of all parameters."""
         return sum(weight.numel() * weight.element_size() for weight in self._model.parameters())
+
+    def job(self) -> str:
+        """Where engines join it."""
+        return str(control.serve_job().path)
 
     def volumes(self) -> list[int]:
         """The process ids of the store's volumes."""
@@ -158,7 +186,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     asyncio.run(ts.initialize_spmd(ts.HostStrategy()))
-    sockets.serve(sys.argv[1], Trainer(tied="tied" in sys.argv))
+    sockets.serve(sys.argv[1], Trainer(json.loads(sys.argv[2])))
     os._exit(0)  # what is left of gloo may wait for ranks that were killed
 
 

@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import sys
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,24 @@ class VllmWorker:
         self.model = stand_ins.Model()
         self.new_engine = partial(adapter.TorchStoreWeightTransferEngine, None)
         self.engine = self.new_engine(stand_ins.worker_config(), torch.device("cpu"), self.model)
+
+    def renew(self) -> None:
+        """Be a worker of another engine."""
+        self.model = stand_ins.Model()
+        self.engine = self.new_engine(stand_ins.worker_config(), torch.device("cpu"), self.model)
+
+    def start_late(self, job: str) -> tuple[list[float], list[str]]:
+        """Be a worker of an engine that starts now and knows the trainer's job."""
+        os.environ["SKIPPER_VLLM_JOB"] = job
+        try:
+            self.renew()
+        finally:
+            del os.environ["SKIPPER_VLLM_JOB"]
+        return self.look()
+
+    def last_update(self) -> dict[str, Any]:
+        """What the last one took."""
+        return asdict(self.engine.last_update)
 
     def become_stage(self, layers: dict[str, list[int]]) -> None:
         """Be a worker of a pipeline, with these layers (by process id) of its model."""

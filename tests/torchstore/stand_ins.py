@@ -8,7 +8,7 @@ import inspect
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
@@ -231,6 +231,7 @@ def install() -> None:
         )
         _module("vllm.distributed.weight_transfer", HTTPVLLMWeightSyncClient=HTTPClient)
         _module("vllm.model_executor.model_loader.reload.layerwise", **RELOADS)
+        _module("vllm.config", set_current_vllm_config=_current, get_current_vllm_config_or_none=lambda: None)
         _module("vllm.model_executor.model_loader.weight_utils", default_weight_loader=torch.Tensor.copy_)
         _module("vllm.model_executor.model_loader.mtp_validation", disable_mtp_completeness_check=_incomplete)
     if "verl" not in sys.modules and find_spec("verl") is None:
@@ -324,12 +325,29 @@ class LocalStageSource(StageSource):
         yield from self.stage.named_parameters()
 
 
-def worker_config(stages: int = 1) -> Any:
-    return SimpleNamespace(parallel_config=SimpleNamespace(pipeline_parallel_size=stages), model_config="config")
+@dataclass
+class ModelConfig:
+    """vLLM's, of one model."""
+
+    enforce_eager: bool = True
+
+    def __str__(self) -> str:
+        return "config"
+
+
+def worker_config(stages: int = 1, *, enforce_eager: bool = True, **parallel: Any) -> Any:
+    parallel_config = SimpleNamespace(pipeline_parallel_size=stages, **parallel)
+    return SimpleNamespace(parallel_config=parallel_config, model_config=ModelConfig(enforce_eager))
+
+
+def _layerwise_info(layer: torch.nn.Module) -> Any:
+    """The tensors that a load fills, without their values; in these models they are those that are there."""
+    parameters = {name: tensor.detach().to("meta") for name, tensor in layer.named_parameters(recurse=False)}
+    return SimpleNamespace(restore_metadata=(parameters, {}), restore_device=torch.device("cpu"))
 
 
 RELOADS = {
-    "get_layerwise_info": lambda layer: SimpleNamespace(),
+    "get_layerwise_info": _layerwise_info,
     "initialize_layerwise_reload": lambda model: model.calls.append("initialize"),
     "initialize_online_processing": lambda layer: None,
     "finalize_layerwise_reload": lambda model, config: model.calls.append(f"finalize {config}"),
@@ -348,6 +366,10 @@ class HTTPClient:
 @contextmanager
 def _incomplete() -> Any:
     yield
+
+
+def _current(config: Any) -> Any:
+    return nullcontext(config)
 
 
 def _parsed(kind: type, values: dict[str, Any]) -> Any:

@@ -1,8 +1,8 @@
 """TRL's asynchronous trainers over the store: ``WeightTransferProtocol`` of ``trl/experimental/async_grpo``, TRL 1.16.
 
 TRL gathers the weights one by one on all ranks of the trainer, and hands them to its main process, which alone has one
-of these. It puts them into a store of its own, in buckets; each worker of vLLM reads its part of a bucket while it goes
-on generating, and its model changes when all of them are there.
+of these. It puts them into a store of its own, in buckets; each worker of vLLM reads its part of a bucket beside its
+model, which changes when all of them are there.
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ LIMIT = {"memory__limit_in_bytes" if (V1 / "memory").is_dir() else "memory__max"
 
 EATER = Path(__file__).with_name("eater_script.py")
 
-LIMITS = """
+IN_GROUP = """
 import os
 open("{group}/cgroup.procs", "w").write(str(os.getpid()))
 from skipper.control.support import cgroup
-print(cgroup.process_limit(), cgroup.process_count())
+print({what})
 """
 
 
@@ -50,5 +50,14 @@ def test_each_kill_for_want_of_memory_explains_one_death(monkeypatch: pytest.Mon
 
 def test_the_limits_of_a_group_are_read(script: Callable[..., Script]) -> None:
     with group_of_its_own("pids", pids__max=321) as group:
-        code, out, err = script(LIMITS.format(group=group)).finish()
+        code, out, err = script(
+            IN_GROUP.format(group=group, what="cgroup.process_limit(), cgroup.process_count()")
+        ).finish()
         assert (code, out) == (0, "321 1\n"), err
+
+
+def test_a_process_may_take_what_its_group_leaves_it(script: Callable[..., Script]) -> None:
+    with group_of_its_own("memory", **LIMIT) as group:
+        code, out, err = script(IN_GROUP.format(group=group, what="cgroup.free_memory()")).finish()
+        assert code == 0, err
+        assert 0 < int(out) < MEMORY_NBYTES

@@ -193,6 +193,105 @@ def test_whole_tensors_go_to_vllm_in_buckets(workers: InferenceWorkers) -> None:
     workers.ask("vllm", "shutdown")
 
 
+class Looking(Client):
+    """Looks at the workers when they have begun to read, and have to answer all the same."""
+
+    def __init__(self, workers: InferenceWorkers) -> None:
+        super().__init__(workers)
+        self.seen: list[Any] = []
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        super().update_weights(update_info)
+        self.seen += [values for values, _ in self._workers.ask("vllm", "look")]
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("sharded", [True, False])
+def test_vllm_workers_read_in_the_background_and_change_at_the_end(workers: InferenceWorkers, sharded: bool) -> None:
+    vllm = import_module("skipper.torchstore.adapters.vllm")
+    model = stand_ins.Model()
+    client = Looking(workers)
+    engine = vllm.TorchStoreTrainerWeightTransferEngine.trainer_init(
+        vllm.TorchStoreTrainerInitInfo(rank=0, background=True, bucket_nbytes=2000),
+        client=client,
+        source=stand_ins.ModuleSource(model) if sharded else Whole(model),
+    )
+    before = [values for values, _ in workers.ask("vllm", "look")]
+    for value in (11.0, 12.0, 13.0):
+        fill(model, value)
+        record = engine.send_weights()
+        fill(model, -1.0)
+        assert client.seen == before * (1 if sharded else 2)
+        assert [values for values, _ in workers.ask("vllm", "look")] == [[value]] * WORKERS
+        for update in workers.ask("vllm", "last_update"):
+            assert (update["version"], update["flip"]) == (record.version, "pointers")
+            assert update["nbytes"] == sum(weight.nbytes for weight in model.parameters())
+        before = [[value]] * WORKERS
+        client.seen.clear()
+    engine.shutdown()
+    workers.ask("vllm", "shutdown")
+
+
+@pytest.mark.usefixtures("store")
+def test_a_read_in_the_background_that_fails_leaves_the_old_weights(workers: InferenceWorkers) -> None:
+    vllm = import_module("skipper.torchstore.adapters.vllm")
+
+    def trainer(model: torch.nn.Module, **options: Any) -> Any:
+        return vllm.TorchStoreTrainerWeightTransferEngine.trainer_init(
+            vllm.TorchStoreTrainerInitInfo(rank=0, **{"background": True, **options}),
+            client=Client(workers),
+            source=stand_ins.ModuleSource(model),
+        )
+
+    model = stand_ins.Model()
+    fill(model, 21.0)
+    trainer(model).send_weights()
+    with pytest.raises(RuntimeError, match="workers could not read the weights: RecordingError"):
+        trainer(torch.nn.Linear(3, 3)).send_weights()
+    assert [values for values, _ in workers.ask("vllm", "look")] == [[21.0]] * WORKERS
+    fill(model, 22.0)
+    trainer(model).send_weights()
+    assert [values for values, _ in workers.ask("vllm", "look")] == [[22.0]] * WORKERS
+    workers.ask("vllm", "shutdown")
+    workers.ask("vllm", "renew")
+    with pytest.raises(RuntimeError, match=r"SecondSetError: .* second_set_nbytes allows 5,000 for both"):
+        trainer(model, second_set_nbytes=5000)
+    with pytest.raises(ValueError, match="background=True"):
+        trainer(model, background=False, second_set_nbytes=5000)
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("options", [{"mode": "snapshot"}, {"mode": "direct", "keep_for_late": True}, {}])
+def test_an_engine_that_comes_later_loads_what_was_sent_last(
+    workers: InferenceWorkers, options: dict[str, Any]
+) -> None:
+    vllm = import_module("skipper.torchstore.adapters.vllm")
+    model = stand_ins.Model()
+    served = control.serve_job()
+    engine = vllm.TorchStoreTrainerWeightTransferEngine.trainer_init(
+        vllm.TorchStoreTrainerInitInfo(rank=0, address=str(served.path), **options),
+        client=Client(workers),
+        source=stand_ins.ModuleSource(model),
+    )
+    for value in (31.0, 32.0):
+        fill(model, value)
+        engine.send_weights()
+        fill(model, -1.0)
+        expected = value if options else 0.0  # in direct mode that was the trainer's memory
+        late = workers.ask("vllm", "start_late", str(served.path))
+        assert [values for values, _ in late] == [[expected]] * WORKERS
+    fill(model, 33.0)
+    engine.send_weights()  # to those that came later, which are connected already
+    assert [values for values, _ in workers.ask("vllm", "look")] == [[33.0]] * WORKERS
+    engine.shutdown()
+    workers.ask("vllm", "shutdown")
+
+
+def test_an_engine_starts_without_its_trainer(workers: InferenceWorkers) -> None:
+    assert [values for values, _ in workers.ask("vllm", "start_late", "nobody")] == [[0.0]] * WORKERS
+    workers.ask("vllm", "shutdown")
+
+
 @pytest.mark.usefixtures("store")
 def test_a_vllm_worker_says_what_is_wrong(workers: InferenceWorkers) -> None:
     workers.ask("vllm", "shutdown")

@@ -7,13 +7,14 @@ them. `torchstore.adapters.register_vllm` makes both engines known.
 
 from skipper.torchstore.adapters.vllm.clients import PausingHTTPClient
 from skipper.torchstore.adapters.vllm.messages import TorchStoreInitInfo, TorchStoreUpdateInfo
+from skipper.torchstore.adapters.vllm.reading import UpdateRecord
 from skipper.torchstore.adapters.vllm.sources import ShardSource
 from skipper.torchstore.adapters.vllm.trainer import (
     SendRecord,
     TorchStoreTrainerInitInfo,
     TorchStoreTrainerWeightTransferEngine,
 )
-from skipper.torchstore.adapters.vllm.worker import TorchStoreWeightTransferEngine, UpdateRecord
+from skipper.torchstore.adapters.vllm.worker import TorchStoreWeightTransferEngine
 
 __all__ = [
     "PausingHTTPClient",

@@ -7,7 +7,7 @@ from typing import Literal
 
 from vllm.distributed.weight_transfer import HTTPVLLMWeightSyncClient
 
-PauseMode = Literal["wait", "keep", "abort"]
+PauseMode = Literal["wait", "keep", "abort", "step"]
 
 
 class PausingHTTPClient(HTTPVLLMWeightSyncClient):  # type: ignore[misc]  # vLLM is not there to be typed
@@ -18,13 +18,20 @@ class PausingHTTPClient(HTTPVLLMWeightSyncClient):  # type: ignore[misc]  # vLLM
     Args:
         base_url: Of the server.
         mode: What becomes of requests that are under way: "wait" lets them end, so that each answer is one version's,
-            "keep" goes on with them and the new weights, "abort" ends them.
+            "keep" goes on with them and the new weights, "abort" ends them. "step" pauses nothing: the weights change
+            between two steps of the engine, which goes on with the requests and the new weights. That is meant for
+            ``background``, where the change takes no time.
+        recompute: Whether requests that go on, with "keep" or "step", compute once more what they had of the old
+            weights. Else they go on with that, which takes no time, and new requests may find it in the prefix cache.
         timeout: Of each request, in seconds.
     """
 
-    def __init__(self, base_url: str, *, mode: PauseMode = "wait", timeout: float = 300.0) -> None:
+    def __init__(
+        self, base_url: str, *, mode: PauseMode = "wait", recompute: bool = True, timeout: float = 300.0
+    ) -> None:
         super().__init__(base_url, timeout)
         self._mode = mode
+        self._recompute = recompute
 
     def wait_until_ready(self, timeout: float) -> None:
         """Wait for a server that is starting.
@@ -40,13 +47,16 @@ class PausingHTTPClient(HTTPVLLMWeightSyncClient):  # type: ignore[misc]  # vLLM
 
     def pause(self) -> None:
         """Have no new request begin; returns when none runs, and nothing of the old weights is cached."""
+        if self._mode == "step":
+            return
         self._post(f"pause?mode={self._mode}&clear_cache=true")
 
     def resume(self) -> None:
         """Serve again; requests that were kept compute once more what they had of the old weights."""
-        if self._mode == "keep":
+        if self._mode in ("keep", "step") and self._recompute:
             self._post("reset_prefix_cache?reset_running_requests=true")
-        self._post("resume")
+        if self._mode != "step":
+            self._post("resume")
 
     def _is_ready(self) -> bool:
         import requests  # as vLLM does, when it is used

@@ -8,6 +8,7 @@ vLLM is handed what was read by it: tensors of this rank alone, in place of whol
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ import torch
 
 from skipper import torchstore as ts
 from skipper.torchstore.plans.regions import RecordedTensor, WholeTensors, dtype_of
+
+_CALL_S = 1.0  # longer than calls take
 
 Tensors = dict[str, torch.Tensor]
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
@@ -62,7 +65,7 @@ class LoadForm:
             loaded[:] = [model.load_weights(weights)]
 
         model: Any = self._model
-        layers = _layers()
+        layers = layerwise()
         layers.initialize_layerwise_reload(model)
         try:
             for tensor in _tensors(model):
@@ -78,7 +81,7 @@ class LoadForm:
     def begin(self) -> None:
         """Have the model take weights; until `end` it cannot run."""
         self._ties = _ties(self._model)
-        _layers().initialize_layerwise_reload(self._model)
+        layerwise().initialize_layerwise_reload(self._model)
 
     def place(self, staged: Mapping[str, torch.Tensor], whole: Mapping[str, torch.Tensor]) -> None:
         """Give the model some of its weights. All those of a layer come in one call.
@@ -87,7 +90,7 @@ class LoadForm:
             staged: This rank's parameters, complete, in the form in which they were recorded.
             whole: Checkpoint tensors for the model's own `load_weights`.
         """
-        layers, model = _layers(), self._model
+        layers, model = layerwise(), self._model
         # A layer whose weight is another one's, too, may keep a form of its own of it: the head of tied embeddings.
         ties = {tied: tensor for name, tensor in staged.items() for tied in self._ties.get(name, ())}
         staged = {**staged, **ties}
@@ -109,7 +112,7 @@ class LoadForm:
     def end(self) -> None:
         """Have the model run with what it was given, and with the old weights where it was given nothing."""
         try:
-            _layers().finalize_layerwise_reload(self._model, self._config)
+            layerwise().finalize_layerwise_reload(self._model, self._config)
         finally:
             for tensor, loader in self._loaders:
                 tensor.weight_loader = loader  # type: ignore[attr-defined]
@@ -222,8 +225,29 @@ def _tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
         yield from layer.buffers(recurse=False)
 
 
-def _layers() -> Any:
+def layerwise() -> Any:
+    """VLLM's reload, layer by layer."""
     return import_module("vllm.model_executor.model_loader.reload.layerwise")
+
+
+def config_context(vllm_config: Any) -> AbstractContextManager[Any]:
+    """VLLM's configuration, for code that processes weights outside of vLLM's own calls."""
+    found: AbstractContextManager[Any] = import_module("vllm.config").set_current_vllm_config(vllm_config)
+    return found
+
+
+@contextmanager
+def config_beside(vllm_config: Any) -> Iterator[None]:
+    """The same in a thread beside the one that computes.
+
+    vLLM has one configuration for all threads, which its calls set and put back. This begins between two of them.
+    """
+    current: Any = import_module("vllm.config").get_current_vllm_config_or_none
+    end = time.monotonic() + _CALL_S
+    while current() is not None and time.monotonic() < end:
+        time.sleep(0.001)
+    with config_context(vllm_config):
+        yield
 
 
 def _default_loader() -> Any:

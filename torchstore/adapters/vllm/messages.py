@@ -18,16 +18,22 @@ class TorchStoreInitInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM 
         store_name: Which store.
         timeout: Bound on each step, in seconds.
         staging_nbytes: See `TorchStoreTrainerInitInfo`.
+        background: See `TorchStoreTrainerInitInfo`.
+        second_set_nbytes: See `TorchStoreTrainerInitInfo`.
     """
 
     address: str
     store_name: str
     timeout: float = 600.0
     staging_nbytes: int | None = None
+    background: bool = False
+    second_set_nbytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.staging_nbytes is not None and self.staging_nbytes < 1:
             raise ValueError(f"staging_nbytes is at least one byte, or None for all; not {self.staging_nbytes}")
+        if self.second_set_nbytes is not None and not self.background:
+            raise ValueError("second_set_nbytes limits the second set of weights, which there is with background=True")
 
 
 @dataclass
@@ -42,6 +48,8 @@ class TorchStoreUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
         shapes: Of the whole weights.
         is_last: Whether this piece is the update's last one.
         is_aborted: There is no piece: the update that has begun changes nothing.
+        update: Of an update in the background its name, under which workers say on the board how far they are.
+        question: There is no piece: the worker says on the board that it lives, by this number, above 0.
     """
 
     key: str
@@ -51,6 +59,8 @@ class TorchStoreUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     shapes: list[list[int]]
     is_last: bool = True
     is_aborted: bool = False
+    update: str = ""
+    question: int = 0
 
     def __post_init__(self) -> None:
         if not len(self.names) == len(self.dtype_names) == len(self.shapes):
@@ -68,3 +78,8 @@ def describe(key: str, version: int, weights: Mapping[str, Any], *, is_last: boo
     dtypes = [str(weight.dtype).removeprefix("torch.") for weight in weights.values()]
     shapes = [list(weight.shape) for weight in weights.values()]
     return asdict(TorchStoreUpdateInfo(key, version, list(weights), dtypes, shapes, is_last))
+
+
+def question(update: str, number: int) -> dict[str, Any]:
+    """What the workers are asked while they read in the background."""
+    return asdict(TorchStoreUpdateInfo("", 0, [], [], [], update=update, question=number))

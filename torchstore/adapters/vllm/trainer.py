@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -13,8 +14,10 @@ from vllm.distributed.weight_transfer.base import TrainerInitInfo, TrainerWeight
 
 from skipper import control
 from skipper import torchstore as ts
+from skipper.torchstore.adapters.board import tell
 from skipper.torchstore.adapters.registration import BACKEND
 from skipper.torchstore.adapters.vllm.messages import TorchStoreInitInfo, describe
+from skipper.torchstore.adapters.vllm.readers import ReadersWatch
 from skipper.torchstore.adapters.vllm.sources import ShardSource, described, gives_shards, gives_whole, whole_tensors
 from skipper.torchstore.adapters.vllm.update import WorkersUpdate, timed
 from skipper.torchstore.adapters.weights import WeightOwnership, as_dtensors
@@ -36,12 +39,13 @@ class SendRecord:
     """Where the time of one `send_weights` went, in seconds; rank 0 knows all of it, other ranks their own put.
 
     Generation stands still for ``stopped_s`` where the client can pause it. Reading is before that: the workers keep
-    the old weights until all of the new ones are beside them.
+    the old weights until all of the new ones are beside them. A worker that reads computes nothing meanwhile, so
+    requests wait for ``transfer_s``, too; with ``background`` they do not.
 
     Attributes:
         version: Of the weights; what the workers report as ``weight_version``. 0 on other ranks than 0.
         put_s: Publishing, the wait for the other ranks included; with whole tensors gathering them, too.
-        transfer_s: The workers read.
+        transfer_s: The workers read; in the background they also load.
         pause_s: The client pauses generation; 0 where it cannot.
         load_s: The workers give the weights to the model.
         resume_s: The client resumes generation.
@@ -88,6 +92,9 @@ class TorchStoreTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]  # vLLM 
     bucket_nbytes: int = 1 << 30
     timeout: float = 600.0
     staging_nbytes: int | None = None
+    background: bool = False
+    second_set_nbytes: int | None = None
+    keep_for_late: bool = False
 
 
 class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: ignore[misc]
@@ -112,6 +119,7 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
         self._ownership = WeightOwnership(self._metadata, init_info.num_trainer_ranks)
         self._sharded = isinstance(source, ShardSource) or (gives_shards(source) and self._ownership.is_shared)
         self._served: control.ServedJob | None = None
+        self._connection: dict[str, Any] = {}  # what the workers are told, on rank 0
         self._seconds: Counter[str] = Counter()
 
     @classmethod
@@ -134,8 +142,8 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
             if address is None:
                 engine._served = control.serve_job()
                 address = str(engine._served.path)
-            connection = TorchStoreInitInfo(address, init_info.store_name, init_info.timeout, init_info.staging_nbytes)
-            client.init_weight_transfer_engine(asdict(connection))
+            engine._connection = asdict(engine._connection_at(address))
+            client.init_weight_transfer_engine(engine._connection)
         return engine
 
     def send_weights(self) -> SendRecord:
@@ -159,11 +167,18 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
         info = self._info
         _begun[info.store_name, info.key, self.rank, info.num_trainer_ranks] += 1
         self._seconds.clear()
-        update = WorkersUpdate(self.client, self._seconds) if self.is_sender else None
+        readers = ReadersWatch(secrets.token_hex(8), info.timeout) if info.background else None
+        update = WorkersUpdate(self.client, self._seconds, readers) if self.is_sender else None
         with update or nullcontext():
             version = self._send_shards(update) if self._sharded else self._send_whole(update)
             if update is not None:
                 update.finish(str(version))
+        if self._sharded and info.mode == "direct" and info.keep_for_late:
+            self._keep_shards()
+        elif update is not None:
+            gone = self._sharded and info.mode == "direct"
+            why_gone = f"version {version} was in the memory of the trainer (keep_for_late=False)" if gone else ""
+            tell("sent", self._connection, update.pieces, why_gone)
         self.last_send = SendRecord(version if self.is_sender else 0, **self._seconds)
         return self.last_send
 
@@ -171,6 +186,12 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
         """Let no more workers join; the script that initialized the store shuts it down."""
         if self._served is not None:
             self._served.close()
+
+    def _connection_at(self, address: str) -> TorchStoreInitInfo:
+        info = self._info
+        return TorchStoreInitInfo(
+            address, info.store_name, info.timeout, info.staging_nbytes, info.background, info.second_set_nbytes
+        )
 
     def _send_whole(self, update: WorkersUpdate | None) -> int:
         """Whole tensors, some at a time; ranks that put none of them take part in gathering them all the same."""
@@ -198,10 +219,7 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
 
     def _send_shards(self, update: WorkersUpdate | None) -> int:
         key, info = self._info.key, self._info
-        if isinstance(self.source, ShardSource):
-            weights = self.source.weights()
-        else:
-            weights = as_dtensors(self.source.iter_local(), self._metadata)
+        weights = self._shards()
         failure: Exception | None = None
         with timed(self._seconds, "put_s"):
             version = self._put(weights, key, info.mode, self.rank, info.num_trainer_ranks)
@@ -223,6 +241,20 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
         if failure is not None:
             raise failure
         return version
+
+    def _keep_shards(self) -> None:
+        """Copy this rank's shards into its volume; rank 0 says where engines that come later find all of them."""
+        key, named = f"{self._info.key}.late", {meta.name: meta for meta in self._metadata}
+        weights = self._shards()
+        version = self._put(weights, key, "snapshot", self.rank, self._info.num_trainer_ranks)
+        if self.is_sender:
+            self._await_version(key, version)
+            tell("sent", self._connection, [describe(key, version, named | weights, is_last=True)], "")
+
+    def _shards(self) -> Weights:
+        if isinstance(self.source, ShardSource):
+            return self.source.weights()
+        return as_dtensors(self.source.iter_local(), self._metadata)
 
     def _put(self, weights: Weights, key: str, mode: Any, index: int, count: int) -> int:
         """Put this rank's part of what ``count`` ranks put together in this send."""

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from skipper.torchstore.adapters.vllm.messages import ABORT
+from skipper.torchstore.adapters.vllm.readers import ReadersWatch
 
 
 class WorkersUpdate:
@@ -17,12 +18,18 @@ class WorkersUpdate:
     Args:
         client: vLLM's, with its four methods, and perhaps ``pause`` and ``resume``.
         seconds: Takes up what each step took: ``transfer_s``, ``pause_s``, ``load_s``, ``resume_s``.
+        readers: The workers read in the background, and this waits for them; None: they read while they are asked to.
+
+    Attributes:
+        pieces: What the workers have been told to read.
     """
 
-    def __init__(self, client: Any, seconds: Counter[str]) -> None:
+    def __init__(self, client: Any, seconds: Counter[str], readers: ReadersWatch | None = None) -> None:
         self._client = client
         self._seconds = seconds
+        self._readers = readers
         self._has_begun = False
+        self.pieces: list[dict[str, Any]] = []
 
     def __enter__(self) -> WorkersUpdate:
         return self
@@ -30,14 +37,23 @@ class WorkersUpdate:
     def __exit__(self, *error: object) -> None:
         if self._has_begun:
             self._give_up()
+        if self._readers is not None:
+            with suppress(Exception):  # the job may be over
+                self._readers.close()
 
     def transfer(self, update_info: dict[str, Any]) -> None:
-        """Have the workers read a piece."""
+        """Have the workers read a piece; with the last one wait until they have read all of them."""
         with timed(self._seconds, "transfer_s"):
             if not self._has_begun:
                 self._has_begun = True
                 self._begin()
-            self._client.update_weights(update_info)
+            self.pieces.append(update_info)
+            if self._readers is None:
+                self._client.update_weights(update_info)
+                return
+            self._client.update_weights(update_info | {"update": self._readers.update})
+            if update_info["is_last"]:
+                self._readers.wait(self._client.update_weights)
 
     def finish(self, version: str) -> None:
         """Have the workers load what they have read."""
@@ -47,8 +63,8 @@ class WorkersUpdate:
                 pause()
         try:
             with timed(self._seconds, "load_s"):
+                self._has_begun = False  # workers that fail now have ended it, too
                 self._client.finish_weight_update(weight_version=version)
-                self._has_begun = False
         finally:
             with timed(self._seconds, "resume_s"):
                 if resume is not None:

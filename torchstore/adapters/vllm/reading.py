@@ -1,0 +1,241 @@
+"""One update as a worker takes it: read what belongs to its rank, and have a model load it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from skipper import torchstore as ts
+from skipper.torchstore.adapters.vllm.load_form import (
+    LoadForm,
+    RecordedLoad,
+    Shapes,
+    all_whole,
+    empty_for,
+    filled_numel,
+    module_of,
+    parts_of,
+)
+from skipper.torchstore.adapters.vllm.messages import TorchStoreInitInfo, TorchStoreUpdateInfo
+from skipper.torchstore.plans.regions import dtype_of
+from skipper.torchstore.plans.replay import DEFAULT_STAGING_NBYTES
+from skipper.torchstore.support.blocking import run
+
+RecordedLoads = dict[Any, RecordedLoad]
+"""How a model takes what it was given, by the names and shapes of the weights."""
+
+
+@dataclass(frozen=True)
+class UpdateRecord:
+    """What the last update that this worker has loaded took.
+
+    Attributes:
+        version: Of the (last) piece.
+        nbytes: Read from the store by this worker.
+        parameter_nbytes: Of the parameters that it filled.
+        staged_nbytes: At most so much was beside the model, or beside both sets of weights, at a time.
+        plan_s: Recording what the model's ``load_weights`` does, the first time.
+        transfer_s: Reading.
+        load_s: Giving it to the model.
+        whole: How many weights were read whole, since a plan has no words for what is done with them.
+        flip: How a second set of weights took the place of the first, "pointers" or "copy"; empty: there was none.
+        flip_s: That step.
+    """
+
+    version: int
+    nbytes: int
+    parameter_nbytes: int
+    staged_nbytes: int
+    plan_s: float
+    transfer_s: float
+    load_s: float
+    whole: int
+    flip: str = ""
+    flip_s: float = 0.0
+
+
+class UpdateReader:
+    """Reads the pieces of one update, and keeps them until a model is given all of them.
+
+    Args:
+        form: Of the model.
+        known: Its plans, which grow.
+        connection: What the trainer has said.
+        device: Of the model.
+        part_nbytes: The model is given parts of the update as they come, each of at most that much or of one layer;
+            None: all of it at the end, so that a transfer that fails changes nothing. Updates in several pieces wait
+            for their last one in any case.
+        version_of: Which version of a piece is read, by the number that the trainer has said.
+
+    Attributes:
+        is_complete: Whether all pieces are there.
+    """
+
+    def __init__(
+        self,
+        form: LoadForm,
+        known: RecordedLoads,
+        connection: TorchStoreInitInfo,
+        device: torch.device,
+        *,
+        part_nbytes: int | None,
+        version_of: Callable[[int], Any] = lambda number: ("newer_than", number - 1),
+    ) -> None:
+        self.is_complete = False
+        self._form = form
+        self._known = known
+        self._connection = connection
+        self._device = device
+        self._part_nbytes = part_nbytes
+        self._version_of = version_of
+        self._staged: dict[str, torch.Tensor] = {}
+        self._whole: dict[str, torch.Tensor] = {}
+        self._filled: dict[str, int] = {}
+        self._loaded: set[str] | None = set()
+        self._is_open = False  # the model is in its form for loading
+        self._version = self._nbytes = self._parameter_nbytes = self._staged_nbytes = self._whole_count = 0
+        self._plan_s = self._transfer_s = self._load_s = 0.0
+
+    def receive(self, info: TorchStoreUpdateInfo) -> None:
+        """Read this rank's part of one piece.
+
+        Raises:
+            StoreError: It cannot be read: its trainer or its volume is dead, or it does not fit the model.
+            ValueError: The update leaves parameters of the model without weights.
+        """
+        if info.names:
+            begin = time.perf_counter()
+            recorded = self._record(info)
+            self._plan_s += time.perf_counter() - begin
+            if self._loaded is not None and recorded.loaded is not None:
+                self._loaded |= recorded.loaded
+            else:
+                self._loaded = None
+            if info.is_last:
+                self._check_complete()
+            in_parts = self._part_nbytes is not None and info.is_last and not self._staged
+            for part in parts_of(recorded.plan, self._part_nbytes if in_parts else None):
+                self._read(part, info)
+                if in_parts:
+                    self._place()
+        if info.is_last:
+            self._check_mixed()
+            self.is_complete = True
+
+    def load(self) -> None:
+        """Give the model what it was not given yet; from then on it runs with it."""
+        begin = time.perf_counter()
+        if not self._is_open:
+            self._form.begin()
+            self._is_open = True
+            self._form.place(self._staged, self._whole)
+        self._form.end()
+        self._is_open = False
+        self._load_s += time.perf_counter() - begin
+
+    def close(self) -> None:
+        """Let go of what was read; the model keeps what it has, and can run."""
+        self._staged.clear()
+        self._whole.clear()
+        if self._is_open:
+            self._is_open = False
+            self._form.end()
+
+    def record(self, *, flip: str = "", flip_s: float = 0.0) -> UpdateRecord:
+        """What it took until now."""
+        return UpdateRecord(
+            self._version,
+            self._nbytes,
+            self._parameter_nbytes,
+            self._staged_nbytes,
+            self._plan_s,
+            self._transfer_s,
+            self._load_s,
+            self._whole_count,
+            flip,
+            flip_s,
+        )
+
+    def _record(self, info: TorchStoreUpdateInfo) -> RecordedLoad:
+        """The plan of a piece, recorded the first time that this model is given these weights."""
+        shapes: Shapes = {
+            name: (tuple(shape), dtype_of(dtype))
+            for name, dtype, shape in zip(info.names, info.dtype_names, info.shapes, strict=True)
+        }
+        key = tuple(shapes.items())
+        if key not in self._known:
+            recorded = self._form.record(shapes)
+            plan, filled = recorded.plan, filled_numel(recorded.plan)
+            if plan.whole and any(filled[name] < each.all.numel for name, each in plan.parameters.items()):
+                reason = "a parameter takes one weight by a plan, and another one whole"
+                recorded = RecordedLoad(all_whole(plan, reason), recorded.loaded)
+            self._known[key] = recorded
+        return self._known[key]
+
+    def _read(self, plan: ts.LoadPlan, info: TorchStoreUpdateInfo) -> None:
+        begin = time.perf_counter()
+        connection = self._connection
+        for name, recorded in plan.parameters.items():
+            if name not in self._staged:
+                self._staged[name] = empty_for(recorded, self._device)
+                self._parameter_nbytes += recorded.nbytes
+        into = module_of({name: self._staged[name] for name in plan.parameters})
+        if plan.parameters or plan.whole:
+            self._version = run(
+                lambda: ts.load_by_plan(
+                    info.key,
+                    plan,
+                    into,
+                    connection.store_name,
+                    load_weights=lambda weights: self._whole.update(weights),
+                    version=self._version_of(info.version),
+                    staging_nbytes=connection.staging_nbytes or DEFAULT_STAGING_NBYTES,
+                    timeout=connection.timeout,
+                )
+            )
+            record = ts.last_sync(connection.store_name)
+            self._nbytes += record.nbytes if record is not None else 0
+        for name, numel in filled_numel(plan).items():
+            self._filled[name] = self._filled.get(name, 0) + numel
+        self._whole_count += sum(len(group.names) for group in plan.whole)
+        beside = sum(tensor.nbytes for tensor in (*self._staged.values(), *self._whole.values()))
+        self._staged_nbytes = max(self._staged_nbytes, beside)
+        self._transfer_s += time.perf_counter() - begin
+
+    def _place(self) -> None:
+        """Give the model a part at once, to have its memory back."""
+        begin = time.perf_counter()
+        if not self._is_open:
+            self._form.begin()
+            self._is_open = True
+        self._form.place(self._staged, self._whole)
+        self._staged.clear()
+        self._whole.clear()
+        self._load_s += time.perf_counter() - begin
+
+    def _check_complete(self) -> None:
+        """See whether an update is one of the whole model.
+
+        Raises:
+            ValueError: Parameters would keep their old values.
+        """
+        if self._loaded is not None and (missing := self._form.missing(frozenset(self._loaded))):
+            raise ValueError(f"the trainer sends nothing for {', '.join(missing[:8])} ({len(missing)} parameters)")
+
+    def _check_mixed(self) -> None:
+        """See whether what was read by plans is there as a whole, next to weights that the model loads by itself.
+
+        Raises:
+            ValueError: A parameter is filled in part.
+        """
+        if self._whole:
+            partly = [name for name, tensor in self._staged.items() if self._filled[name] < tensor.numel()]
+            if partly:
+                raise ValueError(
+                    f"{partly[0]} takes one weight by a plan and another one whole, which came in different pieces: "
+                    "send both in one, with a larger bucket_nbytes"
+                )
