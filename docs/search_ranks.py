@@ -46,7 +46,7 @@ WORDS = {
     "howto/run_torchrun_code.md": ["torchrun"],
     "howto/services.md": ["load balancing", "replicas"],
     "howto/start_processes.md": ["spawn processes"],
-    "howto/sync_engines.md": ["weight sync vLLM", "engine"],
+    "howto/sync_vllm.md": ["weight sync vLLM", "engine"],
     "howto/take_stacks.md": ["job hangs", "stack traces", "stuck"],
     "howto/use_dashboard.md": ["dashboard"],
     "reference/settings.md": ["timeout", "configuration"],
