@@ -79,6 +79,8 @@ class Flow:
         self._sender = sender
         self.take_over(state.settings)
         self._windows: dict[tuple[str, int], Window] = {}
+        self._targets: dict[str, set[int]] = {}
+        """The actors that have a window, by their process."""
         self._lock = threading.Lock()
         self._handled: dict[tuple[str, int], tuple[int, int]] = {}
 
@@ -95,7 +97,7 @@ class Flow:
             BackpressureError: there was no room in time, or waiting for it could never end.
         """
         key = (to.id, call.target)
-        window = self._windows.get(key) or self._windows.setdefault(key, Window())
+        window = self._windows.get(key) or self._new_window(key)
         payload = call.payload
         nbytes = len(payload[0]) if len(payload) == 1 else sum(map(len, payload))
         if (room := window.enter(nbytes, self._max_count, self._max_nbytes)) is None:
@@ -103,7 +105,7 @@ class Flow:
         deadline = time.monotonic() + self._timeout_s
         while room is not None and not self._is_lost(to):
             self._wait(room, call, to.name, self._is_in_its_own_way(call, to), deadline)
-            window = self._windows.setdefault(key, window)
+            window = self._windows.get(key) or self._new_window(key)
             room = window.enter(nbytes, self._max_count, self._max_nbytes)
 
     def admit_cast(self, window: Window, call: Call, nbytes: int) -> None:
@@ -155,11 +157,19 @@ class Flow:
 
     def forget(self, process: ProcessRef) -> None:
         """Let go of a process that is gone; callers that wait for it try to send, and find that out."""
-        for key in [key for key in list(self._windows) if key[0] == process.id]:
-            self._windows.pop(key).wake()
+        with self._lock:
+            targets = self._targets.pop(process.id, ())
+            windows = [window for target in targets if (window := self._windows.pop((process.id, target), None))]
+        for window in windows:
+            window.wake()
         with self._lock:
             for key in [key for key in self._handled if key[0] == process.id]:
                 del self._handled[key]
+
+    def _new_window(self, key: tuple[str, int]) -> Window:
+        with self._lock:
+            self._targets.setdefault(key[0], set()).add(key[1])
+            return self._windows.setdefault(key, Window())
 
     def _is_lost(self, to: ProcessRef) -> bool:
         link = self._transport.find(to.id)

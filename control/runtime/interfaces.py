@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from skipper.control.model.errors import LinkError
@@ -67,6 +67,9 @@ class Ports(Protocol):
 
     def open(self, reply: ReplyHandler) -> int:
         """The number of a new port; never 0."""
+
+    def open_lasting(self, reply: ReplyHandler, ids: Collection[str]) -> int:
+        """The number of a new port where an answer may be waited for as long as the process is there that owes it."""
 
     def open_at(self, number: int, reply: ReplyHandler) -> None:
         """Open a port with a number of the caller's choice."""
@@ -135,6 +138,31 @@ class OwnedMesh(Protocol):
         """Stop every member, in so many seconds."""
 
 
+class MeshPlaces:
+    """In which processes a mesh has members, so that the end of one need not look through all.
+
+    Attributes:
+        mesh: the mesh.
+        rank_of: its first member in each process.
+    """
+
+    __slots__ = ("_alive", "mesh", "rank_of")
+
+    def __init__(self, mesh: OwnedMesh) -> None:
+        self.mesh = mesh
+        self.rank_of: dict[str, int] = {}
+        for rank, member in enumerate(mesh.root_members):
+            self.rank_of.setdefault(member.id, rank)
+        self._alive: set[str] | None = None
+
+    def lose(self, process_id: str, is_gone: Callable[[str], bool]) -> bool:
+        """Take note that a process is gone; whether it was the last."""
+        if self._alive is None:
+            self._alive = {each for each in self.rank_of if not is_gone(each)}
+        self._alive.discard(process_id)
+        return not self._alive
+
+
 class OwnedMeshes:
     """The meshes of one owner. For any thread.
 
@@ -149,6 +177,8 @@ class OwnedMeshes:
         self.notices: dict[int, int] = {}
         self._spawned: set[int] = set()
         """Numbers of all meshes that it has ever owned."""
+        self._places: dict[int, MeshPlaces] = {}
+        """Where the members of each are, once one was lost. On the loop thread."""
 
     def add(self, mesh: OwnedMesh) -> None:
         """Take a mesh that has just been spawned."""
@@ -166,6 +196,29 @@ class OwnedMeshes:
     def forget(self, uid: int) -> None:
         """Forget a mesh that has ended."""
         self.by_number.pop(uid, None)
+        self._places.pop(uid, None)
+
+    def with_member_in(self, process_id: str) -> list[tuple[OwnedMesh, int]]:
+        """Those that have members in a process, each with the rank of the first. On the loop thread."""
+        found = [(mesh, self._places_of(mesh).rank_of.get(process_id)) for mesh in self.all()]
+        return [(mesh, rank) for mesh, rank in found if rank is not None]
+
+    def lose(self, process_id: str, is_gone: Callable[[str], bool]) -> None:
+        """Forget the meshes whose last process this was. On the loop thread.
+
+        Args:
+            process_id: of a process that is gone.
+            is_gone: whether another one is known to be.
+        """
+        for mesh in self.all():
+            if self._places_of(mesh).lose(process_id, is_gone):
+                self.forget(mesh.uid)
+
+    def _places_of(self, mesh: OwnedMesh) -> MeshPlaces:
+        places = self._places.get(mesh.uid)
+        if places is None or places.mesh is not mesh:  # another mesh has taken its number, and its place
+            places = self._places[mesh.uid] = MeshPlaces(mesh)
+        return places
 
 
 class Owner(Protocol):

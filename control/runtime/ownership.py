@@ -103,9 +103,7 @@ class Ownership:
             for owner, failure in _failures_of(self._owners(), peer, loss):
                 owner.owned_failed(failure)
         for owner in self._owners():
-            for mesh in owner.meshes.all():
-                if all(is_gone(member.id) for member in mesh.root_members):
-                    owner.meshes.forget(mesh.uid)
+            owner.meshes.lose(peer.id, is_gone)
 
     def _owners(self) -> list[Owner]:
         owners: list[Owner] = list(self._actors.live())
@@ -132,10 +130,9 @@ def _failures_of(owners: Iterable[Owner], process: ProcessRef, loss: Loss) -> It
     it had none: one death is not told twice under two names.
     """
     for owner in owners:
-        hit = [mesh for mesh in owner.meshes.all() if any(member.id == process.id for member in mesh.root_members)]
-        told = [mesh for mesh in hit if mesh.has_actors] or hit
-        for mesh in told:
-            rank = next(rank for rank, member in enumerate(mesh.root_members) if member.id == process.id)
+        hit = owner.meshes.with_member_in(process.id)
+        told = [(mesh, rank) for mesh, rank in hit if mesh.has_actors] or hit
+        for mesh, rank in told:
             member = ActorRef(process, mesh.uid, mesh.name, mesh.root_extent.point(rank))
             failure = member.death(loss)
             if failure is not None and not mesh.has_actors:

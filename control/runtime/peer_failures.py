@@ -80,6 +80,8 @@ class PeerFailures:
         self._watched: set[str] = set()
         self._late: dict[str, asyncio.TimerHandle] = {}
         """Processes whose link is lost, until it is known why."""
+        self._told_of = ""
+        """The process whose launcher has just told of its end, before its link has shown it."""
         requests.serve(EXIT_REASON, self._tell_exit_reason)
 
     def connect(
@@ -131,8 +133,8 @@ class PeerFailures:
         """Take note that nothing comes from a process any more, nor goes there."""
         if self._children.link_lost(peer.id, reason):
             return
-        in_good_order, is_silent = reason == STOPPED, NO_SIGN_OF_LIFE in reason
-        if not (in_good_order or is_silent) and self._remote_launch.is_ours(peer.id) and not self._state.closing:
+        is_explained = reason == STOPPED or NO_SIGN_OF_LIFE in reason or peer.id == self._told_of
+        if not is_explained and self._remote_launch.is_ours(peer.id) and not self._state.closing:
             # Its launcher is about to tell why it has ended.
             self._late[peer.id] = self._loop.call_later(EXIT_REASON_S, self._told_of_end, peer, reason)
         else:
@@ -144,7 +146,9 @@ class PeerFailures:
 
     def _told_of_end(self, peer: ProcessRef, reason: str) -> None:
         if (timer := self._late.pop(peer.id, None)) is None:
-            self._transport.lose(peer, reason)
+            self._told_of = peer.id
+            self._transport.lose(peer, reason)  # which calls `link_lost` where the link stands
+            self._told_of = ""
         else:
             timer.cancel()
             self._gone_afar(peer, reason)

@@ -84,6 +84,11 @@ class PortTable:
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
         self._open: dict[int, ReplyHandler] = {}
+        self._lasting: dict[int, tuple[ReplyHandler, Collection[str]]] = {}
+        """Ports of answers that come with the end of something: as many as there are processes. Who owes each."""
+        self._owed_by: dict[str, set[int]] = {}
+        """Their numbers, by the ids of the processes and actors that owe the answers."""
+        self._lasting_lock = threading.Lock()
         self._links: dict[int, dict[int, DeathWatch]] = {}
         self._link_lock = threading.Lock()
 
@@ -91,6 +96,20 @@ class PortTable:
         """A new port's number; never 0."""
         number = next(self._numbers)
         self._open[number] = reply
+        return number
+
+    def open_lasting(self, reply: ReplyHandler, ids: Collection[str]) -> int:
+        """A new port's number, for an answer that may be waited for as long as the process is there that owes it.
+
+        Args:
+            reply: takes the answer, of one process.
+            ids: of that process, and of the actor there, if the answer is about one.
+        """
+        number = next(self._numbers)
+        with self._lasting_lock:
+            self._lasting[number] = reply, ids
+            for each in ids:
+                self._owed_by.setdefault(each, set()).add(number)
         return number
 
     def reserve(self) -> int:
@@ -103,17 +122,18 @@ class PortTable:
 
     def is_open(self, number: int) -> bool:
         """Whether something is still expected there."""
-        return number in self._open
+        return number in self._open or number in self._lasting
 
     def close(self, number: int) -> None:
         """Forget a port; what still arrives for it is dropped."""
-        self._open.pop(number, None)
+        if self._open.pop(number, None) is None and number in self._lasting:
+            self._close_lasting(number)
         if self._links:
             self._links.pop(number, None)
 
     def deliver(self, number: int, rank: int, kind: Kind, payload: Payload) -> None:
         """Bring a reply to its port."""
-        reply = self._open.get(number)
+        reply = self._open.get(number) or self._find_lasting(number)
         if reply is not None and reply.deliver(rank, kind, payload):
             self.close(number)
 
@@ -153,6 +173,8 @@ class PortTable:
 
     def owed_by(self, ids: Collection[str]) -> bool:
         """Whether somebody waits for an answer of one of these actors or processes."""
+        if any(each in self._owed_by for each in ids):
+            return True
         replies = (OneReply, _MeshReplies)
         return any(isinstance(reply, replies) and reply.is_owed_by(ids) for reply in list(self._open.values()))
 
@@ -171,6 +193,23 @@ class PortTable:
         for number, reply in list(self._open.items()):
             if reply.process_lost(process_id, loss):
                 self.close(number)
+        for number in list(self._owed_by.get(process_id, ())):
+            lasting = self._find_lasting(number)
+            if lasting is not None and lasting.process_lost(process_id, loss):
+                self.close(number)
+
+    def _find_lasting(self, number: int) -> ReplyHandler | None:
+        found = self._lasting.get(number)
+        return None if found is None else found[0]
+
+    def _close_lasting(self, number: int) -> None:
+        with self._lasting_lock:
+            _, ids = self._lasting.pop(number, (None, ()))
+            for each in ids:
+                numbers = self._owed_by.get(each, set())
+                numbers.discard(number)
+                if not numbers:
+                    self._owed_by.pop(each, None)
 
 
 class OneReply(Promise[T]):
@@ -219,6 +258,10 @@ class OneReply(Promise[T]):
         self.fail_by(raising(error))
         return True
 
+    def ids(self) -> tuple[str, ...]:
+        """Of the process that it is to come from, and of the actor there that was asked."""
+        return self._whose.ids()
+
     def is_owed_by(self, ids: Collection[str]) -> bool:
         """Whether it is to come from one of these actors or processes."""
         return self._whose.is_one_of(ids)
@@ -227,12 +270,14 @@ class OneReply(Promise[T]):
 class _MeshReplies:
     """The replies of the members of a mesh, as far as some are missing."""
 
-    __slots__ = ("_awaited", "_entrusted", "_missing")
+    __slots__ = ("_awaited", "_entrusted", "_missing", "_ranks_of")
 
     def __init__(self, awaited: Sequence[Awaited]) -> None:
         self._awaited = awaited
         self._missing = set(range(len(awaited)))
         self._entrusted: set[int] = set()
+        self._ranks_of: dict[str, list[int]] | None = None
+        """By process, once the first was lost."""
 
     def describe(self) -> str:
         """Who has not answered."""
@@ -249,6 +294,16 @@ class _MeshReplies:
     def is_owed_by(self, ids: Collection[str]) -> bool:
         """Whether a reply is to come from one of these actors or processes."""
         return any(self._awaited[rank].is_one_of(ids) for rank in list(self._missing))
+
+    def _lost_with(self, process_id: str) -> list[int]:
+        """The ranks whose replies are missing and were to come from this process, in order."""
+        if self._ranks_of is None:
+            ranks_of: dict[str, list[int]] = {}
+            for rank, awaited in enumerate(self._awaited):
+                ranks_of.setdefault(awaited.process_id, []).append(rank)
+            self._ranks_of = ranks_of
+        lost = self._ranks_of.get(process_id, ())
+        return [rank for rank in lost if rank in self._missing and rank not in self._entrusted]
 
     def _not_answered(self) -> list[Awaited]:
         return [self._awaited[rank] for rank in sorted(self._missing)]
@@ -288,10 +343,9 @@ class MeshReply(_MeshReplies):
 
     def process_lost(self, process_id: str, loss: Loss) -> bool:
         """Give up on the replies of a process."""
-        for rank in sorted(self._missing - self._entrusted):
-            if self._awaited[rank].process_id == process_id:
-                self._fail(raising(self._awaited[rank].error(loss)))
-                return True
+        for rank in self._lost_with(process_id):
+            self._fail(raising(self._awaited[rank].error(loss)))
+            return True
         return False
 
     def lapse(self, rank: int, error: LinkError) -> bool:
@@ -389,9 +443,8 @@ class StreamReply(_MeshReplies):
 
     def process_lost(self, process_id: str, loss: Loss) -> bool:
         """Give up on the replies of a process."""
-        for rank in sorted(self._missing - self._entrusted):
-            if self._awaited[rank].process_id == process_id:
-                self._push(rank, raising(self._awaited[rank].error(loss)), is_error=True)
+        for rank in self._lost_with(process_id):
+            self._push(rank, raising(self._awaited[rank].error(loss)), is_error=True)
         return not self._missing
 
     def lapse(self, rank: int, error: LinkError) -> bool:
@@ -411,19 +464,21 @@ class Acknowledgements:
 
     def __init__(self, promise: Promise[None], process_ids: Sequence[str]) -> None:
         self._promise = promise
-        self._process_ids = process_ids
         self._missing = set(range(len(process_ids)))
+        self._ranks_of: dict[str, list[int]] = {}
+        for rank, process_id in enumerate(process_ids):
+            self._ranks_of.setdefault(process_id, []).append(rank)
         self._error: Callable[[], Any] | None = None
 
     def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
         """Take a reply."""
         if kind is Kind.FAILURE and self._error is None:
             self._error = lambda: open_reply(kind, payload)
-        return self._acknowledged({rank})
+        return self._acknowledged((rank,))
 
     def process_lost(self, process_id: str, loss: Loss) -> bool:
         """Give up on the replies of a process."""
-        return self._acknowledged({rank for rank in self._missing if self._process_ids[rank] == process_id})
+        return self._acknowledged(self._ranks_of.get(process_id, ()))
 
     def entrust(self, rank: int) -> None:
         """Nothing to do: processes acknowledge, and they pass no port on."""
@@ -432,8 +487,8 @@ class Acknowledgements:
         """Nothing to do: no actor is linked to this port."""
         return False
 
-    def _acknowledged(self, ranks: set[int]) -> bool:
-        self._missing -= ranks
+    def _acknowledged(self, ranks: Iterable[int]) -> bool:
+        self._missing.difference_update(ranks)  # in one step: answers and ends come on several threads
         if not self._missing:
             self._promise.settle_by(self._error or (lambda: None))
         return not self._missing
@@ -560,7 +615,7 @@ def watch(caller: Caller, actor: ActorRef) -> Future[MeshFailure | None]:
     answer: OneReply[MeshFailure | None] = OneReply(
         Awaited(actor.process, str(actor), WATCH.name, actor, request=WATCH)
     )
-    port = caller.ports.open(answer)
+    port = caller.ports.open_lasting(answer, answer.ids())
     caller.send(actor.process, WATCH.message(None, target=actor.uid, port=port))
     ended: Promise[MeshFailure | None] = Promise()
 

@@ -28,13 +28,15 @@ class Request(Generic[A, R]):
     Args:
         name: as it travels.
         not_done: what the process has not done as long as there is no answer, for people.
+        lasts: whether the answer comes with the end of something, so that many are waited for at any time.
     """
 
-    __slots__ = ("name", "not_done")
+    __slots__ = ("lasts", "name", "not_done")
 
-    def __init__(self, name: str, not_done: str = "") -> None:
+    def __init__(self, name: str, not_done: str = "", *, lasts: bool = False) -> None:
         self.name = name
         self.not_done = not_done
+        self.lasts = lasts
 
     def pack(self, argument: A) -> Payload:
         """The payload of the request; an argument of None takes no bytes."""
@@ -86,7 +88,7 @@ READY: Request[None, None] = Request("ready", "has not been constructed")
 """Answer once the actor has been constructed."""
 STOP_ACTOR: Request[float, None] = Request("stop_actor")
 """Stop an actor within so many seconds; answer once it has ended."""
-WATCH: Request[None, MeshFailure | None] = Request("watch")
+WATCH: Request[None, MeshFailure | None] = Request("watch", lasts=True)
 """Answer once an actor has ended, with its failure if it had one."""
 ACTIVITY: Request[None, str] = Request("activity", "has not said what it is doing")
 """Answer what an actor is doing."""
@@ -103,7 +105,7 @@ FAILURE: Request[tuple[OwnerRef, MeshFailure], None] = Request("failure")
 """Bring a failure to an owner."""
 HANDLED: Request[str, None] = Request("handled")
 """Take note that an actor has handled the death of a process, which the script may own, too."""
-EXIT_REASON: Request[str, str] = Request("obituary")
+EXIT_REASON: Request[str, str] = Request("obituary", lasts=True)
 """Answer once a process has ended that the asked one has launched, or that has joined, with the reason."""
 
 # Processes

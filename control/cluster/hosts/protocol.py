@@ -8,6 +8,7 @@ An agent that was started for a script first announces in a small file where it 
 
 from __future__ import annotations
 
+import functools
 import hmac
 import json
 import os
@@ -82,6 +83,12 @@ def read_answer(message: Message) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """What tells whether a script and the processes of its job on other hosts understand each other, and of whom."""
+    return dict(_versions_here())
+
+
+@functools.cache
+def _versions_here() -> dict[str, str]:
+    """Looked up once: that reads files, and a script asks for every host that it attaches."""
     from importlib.metadata import PackageNotFoundError, version  # most processes do without
 
     try:

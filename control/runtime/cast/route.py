@@ -72,6 +72,8 @@ class Route:
         self.is_settling = False
         self._caster = caster
         self._dead: set[int] = set()
+        self._buried: list[int] = []
+        """Those of them that may still be heads."""
         self._sent: deque[_Sent] = deque()
         self._done = 0
         self._waited_for: deque[tuple[int, int]] = deque()
@@ -197,6 +199,7 @@ class Route:
         """
         position = self.position[process_id]
         self._dead.add(position)
+        self._buried.append(position)
         self.gone.append(self.nodes[position])
         return self._parent(position), self._adopt_below(position)
 
@@ -211,8 +214,9 @@ class Route:
 
     def after_burial(self) -> None:
         """See what is done, once everybody has been adopted."""
-        for position in self._dead & self.heads.keys():
-            del self.heads[position]
+        for position in self._buried:  # one that died before is no head: nobody adopts it
+            self.heads.pop(position, None)
+        self._buried.clear()
         self._trim()
 
     def close(self) -> None:
