@@ -33,6 +33,7 @@ ControlError
 ├── HostError                      a host cannot be attached, or refuses
 │   ├── HostUnreachableError       its agent does not answer                (also ConnectionError)
 │   ├── HostMismatchError          its agent runs other versions than this script
+│   ├── HollowHostError            a hollow host cannot do this, or its process has ended (also RuntimeError)
 │   └── InsecureHostError          without TLS beyond this machine          (also ValueError)
 ├── JobError                       an engine that places hosts refuses, or cannot be reached
 │   ├── JobFailedError             a place of the job ended before its host was there
@@ -370,6 +371,10 @@ class HostUnreachableError(HostError, ConnectionError):
 
 class HostMismatchError(HostError):
     """The agent of a host runs another version of Python or of this library than the script."""
+
+
+class HollowHostError(HostError, RuntimeError):
+    """An actor of a hollow host does what takes a process of its own, or the process of such hosts has ended."""
 
 
 class InsecureHostError(HostError, ValueError):

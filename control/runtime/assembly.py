@@ -12,6 +12,7 @@ from skipper.control.model.future import Future
 from skipper.control.runtime.actor_table import ActorTable
 from skipper.control.runtime.cast.relays import Relays
 from skipper.control.runtime.cast.sender import CastSender
+from skipper.control.runtime.executor import with_own_thread
 from skipper.control.runtime.flow_control import Flow
 from skipper.control.runtime.history import FaultHistory
 from skipper.control.runtime.join_members import JoinedProcesses
@@ -23,7 +24,7 @@ from skipper.control.runtime.ports import PortTable
 from skipper.control.runtime.process import Process
 from skipper.control.runtime.process_state import ProcessState
 from skipper.control.runtime.procs.children import Children
-from skipper.control.runtime.procs.ending import Ending
+from skipper.control.runtime.procs.ending import Ending, end_process
 from skipper.control.runtime.procs.output_capture import Redirection
 from skipper.control.runtime.procs.remote_launch import RemoteLaunch
 from skipper.control.runtime.request_server import RequestServer
@@ -37,6 +38,7 @@ from skipper.control.wire.process_ref import ProcessRef
 if TYPE_CHECKING:
     from skipper.control.runtime.loop import LoopThread
     from skipper.control.runtime.messages import ActorRef
+    from skipper.control.runtime.shared_parts import SharedParts
 
 START_TIMEOUT_S = 30.0
 
@@ -51,6 +53,7 @@ def build_process(
     data_plane_is_open: bool = True,
     redirection: Redirection | None = None,
     leave: Callable[[float], None] | None = None,
+    shared: SharedParts | None = None,
     extensions: Iterable[Callable[[Process], object]] = (),
 ) -> Process:
     """The runtime of one process, which can be reached and sends from then on.
@@ -64,6 +67,7 @@ def build_process(
         data_plane_is_open: whether the data plane may be used with other hosts.
         redirection: where the processes that this one launches write to; None: to where this one does.
         leave: has the main thread of a worker return (see `Ending`).
+        shared: what it has together with other runtimes of this process of the operating system; None: it is alone.
         extensions: called with the process before it can be reached, for what is above the runtime to add requests.
     """
     from skipper.control.wire.transport import Transport
@@ -105,17 +109,29 @@ def build_process(
         connect_timeout_s=settings.connect_timeout_s,
         script_id=root.id,
         certificates=None if certs is None else Certificates(certs),
+        poller=None if shared is None else shared.poller,
     )
     flow = Flow(state, loop_thread, transport, messenger)
     actors = ActorTable(state, loop, flow, messenger, requests)
     relays = Relays(loop, messenger, actors, requests)
     casts = CastSender(state, loop, messenger, ports, transport, flow, relays, watch=peer_failures.watch)
     owners = Ownership(state, actors, messenger, requests, close_casts=casts.close)
-    children = Children(loop, state, expect=transport.expect, on_end=peer_failures.child_ended, ask_to_end=ask_to_end)
+    children = Children(
+        loop,
+        state,
+        expect=transport.expect,
+        on_end=peer_failures.child_ended,
+        ask_to_end=ask_to_end,
+        launcher=None if shared is None else shared.launcher,
+    )
     remote_launch = RemoteLaunch(state, loop, messenger, transport, children, requests, watch=peer_failures.watch)
     members = JoinedProcesses(requests)
-    ending = Ending(state, loop_thread, transport, loans, actors, casts, children, owners, requests, leave=leave)
-    Spawner(state, actors, flow, messenger, owners, history, requests)
+    end = end_process if shared is None else shared.end
+    ending = Ending(
+        state, loop_thread, transport, loans, actors, casts, children, owners, requests, leave=leave, end=end
+    )
+    executor_for = with_own_thread if shared is None else shared.executor_for
+    Spawner(state, actors, flow, messenger, owners, history, requests, executor_for=executor_for)
     requests.serve(PING, lambda mail, _: Future.of(None))
 
     def link(mail: Mail, change: tuple[tuple[ActorRef, ...], tuple[ActorRef, ...]]) -> None:

@@ -9,7 +9,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from skipper import trust
 from skipper.control.model import forked
@@ -34,6 +34,7 @@ _loop_thread: LoopThread | None = None
 _lock = threading.Lock()
 _extensions: list[Callable[[Process], object]] = []
 _at_start: list[Callable[[Process], object]] = []
+_refuse: Callable[[], NoReturn] | None = None
 
 
 def extend(extension: Callable[[Process], object]) -> None:
@@ -65,6 +66,17 @@ def _take_over(settings: bounds.Settings) -> list[str] | None:
 
 
 bounds.on_change(_take_over)
+
+
+def extensions() -> list[Callable[[Process], object]]:
+    """What adds to each process before it can be reached."""
+    return list(_extensions)
+
+
+def refuse_by(refuse: Callable[[], NoReturn]) -> None:
+    """Have a function raise where this process would start a job of its own: it holds processes of another's."""
+    global _refuse
+    _refuse = refuse
 
 
 def is_running() -> bool:
@@ -99,6 +111,11 @@ def join_job(config: WorkerConfig, leave: Callable[[float], None]) -> None:
     _take(process)
     for call in _at_start:
         call(process)
+    meet_parent(process, config)
+
+
+def meet_parent(process: Process, config: WorkerConfig) -> None:
+    """Have the runtime of a child dial who has launched it."""
     process.transport.be_patient_with(config.parent)
     if not process.transport.is_elsewhere(config.root):
         process.transport.be_patient_with(config.root)  # the kernel tells of its death; a frozen one may come back
@@ -197,6 +214,8 @@ def _start_root() -> Process:
         if process is not None:
             return process
         forked.check()
+        if _refuse is not None:
+            _refuse()
         me = new_process_ref("script")
         process = _build(me, me, new_secret())
         _make_root(process, "root")

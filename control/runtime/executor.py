@@ -11,8 +11,8 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
 import uvloop
 
@@ -34,9 +34,12 @@ class Executor(ABC):
 
     def __init__(self, actor: ActorState) -> None:
         self._actor = actor
-        self._thread = threading.Thread(target=self._run_guarded, name=f"actor-{actor.name}", daemon=True)
+        self._thread = self._make_thread()
         self._interrupting = threading.Lock()
         self._is_interrupted = False
+
+    def _make_thread(self) -> threading.Thread:
+        return threading.Thread(target=self._run_guarded, name=f"actor-{self._actor.name}", daemon=True)
 
     @property
     def thread_id(self) -> int | None:
@@ -199,7 +202,7 @@ class SyncExecutor(Executor):
     def _supervise(self) -> None:
         self._supervising = True
         try:
-            _drive(self._actor.supervise(is_async=False))
+            drive(self._actor.supervise(is_async=False))
         finally:
             self._supervising = False
 
@@ -208,20 +211,20 @@ class SyncExecutor(Executor):
         current_context.set(actor.context)
         set_safe_point(self)
         with contextlib.suppress(ActorEndedError):
-            _drive(actor.construct(is_async=False))
+            drive(actor.construct(is_async=False))
             while not actor.is_cut_off:
                 item = self._next()
                 if actor.failures:
                     self._supervise()
                 if isinstance(item, Mail):
-                    _drive(actor.handle(item))
+                    drive(actor.handle(item))
                 elif item is _Signal.STOP:
                     break
         if actor.is_cut_off:
             self._take_back_interruption()
         self._ended = True
         self.drain()
-        _drive(actor.wind_up(is_async=False))
+        drive(actor.wind_up(is_async=False))
         set_safe_point(None)
 
     def _next(self) -> Mail | _Signal:
@@ -413,10 +416,25 @@ class AsyncExecutor(Executor):
             self._actor.answer_dead(mail)
 
 
+NewExecutor = Callable[[ActorState], Executor]
+
+
+class ExecutorChoice(Protocol):
+    """What makes the executors of a process' actors."""
+
+    def __call__(self, *, is_async: bool) -> NewExecutor:
+        """What is called with each actor, whose endpoints are ``async`` or not."""
+
+
+def with_own_thread(*, is_async: bool) -> NewExecutor:
+    """What runs an actor on a thread of its own."""
+    return AsyncExecutor if is_async else SyncExecutor
+
+
 _CALLERS = CALLERS_OF_USERS | {AsyncExecutor._run.__code__}  # whose event loop runs the tasks that users make
 
 
-def _drive(coroutine: Coroutine[Any, Any, None]) -> None:
+def drive(coroutine: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine that never waits."""
     try:
         coroutine.send(None)

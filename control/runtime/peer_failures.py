@@ -116,6 +116,9 @@ class PeerFailures:
         """Have a process watched by its launcher: it may have died before it could be reached. From any thread."""
         if peer.launcher is None or peer.id == self._state.root.id or peer.id in self._watched:
             return
+        launcher = self._state.me.launcher
+        if launcher is not None and launcher.id == peer.id:
+            return  # this process ends with it
         self._watched.add(peer.id)
         exit_reason: Future[str] = self._requester.request(peer.launcher, EXIT_REASON, peer.id)
 

@@ -7,17 +7,17 @@ import threading
 from typing import TYPE_CHECKING
 
 from skipper.control.model.actor import ActorInterface
-from skipper.control.model.errors import ThreadLimitError
+from skipper.control.model.errors import ActorDefinitionError, ThreadLimitError
 from skipper.control.model.future import Future, Promise, peek
 from skipper.control.runtime.actor_state import ActorHost, ActorState
 from skipper.control.runtime.actor_table import ActorTable
-from skipper.control.runtime.executor import AsyncExecutor, SyncExecutor
 from skipper.control.runtime.messages import Mail, SpawnRequest
 from skipper.control.runtime.procs import output_capture
 from skipper.control.runtime.requests import CONTROLLER, SPAWN
 from skipper.control.wire.messages import Payload
 
 if TYPE_CHECKING:
+    from skipper.control.runtime.executor import ExecutorChoice
     from skipper.control.runtime.flow_control import Flow
     from skipper.control.runtime.history import FaultHistory
     from skipper.control.runtime.messenger import Messenger
@@ -38,9 +38,12 @@ class Spawner:
         owners: Ownership,
         history: FaultHistory,
         requests: RequestServer,
+        *,
+        executor_for: ExecutorChoice,
     ) -> None:
         self._actors = actors
         self._owners = owners
+        self._executor_for = executor_for
         self._host = ActorHost(state, actors, actors.stops, flow, messenger, owners, history, messenger.ports)
         self._controllers_lock = threading.Lock()
         self._controllers: dict[str, tuple[SpawnRequest, ActorInterface, ActorState]] = {}
@@ -50,13 +53,13 @@ class Spawner:
     def _start(
         self, request: SpawnRequest, rank: int, body: Payload, *, is_async: bool, asked_for: bool = False
     ) -> ActorState:
-        new_executor = AsyncExecutor if is_async else SyncExecutor
+        new_executor = self._executor_for(is_async=is_async)
         actor = ActorState(self._host, request, rank, body, new_executor, asked_for=asked_for)
         output_capture.note_actor(request.name)
         self._actors.add(actor)
         try:
             actor.executor.start()
-        except ThreadLimitError as error:
+        except (ThreadLimitError, ActorDefinitionError) as error:
             actor.never_begin(str(error))
         return actor
 

@@ -5,7 +5,8 @@ so that those who wait are told within it. Silence alone is no proof. For a proc
 first: one that is stopped or gone is given up; one that is alive is short of CPU time or of its interpreter lock, and
 gets a second, longer limit, which does not count the time for which it was kept from running. A process of another host
 is left to its launcher there, which looks in the same way, as long as the launcher is heard; silence decides only if
-the whole host is silent.
+the whole host is silent. So a script and the processes of other hosts seldom show each other signs of life: hosts do,
+and the script hears as many of them as there are hosts, however many processes these have.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
 
@@ -36,6 +36,8 @@ class Heartbeats:
         unresponsive_s: how long a process may be silent that is alive for the operating system.
         is_elsewhere: whether a process is on another host.
         lose: gives up the link to a process, with the reason.
+        script_id: the id of the script's process.
+        pid: where this host's table of processes has this one; 0: nowhere, it shares its place with others.
     """
 
     def __init__(
@@ -47,8 +49,12 @@ class Heartbeats:
         unresponsive_s: float,
         is_elsewhere: Callable[[ProcessRef], bool],
         lose: Callable[[ProcessRef, str], None],
+        script_id: str,
+        pid: int,
     ) -> None:
         self._me = me
+        self._script_id = script_id
+        self._pid = pid
         self._links = links
         self._silence_s = silence_s
         self._unresponsive_s = unresponsive_s
@@ -69,13 +75,13 @@ class Heartbeats:
 
     def greet(self, link: Link) -> None:
         """Show a sign of life on a link; it says where in this host's table of processes this one is found."""
-        link.post(Ping(os.getpid(), self._namespace))
+        link.post(Ping(self._pid, self._namespace))
 
     async def run(self) -> None:
         """Look after the links until cancelled; on the loop thread."""
         interval = self._silence_s / BEATS
         beat_s = time.monotonic() + interval
-        due_s = beat_s
+        due_s, seldom_s = beat_s, beat_s
         while True:
             await asyncio.sleep(max(due_s - time.monotonic(), 0))
             now = time.monotonic()
@@ -84,9 +90,12 @@ class Heartbeats:
                 for link in links:
                     link.excuse(now - due_s)  # this process itself stood still
             if now >= beat_s:
-                beat_s = now + interval
+                beat_s, to_all = now + interval, now >= seldom_s
+                if to_all:
+                    seldom_s = now + self._unresponsive_s / BEATS
                 for link in links:
-                    self.greet(link)
+                    if to_all or not self._is_quiet(link, now):
+                        self.greet(link)
                 for process_id in self._doubted.keys() - {link.peer.id for link in links}:
                     del self._doubted[process_id]  # it has ended in another way
             due_s = min([beat_s, *(self._judge(link, now) for link in links)])
@@ -109,7 +118,7 @@ class Heartbeats:
     def _find_reason(self, link: Link, silence: float, now: float) -> str | None:
         """Why a silent process is to be given up, as the end of a sentence; None where it is not."""
         if self._is_elsewhere(link.peer):
-            is_over = silence >= self._unresponsive_s or not self._is_vouched_for(link.peer, now)
+            is_over = silence >= self._unresponsive_s or not self._is_left_to_launcher(link, now)
             return "" if is_over else None
         if link.peer_pid == 0 or link.peer_namespace != self._namespace:
             return ""
@@ -136,9 +145,31 @@ class Heartbeats:
     def _is_mine(self, peer: ProcessRef) -> bool:
         return peer.launcher is not None and peer.launcher.id == self._me.id
 
-    def _is_vouched_for(self, peer: ProcessRef, now: float) -> bool:
-        """Whether the launcher of a process of another host is there, too, and heard: then it tells of the end."""
-        if peer.launcher is None or host_of(peer.launcher.address) != host_of(peer.address):
+    def _is_quiet(self, link: Link, now: float) -> bool:
+        """Whether no sign of life is due, as on a link between the script and a process of another host.
+
+        Both ends have to agree, and the script knows the launchers of those that it has dialed itself.
+        """
+        is_of_script = link.is_dialed and self._me.id == self._script_id
+        return (is_of_script or self._is_from_script(link)) and self._is_left_to_launcher(link, now)
+
+    def _is_from_script(self, link: Link) -> bool:
+        return link.peer.id == self._script_id and not link.is_dialed
+
+    def _is_left_to_launcher(self, link: Link, now: float) -> bool:
+        """Whether the launcher of a process of another host is there, too, and heard: then it tells of the end.
+
+        The end of a script that has dialed is told by the launcher of this process, which ends with the script; the
+        kernel tells of that.
+        """
+        if not self._is_elsewhere(link.peer):
             return False
-        link = self._links.get(peer.launcher.id)
-        return link is not None and link.connected and now - link.last_heard_s < JUDGED * self._silence_s
+        from_script = self._is_from_script(link)
+        launched = self._me if from_script else link.peer
+        launcher = launched.launcher
+        if launcher is None or host_of(launcher.address) != host_of(launched.address):
+            return False
+        above = self._links.get(launcher.id)
+        if above is None or not above.connected:
+            return False
+        return from_script or now - above.last_heard_s < JUDGED * self._silence_s

@@ -54,6 +54,8 @@ class Link:
         """Once the link is lost: what nobody waits for and was still to be sent."""
         self.connected = False
         self.dialing = False
+        self.is_dialed = False
+        """Whether this end has dialed, where the stream stands."""
         self.last_heard_s = _now()
         self.peer_pid = 0
         """The process id of the peer, as it says itself; 0 until it has."""
@@ -127,6 +129,13 @@ class Link:
     def fall_silent(self) -> None:
         """Queue for ever what is posted: the stream is that of the process that this one was forked from."""
         self._not_ours, self._stream = self._stream, None
+
+    def stand_still(self) -> None:
+        """Drop what is posted and what comes, though the stream is open: this process does as if it were stopped."""
+        setattr(self, "post", _drop)  # noqa: B010  (no message of other links is to pay for a look at a flag)
+        if self._stream is not None:
+            self._stream.user = _Deaf(self)
+            self._stream.flows = True  # which has it note who takes messages
 
     # What the stream tells
 
@@ -264,6 +273,31 @@ class Link:
             nbytes += 64 + sum(map(len, message.payload))
             batch.append(message)
         return batch
+
+
+def _drop(message: Message) -> None:
+    """Do not send it."""
+
+
+class _Deaf:
+    """Has the stream of a link that stands still."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def opened(self, metadata: dict[str, Any]) -> None:
+        """Do nothing: the stream has been open for long."""
+
+    def received(self, piece: bytes) -> bool:
+        """Hear nothing."""
+        return True
+
+    def sent(self) -> None:
+        """Send nothing."""
+
+    def ended(self, status: Status) -> None:
+        """The other end has given it up."""
+        self._link.ended(status)
 
 
 def _broken(error: BaseException) -> str:

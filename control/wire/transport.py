@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import dataclasses
 import math
+import os
 import threading
 from collections.abc import Callable, Collection, Coroutine
 from functools import partial
@@ -68,6 +69,7 @@ class Transport:
         connect_timeout_s: how long to wait for a process to become reachable.
         script_id: the id of the script's process, which has to have a script's certificate.
         certificates: for TLS with other hosts; None: none.
+        poller: reads what comes within the host, for others, too, which close it; None: one of this transport's own.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Transport:
         connect_timeout_s: float,
         script_id: str = "",
         certificates: Certificates | None = None,
+        poller: Poller | None = None,
     ) -> None:
         self._me = me
         self._secret = secret
@@ -108,6 +111,8 @@ class Transport:
             unresponsive_s=unresponsive_s,
             is_elsewhere=self.is_elsewhere,
             lose=self.lose,
+            script_id=script_id,
+            pid=os.getpid() if poller is None else 0,
         )
         self._heard_of_forgotten = (0, 0)
         self._lock = threading.RLock()
@@ -116,9 +121,11 @@ class Transport:
         self._tasks: set[asyncio.Task[None]] = set()
         self._auth_listeners: AuthListeners | None = None
         self._door: GrpcDoor | None = None
-        self._poller = Poller("control-local")
+        self._shares_poller = poller is not None
+        self._poller = poller or Poller("control-local")
         self._local_listener: LocalListener | None = None
         self._closed = False
+        self._stands_still = False
         self._unheard = asyncio.Event()
         """Set, while closing, once no stream stands any more."""
 
@@ -128,7 +135,8 @@ class Transport:
         Raises:
             WireError: the address cannot be listened on.
         """
-        set_reader(self._poller)
+        if not self._shares_poller:
+            set_reader(self._poller)
         self._local_listener = LocalListener(
             self._me.id, self._secret, self._poller, self._loop, on_proven=self._take_in
         )
@@ -229,6 +237,14 @@ class Transport:
             messages, nbytes = self._heard_of_forgotten
             self._heard_of_forgotten = messages + link.heard_messages, nbytes + link.heard_nbytes
 
+    def stand_still(self) -> None:
+        """Send nothing more and hear nothing, with every stream still open, as a process that is stopped. For good."""
+        self._stands_still = True
+        for task in list(self._tasks):
+            task.cancel()
+        for link in list(self._links.values()):
+            link.stand_still()
+
     async def close(self, *, flush_timeout_s: float = 0.5) -> None:
         """Say goodbye, hand what was posted to the transport, and end every stream."""
         if self._closed:
@@ -240,6 +256,15 @@ class Transport:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(flush_timeout_s):
                 await self._unheard.wait()  # the others end their streams when they hear the goodbye
+        await self._end_all(flush_timeout_s)
+
+    async def cut(self) -> None:
+        """End every stream at once and without a word, as the kernel does for a process that is killed."""
+        if not self._closed:
+            self._closed = True
+            await self._end_all(0.0)
+
+    async def _end_all(self, flush_timeout_s: float) -> None:
         for link in list(self._links.values()):
             self.lose(link.peer, "this process has shut down")
         for task in list(self._tasks):
@@ -251,6 +276,8 @@ class Transport:
             await self._door.close()
         if self._auth_listeners is not None:
             await self._auth_listeners.close(flush_timeout_s)
+        if self._shares_poller:
+            return
         if reader() is self._poller:
             set_reader(None)
         self._poller.close()
@@ -372,7 +399,7 @@ class Transport:
                 self._loop.call_later(pause_s, self._dial_here, link, deadline, min(2 * pause_s, _LONGEST_PAUSE_S))
                 return
             reason = f"no answer within {self._connect_timeout_s:g} s: {error.strerror}"
-            self._dial_failed(link, reason, Status("UNAVAILABLE"), deadline, None)
+            self._dial_failed(link, reason, Status("UNAVAILABLE"))
 
     def _dial(
         self,
@@ -384,13 +411,19 @@ class Transport:
         def opened(stream: MessageStream) -> None:
             link.identity = dial.identity
             with self._lock:
-                link.dialing, link.connected = False, True
+                link.dialing, link.connected, link.is_dialed = False, True, True
             self._tell(over)
             self._open(link, stream)
 
         def failed(reason: str, status: Status) -> None:
             self._tell(over)
-            self._tell(self._dial_failed, link, reason, status, deadline, address)
+            self._tell(self._dial_failed, link, reason, status, again)
+
+        def again() -> None:
+            if connect is None:
+                self._dial(link, deadline, address)
+            else:
+                self._dial_here(link, deadline)
 
         def over() -> None:
             timer.cancel()
@@ -413,9 +446,9 @@ class Transport:
         timer = self._loop.call_at(deadline, dial.give_up, f"no answer within {self._connect_timeout_s:g} s")
         dial.stream.start(f"control-link-{link.peer.name}")
 
-    def _dial_failed(self, link: Link, reason: str, status: Status, deadline: float, address: str | None) -> None:
-        if status.name == "DEADLINE_EXCEEDED" and not (link.lost or self._closed):
-            self._dial(link, deadline, address)  # a flood of strangers pushed this dial out
+    def _dial_failed(self, link: Link, reason: str, status: Status, again: Callable[[], None] | None = None) -> None:
+        if again is not None and status.name == "DEADLINE_EXCEEDED" and not (link.lost or self._closed):
+            again()  # a flood of strangers pushed this dial out, or the other process gets too little CPU time
             return
         with self._lock:
             link.dialing = False
@@ -430,6 +463,8 @@ class Transport:
 
     def _take_in(self, guest: Guest, peer: ProcessRef) -> None:
         """Serve a process that has dialed and proven itself; on the listener's thread."""
+        if self._stands_still:
+            return  # it waits for an answer in vain
         if guest.identity is not None and guest.identity.role not in self._roles_of(peer):
             reason = f"{NOT_ADMITTED}: {guest.identity} is not the script of this job"
             guest.stream.turn_away("permission_denied", reason)

@@ -10,7 +10,13 @@ import json
 import os
 import signal
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from skipper.control.model.settings import Settings
+    from skipper.control.wire.process_ref import ProcessRef
 
 
 def main() -> None:
@@ -35,11 +41,9 @@ def main() -> None:
     os._exit(0)
 
 
-def _join(config: dict[str, Any]) -> str:
-    """Become a process of the job; the address at which it listens."""
+def part_in_job(config: Mapping[str, Any]) -> tuple[ProcessRef, ProcessRef, Settings]:
+    """The process that stands for a job on this host, the script, and the bounds of the job, as the agent was told."""
     from skipper.control.model.settings import Settings
-    from skipper.control.runtime import current_runtime
-    from skipper.control.runtime.data_plane_access import open_data_plane
     from skipper.control.wire.addresses import at
     from skipper.control.wire.process_ref import ProcessRef
 
@@ -47,6 +51,15 @@ def _join(config: dict[str, Any]) -> str:
     me = ProcessRef(config["me"]["id"], at(config["me"]["host"], 0), config["me"]["name"], root)
     plain = config["settings"]
     settings = Settings(**plain | {"preload": plain["preload"] and tuple(plain["preload"])})  # JSON has no tuples
+    return me, root, settings
+
+
+def _join(config: dict[str, Any]) -> str:
+    """Become a process of the job; the address at which it listens."""
+    from skipper.control.runtime import current_runtime
+    from skipper.control.runtime.data_plane_access import open_data_plane
+
+    me, root, settings = part_in_job(config)
     secret, is_open = bytes.fromhex(config["secret"]), bool(config["open_data_plane"])
     if is_open:
         open_data_plane(config["me"]["host"])

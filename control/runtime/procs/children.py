@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import os
 import signal
@@ -22,7 +21,7 @@ from skipper.control.wire.process_ref import NO_SIGN_OF_LIFE, ProcessRef
 
 if TYPE_CHECKING:
     from skipper.control.runtime.procs.binding import CpuBinding
-    from skipper.control.runtime.procs.launcher import Launched, Launcher
+    from skipper.control.runtime.procs.launcher import ChildLauncher, Launched
 
 LATE_S = 1.0
 """Where a timer fires so late, this whole process stood still, and may not have heard its children meanwhile."""
@@ -67,8 +66,7 @@ class Child:
             return
         self.verdict = self.verdict or verdict
         if (launched := self.launched) is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(launched.process.pidfd, signal.SIGKILL)
+            launched.process.kill()
 
 
 class Children:
@@ -80,6 +78,7 @@ class Children:
         expect: told of every child before it is started: its link is about to come.
         on_end: told on the loop thread of every child that ends, with the reason.
         ask_to_end: asks a child to end in good order, in so many seconds.
+        launcher: starts them; None: a `Launcher` of their own, which is made with the first.
     """
 
     def __init__(
@@ -90,13 +89,14 @@ class Children:
         expect: Callable[[ProcessRef], object],
         on_end: Callable[[Child, str], None],
         ask_to_end: Callable[[ProcessRef, float], None],
+        launcher: ChildLauncher | None = None,
     ) -> None:
         self._loop = loop
         self._state = state
         self._expect = expect
         self._on_end = on_end
         self._ask_to_end = ask_to_end
-        self._launcher: Launcher | None = None
+        self._launcher = launcher
         self._making = threading.Lock()
         self._oom = OomWatch()
         self._children: dict[str, Child] = {}
@@ -234,7 +234,8 @@ class Children:
         self._loop.remove_reader(process.pidfd)
         child.exited, child.launched = True, None
         os.close(process.pidfd)
-        os.close(launched.lifeline)
+        if launched.lifeline is not None:
+            os.close(launched.lifeline)
         self.connected(child.ref.id)
         process.when_buried(
             self._loop,

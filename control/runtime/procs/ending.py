@@ -42,6 +42,7 @@ class Ending:
     Args:
         leave: has the main thread of a worker return, within so many seconds; None: there is nothing behind the runtime
             that could take long.
+        end: the last step of a worker's end.
 
     Attributes:
         before: what is to be called first when the script's job ends, or a process leaves the job that it has joined.
@@ -62,11 +63,13 @@ class Ending:
         requests: RequestServer,
         *,
         leave: Callable[[float], None] | None,
+        end: Callable[[], object],
     ) -> None:
         self.before: list[Callable[[], None]] = []
         self.settled: list[Callable[[], None]] = []
         self.after: list[Callable[[], None]] = []
         self._leave = leave
+        self._end = end
         self._is_leaving = False
         self._state = state
         self._loop_thread = loop_thread
@@ -122,9 +125,7 @@ class Ending:
         self._loop_thread.run(self._transport.close(), timeout=CLOSE_TIMEOUT_S)
         if self._leave is not None:
             self._leave(max(began_s + _LEAVE * timeout - time.monotonic(), 0.0))
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+        self._end()
 
     def _stop_actors(self, deadline: float) -> None:
         """Stop the actors of this process, and wait until a point in time; also for those that were stopped before."""
@@ -144,6 +145,13 @@ class Ending:
         ends += [actor.ended for actor in unwinding if _comes(actor.winds_up, patience)]
         for end in ends:
             _comes(end, deadline)
+
+
+def end_process() -> None:
+    """End this process of the operating system in good order, at once."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _comes(future: Future[None], deadline: float) -> bool:

@@ -14,6 +14,7 @@ import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from skipper.control.runtime.procs import guard, thread_limit
 from skipper.control.runtime.procs.binding import CpuBinding
@@ -22,9 +23,36 @@ from skipper.control.runtime.procs.guards import AnswerError, Guards, Kept
 from skipper.control.runtime.procs.inheritance import Surroundings
 from skipper.control.runtime.procs.worker_config import WorkerConfig, command_of_worker
 
+if TYPE_CHECKING:
+    import asyncio
+
 CLOSE_TIMEOUT_S = 5.0
 
 logger = logging.getLogger(__name__)
+
+
+class StartedProcess(Protocol):
+    """A process that has been started, as who watches it sees it; see `Kept`."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+
+    @property
+    def pidfd(self) -> int:
+        """Readable once it has ended; the receiver closes it."""
+
+    def kill(self) -> None:
+        """SIGKILL; harmless where it has ended."""
+
+    def when_buried(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        describe: Callable[[int], str],
+        done: Callable[[str], None],
+        cleared: Callable[[], None],
+    ) -> None:
+        """Say how it has ended, and then that no descendant of it is left. On the loop's thread, after its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +61,11 @@ class Launched:
 
     Attributes:
         process: the process.
-        lifeline: our end of its pipe, which tells it of our end; the receiver closes it.
+        lifeline: our end of its pipe, which tells it of our end; the receiver closes it. None: it has no pipe.
     """
 
-    process: Kept
-    lifeline: int
+    process: StartedProcess
+    lifeline: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +79,19 @@ class LaunchRequest:
 
     config: WorkerConfig
     done: Callable[[Launched | OSError], None]
+
+
+class ChildLauncher(Protocol):
+    """Starts the children of one process; see `Launcher`."""
+
+    def launch(self, launches: Sequence[LaunchRequest], env: Mapping[str, str], modules: tuple[str, ...]) -> None:
+        """Start children; returns at once."""
+
+    def hurry(self) -> None:
+        """Wait for nothing any more: what is started from now on is about to be killed."""
+
+    def close(self) -> None:
+        """End what it needs; every child is gone."""
 
 
 class Launcher:
@@ -103,6 +144,7 @@ class Launcher:
         except OSError as error:
             launch.done(error)
             return
+        assert launched.lifeline is not None  # see `_with_pipe`
         with contextlib.suppress(BrokenPipeError):  # it has died already, which its pidfd tells
             _write_all(launched.lifeline, launch.config.encode())
         launch.done(launched)

@@ -13,8 +13,8 @@ EXPORTED = """
     AbsentError
     Accumulator Actor ActorDefinitionError ActorError ActorInstance ActorMesh AlreadyInJobError AuthenticationError
     BackpressureError CertificateError Channel ChannelClosedError ConnectionLostError Context ControlError Creator
-    DeadlineError Endpoint EngineMissingError Extent FailureKind ForkedProcessError Future HandleExpiredError HostError
-    HostMesh
+    DeadlineError Endpoint EngineMissingError Extent FailureKind ForkedProcessError Future HandleExpiredError
+    HollowHostError HostError HostMesh
     HostMismatchError HostUnreachableError InsecureHostError JobError JobExistsError JobFailedError JobLibraryError
     JobNotFoundError JoinError LinkError MeshFailure MessageTooLargeError NameNotFoundError NamingError
     NoActorContextError NoSuchMethodError NotElasticError OperationCancelledError OperationNotFoundError

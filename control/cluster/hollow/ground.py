@@ -1,0 +1,77 @@
+"""`Ground`: the threads that the hollow processes of one process of the operating system share."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import NoReturn
+
+from skipper.control.model.errors import ControlError, HollowHostError
+from skipper.control.model.future import reader, set_reader
+from skipper.control.runtime import current_runtime
+from skipper.control.runtime.loop import LoopThread
+from skipper.control.runtime.shared_executor import ActorThread
+from skipper.control.wire._poller import Poller
+
+_CLOSE_TIMEOUT_S = 5.0
+
+_log = logging.getLogger("skipper.control.cluster.hollow")
+
+
+class Ground:
+    """The threads: one for timers, one that reads the sockets within the host and runs the actors, one for births.
+
+    Attributes:
+        loop_thread: for timers, heartbeats and deaths.
+        poller: reads the sockets of packets.
+        actors: runs the actors.
+        living: the hollow processes of which something is left.
+    """
+
+    def __init__(self) -> None:
+        self.loop_thread = LoopThread()
+        self.poller = Poller("hollow-local")
+        set_reader(self.poller)
+        self.actors = ActorThread("hollow-actors")
+        self.living: set[object] = set()
+        self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="hollow-births", daemon=True)
+        self._thread.start()
+        current_runtime.refuse_by(_refuse)
+
+    def soon(self, call: Callable[[], object]) -> None:
+        """Have something done that may wait for the loop, behind what was asked for before; from any thread."""
+        self._jobs.put(call)
+
+    def on_loop(self, call: Callable[..., object], *args: object) -> None:
+        """Have something done on the loop thread; from any thread."""
+        self.loop_thread.loop.call_soon_threadsafe(call, *args)
+
+    def close(self) -> None:
+        """End the threads; every hollow process is gone."""
+        self._jobs.put(None)
+        self._thread.join(_CLOSE_TIMEOUT_S)
+        self.actors.close(_CLOSE_TIMEOUT_S)
+        if reader() is self.poller:
+            set_reader(None)
+        self.poller.close()
+        self.loop_thread.close(timeout=_CLOSE_TIMEOUT_S)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except ControlError as error:
+                _log.error("a hollow process could not be made: %s", error)
+            if self._jobs.empty():
+                gc.freeze()  # what lives as long as the job is not looked through again and again
+
+
+def _refuse() -> NoReturn:
+    raise HollowHostError(
+        "an actor of a hollow host answers calls; it calls nobody, spawns nothing and opens no ports, which takes a "
+        "process of its own"
+    )

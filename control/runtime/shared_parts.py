@@ -1,0 +1,29 @@
+"""`SharedParts`: what several runtimes in one process of the operating system have together, in place of one each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from skipper.control.runtime.executor import ExecutorChoice
+    from skipper.control.runtime.procs.launcher import ChildLauncher
+    from skipper.control.wire._poller import Poller
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedParts:
+    """What one of these runtimes is given.
+
+    Attributes:
+        poller: reads the sockets of all of them.
+        executor_for: makes what runs its actors.
+        launcher: starts its children.
+        end: the last step of its end, which must not end the others.
+    """
+
+    poller: Poller
+    executor_for: ExecutorChoice
+    launcher: ChildLauncher
+    end: Callable[[], object]
