@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
+import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skipper.benchmarks.output import plain_table, significant
 from skipper.benchmarks.program import Parser, report_parser, rounds_shown, run
-from skipper.benchmarks.report import Reference, Result, Scalar
+from skipper.benchmarks.report import Reference, Report, Result, Scalar
 from skipper.benchmarks.scale.crowd import Crowd, gather_crowd
+from skipper.benchmarks.scale.host_page import host_tables, page
+from skipper.benchmarks.scale.host_rounds import HostsFound, HostsPlan, measure_apart
+from skipper.benchmarks.scale.host_rows import host_rows, modelled_rows
+from skipper.benchmarks.scale.host_sources import HOLLOW, MEASURED
 from skipper.benchmarks.scale.model import Costs, latency_us, traffic
 from skipper.benchmarks.scale.rounds import WAYS, ScalePlan, Times, costs_of, measure, sizes
 from skipper.benchmarks.sizes import size_up_to
 from skipper.benchmarks.statistics import percentile
-from skipper.commandline import whole
+from skipper.commandline import USAGE, output_path, whole
 from skipper.control import ControlError
+from skipper.control.cluster.hollow import MAX_HOSTS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -59,6 +68,23 @@ def parser(prog: str) -> Parser:
     own.add_argument(
         "--ranks", type=whole(4, 1 << 20), default=1 << 15, metavar="N", help="model up to so many (default: 32768)"
     )
+    own.add_argument(
+        "--hollow",
+        type=_numbers,
+        metavar="N,N,...",
+        help="hosts instead of processes: so many hollow ones, which speak the protocol of hosts and share a process, "
+        "in one run after another",
+    )
+    own.add_argument(
+        "--real", type=_numbers, default=(), metavar="N,N,...", help="with --hollow: so many real hosts beside them"
+    )
+    own.add_argument(
+        "--net",
+        choices=("tcp", "local"),
+        default="tcp",
+        help="with --hollow: links between hosts over TCP, or sockets within this host (default: tcp)",
+    )
+    own.add_argument("--page", type=output_path, metavar="PATH", help="with --hollow: write it as a page in Markdown")
     return own
 
 
@@ -67,6 +93,11 @@ def main(argv: Sequence[str], *, prog: str = "skipper scale") -> int:
     given = parser(prog).read(argv)
     if isinstance(given, int):
         return given
+    if given.hollow is not None:
+        return _run_hosts(argv, given, prog)
+    if given.real or given.page is not None:
+        print(f"{prog}: {'--real' if given.real else '--page'} is about --hollow", file=sys.stderr)
+        return USAGE
     plan = ScalePlan(given.procs, given.fanout, message_nbytes=given.size)
     if given.quick:
         plan = replace(plan, procs=min(given.procs, 6), rounds=2, calls=2, broadcasts=5)
@@ -101,6 +132,50 @@ def main(argv: Sequence[str], *, prog: str = "skipper scale") -> int:
         },
         failures=(ControlError,),
     )
+
+
+def _run_hosts(argv: Sequence[str], given: argparse.Namespace, prog: str) -> int:
+    """Measure jobs on hollow hosts, and on real ones."""
+    plan = HostsPlan(own_ips=given.net == "tcp", fanout=given.fanout, message_nbytes=given.size)
+    if given.quick:
+        plan = replace(plan, calls=5, broadcasts=5, turns=8, deaths=2, idle_s=1.0, freezes=False)
+    runs = [*((MEASURED, count) for count in given.real), *((HOLLOW, count) for count in given.hollow)]
+    config = {"tool": "scale", "hollow": list(given.hollow), "real": list(given.real), **asdict(plan)}
+
+    def measure_hosts(results: list[Result]) -> None:
+        found: list[HostsFound] = []
+        with rounds_shown(prog, len(runs)) as on_run:
+            for label, count in runs:
+                found.append(measure_apart(label, count, plan))
+                results += host_rows(found[-1])
+                on_run(len(found))
+        results += modelled_rows(found, plan)
+
+    def show(results: Sequence[Result]) -> Iterator[Table]:
+        if given.page is not None:
+            report = Report(argv=[*prog.split(), *argv], config=config, results=list(results))
+            Path(given.page).write_text(page(report), encoding="utf-8")
+        return host_tables(results)
+
+    return run(
+        argv,
+        measure_hosts,
+        prog=prog,
+        json=given.json,
+        csv=given.csv,
+        tables=show,
+        config=lambda: config,
+        failures=(ControlError, OSError, BrokenProcessPool),
+    )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Numbers of hosts, in ascending order.
+
+    Raises:
+        ArgumentTypeError: one of them is none.
+    """
+    return tuple(sorted(set(map(whole(1, MAX_HOSTS), text.split(",")))))
 
 
 def measured(crowd: Crowd, times: Times, plan: ScalePlan, costs: dict[int, Costs]) -> list[Result]:

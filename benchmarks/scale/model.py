@@ -105,7 +105,9 @@ def traffic(
     )
 
 
-def latency_us(ranks: int, fanout: int | None, costs: Costs, *, cores: float | None) -> float:
+def latency_us(
+    ranks: int, fanout: int | None, costs: Costs, *, cores: float | None, caster_apart: bool = False
+) -> float:
     """How long a call takes from its beginning to the last result.
 
     Args:
@@ -113,8 +115,9 @@ def latency_us(ranks: int, fanout: int | None, costs: Costs, *, cores: float | N
         fanout: of the tree; None casts straight.
         costs: what was measured.
         cores: that all processes share, also a part of one; None gives each process its own.
+        caster_apart: whether the caster has a core of its own beside these.
     """
-    return _Run(Tree(ranks, fanout or max(ranks, 2)), costs, cores).run()
+    return _Run(Tree(ranks, fanout or max(ranks, 2)), costs, cores, caster_apart=caster_apart).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +140,13 @@ class _Arrival:
 class _Run:
     """One call, event by event."""
 
-    def __init__(self, tree: Tree, costs: Costs, cores: float | None) -> None:
+    def __init__(self, tree: Tree, costs: Costs, cores: float | None, *, caster_apart: bool) -> None:
         size = len(tree.span_at)
         # A part of a core makes every task slower.
         self._slowness = 1.0 if cores is None else max(math.ceil(cores), 1) / cores
         self._tree = tree
         self._costs = costs
+        self._caster_apart = caster_apart
         self._free = size + 1 if cores is None else max(math.ceil(cores), 1)
         self._queues: dict[int, deque[_Task]] = {}
         self._runnable: deque[int] = deque()
@@ -162,7 +166,8 @@ class _Run:
             if isinstance(event, _Arrival):
                 self._arrive(event)
             else:
-                self._free += 1
+                if not self._has_own_core(event.node):
+                    self._free += 1
                 self._busy.discard(event.node)
                 self._finish(event)
                 self._offer(event.node)
@@ -197,14 +202,22 @@ class _Run:
     def _offer(self, node: int) -> None:
         if node not in self._busy and self._queues.get(node):
             self._busy.add(node)
-            self._runnable.append(node)
+            if self._has_own_core(node):
+                self._begin(node)
+            else:
+                self._runnable.append(node)
+
+    def _has_own_core(self, node: int) -> bool:
+        return self._caster_apart and node == _CASTER
+
+    def _begin(self, node: int) -> None:
+        task = self._queues[node].popleft()
+        self._later(task.cost_us * self._slowness, task)
 
     def _start(self) -> None:
         while self._free and self._runnable:
-            node = self._runnable.popleft()
             self._free -= 1
-            task = self._queues[node].popleft()
-            self._later(task.cost_us * self._slowness, task)
+            self._begin(self._runnable.popleft())
 
     def _later(self, delay_us: float, event: _Task | _Arrival) -> None:
         self._count += 1

@@ -1,6 +1,10 @@
+from pathlib import Path
+
 import pytest
 
+from skipper.benchmarks.report import Report
 from skipper.benchmarks.scale.command import main
+from skipper.benchmarks.scale.host_page import page as page_of
 from skipper.benchmarks.scale.model import (
     ANSWERS_NBYTES,
     CALL_NBYTES,
@@ -18,7 +22,7 @@ from skipper.control.runtime.cast.tree import RankSpan
 from skipper.control.wire.frames import encode
 from skipper.control.wire.messages import Call, Kind, Reply
 
-from .quick import quick_run
+from .quick import ROOT, quick_run
 
 COSTS = Costs(call_us=10, message_us=4, rank_us=1, handle_us=20, wire_us=100)
 
@@ -76,3 +80,45 @@ def test_a_wrong_command_line_starts_nothing(capsys: pytest.CaptureFixture[str])
     assert main(["--procs", "3"]) == 2
     assert main(["--json", "/nowhere/at/all.json"]) == 2
     assert "skipper scale:" in capsys.readouterr().err
+
+
+def test_a_caster_with_a_core_of_its_own_works_while_ranks_do() -> None:
+    costs = Costs(call_us=0, message_us=4, rank_us=10, handle_us=20, wire_us=0)
+    together = latency_us(50, None, costs, cores=1)
+    apart = latency_us(50, None, costs, cores=1, caster_apart=True)
+    assert together == 50 * (4 + 20 + 10)
+    assert 50 * 20 < apart < 50 * 20 + 4 + 20 + 10 + 4
+
+
+def test_a_quick_run_with_hosts_measures_hollow_and_real_ones_and_writes_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "scale.md"
+    report, told = quick_run(
+        "skipper.benchmarks.scale", "--hollow", "2,3", "--real", "2", "--net", "local", "--page", str(page)
+    )
+    labels = {(row.parameters["label"], row.parameters["hosts"]) for row in report.results if row.name == "attach_s"}
+    assert labels == {("hollow", 2), ("hollow", 3), ("measured", 2)}
+    names = {row.name for row in report.results if row.parameters["label"] == "hollow"}
+    assert {"cast_us", "first_reply_s", "idle_root_messages_per_s", "death_known_ms", "recovery_s"} <= names
+    assert {"all_deaths_known_s", "host_cast_cpu_us", "root_descriptors_per_host"} <= names
+    checked = [row for row in report.results if "error" in row.parameters]
+    assert [row.parameters["hosts"] for row in checked] == [2, 3]
+    modelled = {row.parameters["hosts"] for row in report.results if row.parameters["label"] == "modelled"}
+    assert modelled == {2, 3, 4096, 10_000}
+    text = page.read_text()
+    assert "| cast and all answers, p50, ms | hollow |" in text
+    assert "| cast and all answers, p50, ms | modelled |" in text
+    assert "## What breaks first" in text
+    assert "error" in told
+
+
+def test_options_of_hosts_are_refused_without_hosts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--page", "scale.md"]) == 2
+    assert main(["--real", "2"]) == 2
+    assert main(["--hollow", "0"]) == 2
+    assert main(["--hollow", "1,x"]) == 2
+    assert "is about --hollow" in capsys.readouterr().err
+
+
+def test_the_page_of_the_documentation_is_the_one_of_the_newest_run() -> None:
+    newest = max((ROOT / "benchmarks" / "results" / "scale").glob("*.json"))
+    assert (ROOT / "docs" / "scale.md").read_text() == page_of(Report.from_json(newest.read_text()))

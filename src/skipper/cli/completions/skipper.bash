@@ -7,7 +7,8 @@ _skipper_words() {
         "bw compare -") words="-h --help -v --verbose --relative --tolerance --fail-below -J --json" ;;
         "actors -") words="-h --help -v --verbose --quick -J --json --csv -n --procs -s --size --bulk" ;;
         "dispatch -") words="-h --help -v --verbose --quick -J --json --csv --layers --width --samples --hosts --per-host --secret-file --certs --insecure" ;;
-        "scale -") words="-h --help -v --verbose --quick -J --json --csv -n --procs --fanout -s --size --ranks" ;;
+        "scale -") words="-h --help -v --verbose --quick -J --json --csv -n --procs --fanout -s --size --ranks --hollow --real --net --page" ;;
+        "scale --net") words="tcp local" ;;
         "weight-sync -") words="-h --help -v --verbose --quick -J --json --csv --device --model --layers --backend --mode --trainers --generators --tp -n --iterations --modelled --page" ;;
         "weight-sync --device") words="cpu cuda" ;;
         "weight-sync --backend") words="auto shm cuda_ipc ucx verbs" ;;

@@ -1,0 +1,236 @@
+"""A run with hosts as a page in Markdown, and as tables for a terminal: every row says how its cells came to be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from skipper.benchmarks.output import plain_table, significant
+from skipper.benchmarks.report import Report, Result
+from skipper.benchmarks.scale.host_rows import MODELLED
+from skipper.benchmarks.scale.host_sources import HOLLOW, MEASURED
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["BOUND", "host_tables", "page"]
+
+BOUND = 0.25
+"""By how much the model may be wrong where it can be checked; the page says so where it is more."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Figure:
+    """A row of the page.
+
+    Attributes:
+        name: Of the rows of the report.
+        title: For people.
+        shown: Takes a row to what stands in the cell.
+    """
+
+    name: str
+    title: str
+    shown: Callable[[Result], float]
+
+
+def _value(scale: float = 1.0) -> Callable[[Result], float]:
+    return lambda row: row.value * scale
+
+
+def _p99(scale: float = 1.0) -> Callable[[Result], float]:
+    return lambda row: row.p99 * scale
+
+
+_FIGURES = (
+    _Figure("attach_s", "attach all, s", _value()),
+    _Figure("first_reply_s", "spawn a process and an actor on each, to the first answers of all, s", _value()),
+    _Figure("cast_us", "cast and all answers, p50, ms", _value(1e-3)),
+    _Figure("cast_us", "the same, p99, ms", _p99(1e-3)),
+    _Figure("call_one_us", "call of one host's actor, p50, ms", _value(1e-3)),
+    _Figure("broadcast_msgs_per_s", "messages without answers, handled by all hosts together, 1,000/s", _value(1e-3)),
+    _Figure("root_cast_cpu_us", "script: CPU time for a cast, ms", _value(1e-3)),
+    _Figure("host_cast_cpu_us", "host: CPU time for a cast, µs", _value()),
+    _Figure("root_cast_messages", "script: messages that a cast brings", _value()),
+    _Figure("root_cast_nbytes", "script: kB that a cast brings", _value(1e-3)),
+    _Figure("root_memory_nbytes_per_host", "script: memory for each host, kB", _value(1e-3)),
+    _Figure("root_descriptors_per_host", "script: descriptors for each host", _value()),
+    _Figure("root_threads_per_host", "script: threads for each host", _value()),
+    _Figure("idle_root_messages_per_s", "idle: messages to the script, 1/s", _value()),
+    _Figure("idle_root_cores", "idle: cores of the script", _value()),
+    _Figure("idle_hosts_cores", "idle: cores of all hosts together", _value()),
+    _Figure("death_known_ms", "death of a host known, p50, ms", _value()),
+    _Figure("death_known_ms", "the same, p99, ms", _p99()),
+    _Figure("silence_known_s", "silence of a host known, s", _value()),
+    _Figure("all_deaths_known_s", "death of all hosts at once known, s", _value()),
+    _Figure("root_death_cpu_us", "script: CPU time for each of these, µs", _value()),
+    _Figure("recovery_s", "a lost host attached again, to its first answer, s", _value()),
+)
+
+_LABELS = (MEASURED, HOLLOW, MODELLED)
+
+
+def page(report: Report) -> str:
+    """The page of a run.
+
+    Args:
+        report: Of ``skipper scale --hollow``.
+    """
+    rows = report.results
+    lines = [
+        "<!-- Written by `skipper scale --hollow N,... --page PATH`. -->",
+        "# One script and many hosts",
+        "",
+        f"Of {_when(report)}. This page says what a job takes of its script as the number of hosts grows.",
+        "",
+        "| label | what it means |",
+        "|---|---|",
+        "| *measured* | each host is an agent, the process of the job and an actor's process, all of them real |",
+        "| *hollow* | links, handshakes, heartbeats, trees, replies and failures are the real code, of the hosts too; "
+        "they share a process of the operating system, one thread for all actors, and so one core |",
+        "| *modelled* | a simulation of the tree, with costs from CPU times and from calls of one host |",
+        "",
+        "The script is the same real one in all of them. " + _net(report),
+        "",
+        "## What was found",
+    ]
+    lines += _markdown(*_grid(rows))
+    lines += ["", "## Is the model right?", *_check(rows), "", "## Objectives", *_objectives(rows)]
+    lines += ["", "## What breaks first", *_limits(report)]
+    return "\n".join(lines) + "\n"
+
+
+def host_tables(rows: Sequence[Result]) -> Iterator[Table]:
+    """The same for a terminal."""
+    columns, cells = _grid(rows)
+    shown = plain_table("hosts", *columns, left=(columns[0], columns[1]))
+    for row in cells:
+        shown.add_row(*row)
+    yield shown
+    if checked := _checked(rows):
+        errors = plain_table("model, one core for all hosts", "hosts", "hollow ms", "modelled ms", "error")
+        for hollow, model in checked:
+            errors.add_row(*_error_cells(hollow, model))
+        yield errors
+
+
+def _grid(rows: Sequence[Result]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Columns and cells of all figures, the numbers of hosts being columns."""
+    known = {(row.name, row.parameters["label"], row.parameters["hosts"]): row for row in rows if _is_shown(row)}
+    hosts = sorted({int(row.parameters["hosts"] or 0) for row in rows})
+    cells = []
+    for figure in _FIGURES:
+        for label in _LABELS:
+            if label == MODELLED and figure.title != "cast and all answers, p50, ms":
+                continue
+            found = [known.get((figure.name, label, count)) for count in hosts]
+            if any(row is not None for row in found):
+                figures = ("" if row is None else significant(figure.shown(row), 3) for row in found)
+                cells.append((figure.title, label, *figures))
+    return ("", "label", *(f"{count:,}" for count in hosts)), cells
+
+
+def _is_shown(row: Result) -> bool:
+    return row.parameters.get("cores") in (None, "one for each host")
+
+
+def _markdown(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
+    lines = ["", f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    return lines + [f"| {' | '.join(row)} |" for row in cells]
+
+
+def _checked(rows: Sequence[Result]) -> list[tuple[Result, Result]]:
+    """Casts to hollow hosts, each with the model's figure for it."""
+    casts = [row for row in rows if row.name == "cast_us"]
+    hollow = {row.parameters["hosts"]: row for row in casts if row.parameters["label"] == HOLLOW}
+    return [(hollow[row.parameters["hosts"]], row) for row in casts if "error" in row.parameters]
+
+
+def _error_cells(hollow: Result, model: Result) -> tuple[str, ...]:
+    figures = (significant(row.value / 1e3, 3) for row in (hollow, model))
+    return (f"{int(model.parameters['hosts'] or 0):,}", *figures, f"{_error(model):+.0%}")
+
+
+def _error(model: Result) -> float:
+    error = model.parameters["error"]
+    assert isinstance(error, float)  # see `modelled_rows`
+    return error
+
+
+def _check(rows: Sequence[Result]) -> list[str]:
+    checked = _checked(rows)
+    said = [
+        "The model of casts, with one core for all hosts and one for the script, beside hollow hosts that have the "
+        "same. *Modelled* above is the same model with a core for each host, which no machine here has.",
+        *_markdown(("hosts", "hollow ms", "modelled ms", "error"), [_error_cells(*pair) for pair in checked]),
+    ]
+    worst = max((abs(_error(model)) for _, model in checked), default=0.0)
+    if worst > BOUND:
+        said += [
+            "",
+            f"**The model errs by up to {worst:.0%}, more than the {BOUND:.0%} that this page allows: take its figures "
+            "for orders of magnitude.**",
+        ]
+    elif checked:
+        said += ["", f"The model errs by up to {worst:.0%}."]
+    said += [
+        "",
+        "Published by others, on clusters: Monarch casts to 8,192 actors on 1,024 hosts in 5.8 ms, and to 64 hosts in "
+        "2.2 ms (p50). Hosts here have one actor, and share a machine: this is no comparison.",
+    ]
+    return said
+
+
+def _objectives(rows: Sequence[Result]) -> list[str]:
+    hollow = [row for row in rows if row.parameters["label"] == HOLLOW]
+    said = ["What held in this run, with all hosts on one core:"]
+    for row in hollow:
+        hosts = f"{int(row.parameters['hosts'] or 0):,}"
+        if row.name == "cast_us":
+            said += [f"* at {hosts} hosts, 99 % of {row.n} casts were answered by all within {row.p99 / 1e3:.3g} ms"]
+        elif row.name == "death_known_ms" and row.n > 1:
+            said += [f"* at {hosts} hosts, 99 % of {row.n} deaths of hosts were known within {row.p99:.3g} ms"]
+    return said if len(said) > 1 else [*said, "", "nothing was measured."]
+
+
+def _limits(report: Report) -> list[str]:
+    """At how many hosts the script runs out of something, if it goes on as at the largest number here."""
+    largest: dict[str, Result] = {}
+    for row in report.results:
+        if row.parameters["label"] == HOLLOW:
+            largest[row.name] = row
+    limits = [
+        ("root_descriptors_per_host", "descriptors", 1 << 20, "the largest limit that Linux has by default (nr_open)"),
+        ("root_threads_per_host", "threads", 32_768, "the number of process ids that Linux has by default"),
+        ("root_memory_nbytes_per_host", "memory", 16e9, "16 GB"),
+    ]
+    found = []
+    for name, what, limit, why in limits:
+        if (each := largest.get(name)) is not None and each.value > 0:
+            found.append((limit / each.value, f"{what}: {why}"))
+    if (idle := largest.get("idle_root_cores")) is not None and idle.value > 0:
+        hosts = int(idle.parameters["hosts"] or 0)
+        found.append((hosts / idle.value, "heartbeats: one core of the script, with nothing else to do"))
+    if (cast := largest.get("root_cast_cpu_us")) is not None and cast.value > 0:
+        hosts = int(cast.parameters["hosts"] or 0)
+        found.append((hosts * 1e5 / cast.value, "results: 100 ms of the script's CPU time for those of one cast"))
+    lines = [
+        "Each connection that the script dials over TCP has a thread, which gRPC wakes five times a second: that with "
+        "an agent always, and those with processes where hosts have IPs of their own. If each host goes on to cost the "
+        "script what it costs at the largest number above:",
+        "",
+    ]
+    return lines + [f"* at {significant(hosts, 2)} hosts: {why}" for hosts, why in sorted(found)]
+
+
+def _net(report: Report) -> str:
+    silence = f" `heartbeat_s` is {report.config.get('heartbeat_s')} (10 by default)."
+    if report.config.get("own_ips"):
+        return "Each host has an IP of its own: links are those between hosts, gRPC over TCP on loopback." + silence
+    return "All hosts have the IP of the script, so that links are sockets within this host." + silence
+
+
+def _when(report: Report) -> str:
+    environment = report.environment
+    return f"{str(environment.get('time', 'an unknown day'))[:10]}, on {environment.get('cpu', 'an unknown processor')}"

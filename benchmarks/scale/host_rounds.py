@@ -1,0 +1,261 @@
+"""A job on so many hosts, from the attach to deaths: what it takes of the script, and of the hosts."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from skipper import control
+from skipper.benchmarks.scale.crowd import TIMEOUT_S, Member
+from skipper.benchmarks.scale.host_sources import HOLLOW, HostSource, hosts_of
+from skipper.benchmarks.statistics import time_runs, timed
+from skipper.control import ActorMesh, HostMesh, ProcMesh
+from skipper.control.model.settings import adopt, settings
+from skipper.control.runtime import current_runtime
+
+__all__ = ["HostsFound", "HostsPlan", "RootUsage", "measure_apart", "measure_hosts"]
+
+
+@dataclass(frozen=True, slots=True)
+class HostsPlan:
+    """How much is measured at each number of hosts.
+
+    Attributes:
+        own_ips: Whether each host has an IP of its own, so that links are gRPC's between hosts.
+        fanout: Of the trees.
+        calls: Calls to all.
+        broadcasts: Messages to each host, without answers.
+        turns: Calls to one host alone, each to another.
+        deaths: Hosts that are killed, as far as half of them go.
+        idle_s: For how long nothing is done.
+        heartbeat_s: How long a host may be silent. All hosts share a core here, and busy ones must not seem lost.
+        freezes: Whether a host falls silent at the end, which takes the heartbeat's bound.
+        message_nbytes: Of the message that every call carries there and back.
+    """
+
+    own_ips: bool = True
+    fanout: int = 8
+    calls: int = 60
+    broadcasts: int = 50
+    turns: int = 64
+    deaths: int = 20
+    idle_s: float = 10.0
+    heartbeat_s: float = 20.0
+    freezes: bool = True
+    message_nbytes: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class RootUsage:
+    """What the script's process uses, or used more of.
+
+    Attributes:
+        cpu_s: CPU time.
+        memory_nbytes: Resident.
+        descriptors: Open ones.
+        threads: Running ones.
+        messages: That have come from others.
+        nbytes: That have.
+    """
+
+    cpu_s: float
+    memory_nbytes: int
+    descriptors: int
+    threads: int
+    messages: int
+    nbytes: int
+
+    @staticmethod
+    def now() -> RootUsage:
+        """Of this process."""
+        resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        heard = current_runtime.current().transport.heard()
+        descriptors, threads = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+        return RootUsage(time.process_time(), resident, descriptors, threads, *heard)
+
+    def since(self, before: RootUsage) -> RootUsage:
+        """The difference."""
+        return RootUsage(
+            self.cpu_s - before.cpu_s,
+            self.memory_nbytes - before.memory_nbytes,
+            self.descriptors - before.descriptors,
+            self.threads - before.threads,
+            self.messages - before.messages,
+            self.nbytes - before.nbytes,
+        )
+
+
+@dataclass(slots=True)
+class HostsFound:
+    """What was found at one number of hosts.
+
+    Attributes:
+        label: Of the hosts: hollow, or measured.
+        hosts: How many.
+        attach_s: From the beginning of the attach to its end.
+        first_s: From the spawn of a process and an actor on each to the first answers of all.
+        held: What the script's process used more of once they were there.
+        calls_ns: Durations of calls to all.
+        called: What the script used for these, together.
+        hosts_call_ns: CPU time of the hosts for one of these, per host.
+        one_ns: Durations of calls to one host alone.
+        one_cpu_ns: CPU time of the hosts for one of these.
+        one_called_ns: CPU time of the script for one of these.
+        broadcasts_per_s: Messages without answers that all hosts together handled in a second.
+        idle: What the script used while nothing was done, for `idle_s`.
+        idle_s: For how long that was.
+        idle_hosts_s: CPU time of the hosts meanwhile.
+        deaths_s: From the end of a host to its being known.
+        recovery_s: Of a lost host: from the attach to the first answer from a process there.
+        silence_s: From the last word of a host to its being known.
+        all_deaths_s: From the end of all hosts that are left, at once, to all of them being known.
+        all_deaths_cpu_s: CPU time of the script meanwhile, for each of them.
+    """
+
+    label: str
+    hosts: int
+    attach_s: float = 0.0
+    first_s: float = 0.0
+    held: RootUsage | None = None
+    calls_ns: list[int] = field(default_factory=list)
+    called: RootUsage | None = None
+    hosts_call_ns: float = 0.0
+    one_ns: list[int] = field(default_factory=list)
+    one_cpu_ns: float = 0.0
+    one_called_ns: float = 0.0
+    broadcasts_per_s: float = 0.0
+    idle: RootUsage | None = None
+    idle_s: float = 0.0
+    idle_hosts_s: float = 0.0
+    deaths_s: list[float] = field(default_factory=list)
+    recovery_s: float | None = None
+    silence_s: float | None = None
+    all_deaths_s: float | None = None
+    all_deaths_cpu_s: float = 0.0
+
+
+def measure_apart(label: str, count: int, plan: HostsPlan) -> HostsFound:
+    """`measure_hosts` in a process of its own: what an earlier run has left in memory would count for this one.
+
+    Raises:
+        BenchmarkError: An agent did not start.
+        ControlError: A call failed.
+    """
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(measure_hosts, label, count, plan).result()
+
+
+def measure_hosts(label: str, count: int, plan: HostsPlan) -> HostsFound:
+    """Run the plan with so many hosts; as in `measure_apart`."""
+    found = HostsFound(label, count)
+    with hosts_of(label, count, own_ips=plan.own_ips) as source, _script(plan):
+        before = RootUsage.now()
+        begin = time.perf_counter()
+        hosts = source.attach(timeout=TIMEOUT_S)
+        found.attach_s = time.perf_counter() - begin
+        procs = hosts.spawn_procs()
+        members = procs.spawn("members", Member)
+        members.echo.call(b"").get(TIMEOUT_S)
+        found.first_s = time.perf_counter() - begin - found.attach_s
+        found.held = RootUsage.now().since(before)
+        _one_by_one(members, source, plan, found)
+        _all(members, source, plan, found)
+        _broadcasts(members, plan, found)
+        _idle(source, plan, found)
+        _deaths(hosts, procs, source, plan, found)
+    return found
+
+
+@contextmanager
+def _script(plan: HostsPlan) -> Iterator[None]:
+    """Be a script whose hosts may die; its job ends with the block."""
+    before, hook = settings(), control.unhandled_fault_hook
+    control.unhandled_fault_hook = lambda failure: None
+    control.configure(tree_fanout=plan.fanout, connect_timeout_s=TIMEOUT_S, heartbeat_s=plan.heartbeat_s)
+    try:
+        yield
+    finally:
+        control.shutdown(grace_s=5.0)
+        adopt(before)
+        control.unhandled_fault_hook = hook
+
+
+def _one_by_one(members: ActorMesh[Member], source: HostSource, plan: HostsPlan, found: HostsFound) -> None:
+    message, count = bytes(plan.message_nbytes), found.hosts
+    some = [members.slice(hosts=host) for host in range(0, count, max(count // plan.turns, 1))][: plan.turns]
+    each = [some[turn % len(some)] for turn in range(plan.turns)]
+    for member in some:
+        member.echo.call_one(message).get(TIMEOUT_S)
+    before, hosts_before_s = time.process_time_ns(), source.usage().cpu_s
+    found.one_ns = [timed(functools.partial(_ask, member, message)) for member in each]
+    found.one_called_ns = (time.process_time_ns() - before) / plan.turns
+    found.one_cpu_ns = (source.usage().cpu_s - hosts_before_s) * 1e9 / plan.turns
+
+
+def _ask(member: ActorMesh[Member], message: bytes) -> None:
+    member.echo.call_one(message).get(TIMEOUT_S)
+
+
+def _all(members: ActorMesh[Member], source: HostSource, plan: HostsPlan, found: HostsFound) -> None:
+    message = bytes(plan.message_nbytes)
+
+    def call() -> None:
+        members.echo.call(message).get(TIMEOUT_S)
+
+    for _ in range(3):  # the first opens the tree
+        call()
+    before, hosts_before_s = RootUsage.now(), source.usage().cpu_s
+    found.calls_ns = time_runs(call, plan.calls)
+    found.called = RootUsage.now().since(before)
+    found.hosts_call_ns = (source.usage().cpu_s - hosts_before_s) * 1e9 / plan.calls / found.hosts
+
+
+def _broadcasts(members: ActorMesh[Member], plan: HostsPlan, found: HostsFound) -> None:
+    message = bytes(plan.message_nbytes)
+    members.noted.call().get(TIMEOUT_S)
+    begin = time.perf_counter()
+    for _ in range(plan.broadcasts):
+        members.note.broadcast(message)
+    noted = sum(members.noted.call().get(TIMEOUT_S))
+    found.broadcasts_per_s = noted / (time.perf_counter() - begin)
+
+
+def _idle(source: HostSource, plan: HostsPlan, found: HostsFound) -> None:
+    before, hosts_before_s, begin = RootUsage.now(), source.usage().cpu_s, time.perf_counter()
+    time.sleep(plan.idle_s)
+    found.idle_s = time.perf_counter() - begin
+    found.idle, found.idle_hosts_s = RootUsage.now().since(before), source.usage().cpu_s - hosts_before_s
+
+
+def _deaths(hosts: HostMesh, procs: ProcMesh, source: HostSource, plan: HostsPlan, found: HostsFound) -> None:
+    count = found.hosts
+    killed = range(count - 1, max(count - 1 - min(plan.deaths, count // 2), 0), -1)
+    for host in killed:
+        ended = procs.slice(hosts=host).ended
+        killed_s = source.kill(host)
+        ended.get(TIMEOUT_S)
+        found.deaths_s.append(time.monotonic() - killed_s)
+    if killed and found.label == HOLLOW:  # whose agents are there again at once
+        begin = time.monotonic()
+        again = hosts.slice(hosts=killed[0]).reattach(timeout=TIMEOUT_S)
+        again.spawn_procs().spawn("again", Member).echo.call_one(b"").get(TIMEOUT_S)
+        found.recovery_s = time.monotonic() - begin
+    if plan.freezes:
+        ended = procs.slice(hosts=0).ended
+        silent_s = source.freeze(0)
+        ended.get(TIMEOUT_S)
+        found.silence_s = time.monotonic() - silent_s
+    ends = [procs.slice(hosts=host).ended for host in range(int(plan.freezes), count - len(killed))]
+    cpu_s, killed_s = time.process_time(), source.kill_all()
+    for ended in ends:
+        ended.get(TIMEOUT_S)
+    if ends:
+        found.all_deaths_s = time.monotonic() - killed_s
+        found.all_deaths_cpu_s = (time.process_time() - cpu_s) / len(ends)

@@ -1,0 +1,106 @@
+"""The rows of runs with hosts: found, and modelled at the same numbers of hosts and beyond."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+from skipper.benchmarks.report import Result, Scalar
+from skipper.benchmarks.scale.host_rounds import HostsFound, HostsPlan
+from skipper.benchmarks.scale.host_sources import HOLLOW
+from skipper.benchmarks.scale.model import Costs, latency_us
+from skipper.benchmarks.scale.rounds import ScalePlan, Times, costs_of
+from skipper.benchmarks.statistics import percentile
+from skipper.control import configure
+
+__all__ = ["MODELLED", "host_rows", "modelled_rows"]
+
+MODELLED = "modelled"
+
+_BEYOND = (4096, 10_000)
+
+
+def host_rows(found: HostsFound) -> Iterator[Result]:
+    """What was found at one number of hosts; each row has ``hosts`` and ``label`` among its parameters."""
+    among: dict[str, Scalar] = {"hosts": found.hosts, "label": found.label}
+
+    def one(name: str, unit: str, value: float) -> Result:
+        return Result.single(name, unit, value, parameters=among)
+
+    def many(name: str, unit: str, values: Sequence[float]) -> Result:
+        return Result.from_samples(name, unit, values, parameters=among)
+
+    yield one("attach_s", "s", found.attach_s)
+    yield one("first_reply_s", "s", found.first_s)
+    if found.held is not None:
+        yield one("root_memory_nbytes_per_host", "B", found.held.memory_nbytes / found.hosts)
+        yield one("root_descriptors_per_host", "1", found.held.descriptors / found.hosts)
+        yield one("root_threads_per_host", "1", found.held.threads / found.hosts)
+    if found.called is not None:
+        calls = len(found.calls_ns)
+        yield many("cast_us", "us", [ns / 1e3 for ns in found.calls_ns])
+        yield one("root_cast_cpu_us", "us", found.called.cpu_s * 1e6 / calls)
+        yield one("host_cast_cpu_us", "us", found.hosts_call_ns / 1e3)
+        yield one("root_cast_messages", "1", found.called.messages / calls)
+        yield one("root_cast_nbytes", "B", found.called.nbytes / calls)
+    yield many("call_one_us", "us", [ns / 1e3 for ns in found.one_ns])
+    yield one("broadcast_msgs_per_s", "1/s", found.broadcasts_per_s)
+    if found.idle is not None:
+        yield one("idle_root_messages_per_s", "1/s", found.idle.messages / found.idle_s)
+        yield one("idle_root_cores", "1", found.idle.cpu_s / found.idle_s)
+        yield one("idle_hosts_cores", "1", found.idle_hosts_s / found.idle_s)
+    if found.deaths_s:
+        yield many("death_known_ms", "ms", [max(seconds, 0.0) * 1e3 for seconds in found.deaths_s])
+    if found.recovery_s is not None:
+        yield one("recovery_s", "s", found.recovery_s)
+    if found.silence_s is not None:
+        yield one("silence_known_s", "s", found.silence_s)
+    if found.all_deaths_s is not None:
+        yield one("all_deaths_known_s", "s", found.all_deaths_s)
+        yield one("root_death_cpu_us", "us", found.all_deaths_cpu_s * 1e6)
+
+
+def modelled_rows(found: Sequence[HostsFound], plan: HostsPlan) -> list[Result]:
+    """The model's casts where hollow hosts were called, beside these, and beyond, each host on a core of its own.
+
+    The model's costs are CPU times, and times of calls to one host alone; times of casts take no part in them.
+    """
+    hollow = sorted((each for each in found if each.label == HOLLOW), key=lambda each: each.hosts)
+    if not hollow:
+        return []
+    costs = _costs(hollow, plan)
+    rows = []
+    for each in hollow:
+        measured_us = percentile(sorted(each.calls_ns), 50) / 1e3
+        value = latency_us(each.hosts, _fanout(each.hosts, plan), costs[each.hosts], cores=1, caster_apart=True)
+        among: dict[str, Scalar] = {
+            "hosts": each.hosts,
+            "label": MODELLED,
+            "cores": "one for all hosts",
+            "error": value / measured_us - 1,
+        }
+        rows.append(Result.single("cast_us", "us", value, parameters=among))
+    last = hollow[-1].hosts
+    for hosts in [each.hosts for each in hollow] + [hosts for hosts in _BEYOND if hosts > last]:
+        value = latency_us(hosts, _fanout(hosts, plan), costs[min(hosts, last)], cores=None)
+        alone: dict[str, Scalar] = {"hosts": hosts, "label": MODELLED, "cores": "one for each host"}
+        rows.append(Result.single("cast_us", "us", value, parameters=alone))
+    return rows
+
+
+def _fanout(hosts: int, plan: HostsPlan) -> int | None:
+    return plan.fanout if hosts > configure().tree_threshold else None
+
+
+def _costs(hollow: Sequence[HostsFound], plan: HostsPlan) -> dict[int, Costs]:
+    """The costs at each number of hosts, as `costs_of` finds them."""
+    times = Times()
+    for each in hollow:
+        assert each.called is not None  # it was measured whole
+        way = "straight" if _fanout(each.hosts, plan) is None else "tree"
+        times.caster_cpu[way, each.hosts] = [each.called.cpu_s * 1e9 / len(each.calls_ns)]
+        times.member_cpu[each.hosts] = [each.one_cpu_ns]
+        times.one[each.hosts] = each.one_ns
+    one_ns = statistics.median(each.one_called_ns for each in hollow)
+    times.caster_cpu.setdefault(("straight", 1), [one_ns])
+    return costs_of(times, ScalePlan(max(each.hosts for each in hollow), plan.fanout))

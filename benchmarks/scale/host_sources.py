@@ -1,0 +1,168 @@
+"""Hosts to measure with: real agents on this machine, or hollow ones, behind the same few methods."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from skipper.benchmarks.errors import BenchmarkError
+from skipper.control.cluster.hollow import HollowHosts, HostsUsage
+from skipper.control.cluster.hosts import HostMesh, attach_to_hosts
+from skipper.control.cluster.hosts.command import main as host_command
+
+__all__ = ["HOLLOW", "MEASURED", "HostSource", "hosts_of"]
+
+HOLLOW, MEASURED = "hollow", "measured"
+"""Labels of cells: of hollow hosts, and of real ones with a process of the operating system for each of theirs."""
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_NBYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class HostSource(Protocol):
+    """Some hosts of this machine, in the order of their numbers."""
+
+    def attach(self, *, timeout: float) -> HostMesh:
+        """Make them part of the job."""
+
+    def kill(self, host: int) -> float:
+        """End a host with all of its processes; when that was, in seconds of `time.monotonic`."""
+
+    def freeze(self, host: int) -> float:
+        """Have a host fall silent, likewise."""
+
+    def kill_all(self) -> float:
+        """End all hosts at once, likewise."""
+
+    def usage(self) -> HostsUsage:
+        """What their processes use."""
+
+
+@contextlib.contextmanager
+def hosts_of(label: str, count: int, *, own_ips: bool) -> Iterator[HostSource]:
+    """Start hosts; they end with the block.
+
+    Args:
+        label: `HOLLOW` or `MEASURED`.
+        count: How many.
+        own_ips: Whether each has an IP of its own, so that links are those between hosts.
+
+    Raises:
+        BenchmarkError: An agent did not start.
+        HollowHostError: The process of hollow hosts did not start.
+    """
+    if label == HOLLOW:
+        with HollowHosts(count, own_ips=own_ips) as hollow:
+            yield hollow
+    else:
+        with tempfile.TemporaryDirectory() as folder, contextlib.closing(_Agents(count, Path(folder), own_ips)) as real:
+            yield real
+
+
+class _Agents:
+    """Real agents, as ``skipper host serve`` starts them."""
+
+    def __init__(self, count: int, folder: Path, own_ips: bool) -> None:
+        self._secret_file = folder / "secret"
+        self._agents: list[subprocess.Popen[str]] = []
+        if host_command(["secret", str(self._secret_file)]):
+            raise BenchmarkError("no secret for the agents could be made")
+        try:
+            for host in range(count):
+                ip = f"127.63.{host // 250 + 1}.{host % 250 + 1}" if own_ips else "127.0.0.1"
+                self._agents.append(self._start(ip))
+            self._addresses = [_address_of(agent) for agent in self._agents]
+        except BaseException:
+            self.close()
+            raise
+
+    def attach(self, *, timeout: float) -> HostMesh:
+        """Make them part of the job."""
+        return attach_to_hosts(self._addresses, secret_file=self._secret_file, timeout=timeout)
+
+    def kill(self, host: int) -> float:
+        """Kill an agent, with which its processes end."""
+        return _signal(_family(self._agents[host].pid)[:1], signal.SIGKILL)
+
+    def freeze(self, host: int) -> float:
+        """Stop an agent and its processes."""
+        return _signal(_family(self._agents[host].pid), signal.SIGSTOP)
+
+    def kill_all(self) -> float:
+        """Kill all agents and their processes."""
+        return _signal([pid for agent in self._agents for pid in _family(agent.pid)], signal.SIGKILL)
+
+    def usage(self) -> HostsUsage:
+        """What agents and their processes use."""
+        found = [_usage(pid) for agent in self._agents for pid in _family(agent.pid)]
+        return HostsUsage(
+            sum(each.cpu_s for each in found),
+            sum(each.memory_nbytes for each in found),
+            sum(each.descriptors for each in found),
+            sum(each.threads for each in found),
+        )
+
+    def close(self) -> None:
+        """End the agents and what is left below them."""
+        for agent in self._agents:
+            _signal(_family(agent.pid), signal.SIGKILL)
+        for agent in self._agents:
+            agent.wait()
+            if agent.stdout is not None:
+                agent.stdout.close()
+
+    def _start(self, ip: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "skipper.cli.main", "host", "serve", "--address", f"tcp://{ip}:0"]
+        return subprocess.Popen(
+            [*command, "--secret-file", str(self._secret_file)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+
+def _address_of(agent: subprocess.Popen[str]) -> str:
+    """Where an agent listens, as it says itself."""
+    assert agent.stdout is not None  # it is a pipe
+    words = agent.stdout.readline().split()
+    address = next((word for word in words if word.startswith("tcp://")), None)
+    if address is None:
+        raise BenchmarkError(f"an agent did not start (pid {agent.pid})")
+    return address
+
+
+def _family(pid: int) -> list[int]:
+    """A process and its descendants; those that have ended are left out."""
+    family = [pid]
+    for parent in family:
+        with contextlib.suppress(OSError):
+            for task in os.listdir(f"/proc/{parent}/task"):
+                family += map(int, Path(f"/proc/{parent}/task/{task}/children").read_text().split())
+    return family
+
+
+def _signal(pids: Sequence[int], number: int) -> float:
+    at_s = time.monotonic()
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+    return at_s
+
+
+def _usage(pid: int) -> HostsUsage:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_NBYTES
+        descriptors = len(os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return HostsUsage(0.0, 0, 0, 0)  # it has just ended
+    return HostsUsage((int(fields[11]) + int(fields[12])) / _TICKS_PER_S, resident, descriptors, int(fields[17]))
