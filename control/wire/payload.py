@@ -36,6 +36,9 @@ _ARGUMENTS = ("args", "kwargs")
 _NAMED = (type, types.FunctionType)
 """What travels by name, or by value where nobody else would find that name."""
 
+_NO_FILE = "<dynamic-code>"
+"""What cloudpickle has for the name of every file."""
+
 _examined: set[str] = {"__main__", "builtins"}
 _found: set[str] = {"builtins"}
 """Of these, the modules that other processes find, too."""
@@ -199,7 +202,17 @@ def _culprit(value: object, name: str | tuple[str, ...]) -> str:
     return f"{where}, of type {type(part).__qualname__}"
 
 
+def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
+    """What `cloudpickle` says, with the name of the file, which 3.1.3 leaves out: tracebacks and stacks name it."""
+    make, arguments = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
+    is_left_out = [isinstance(argument, str) and argument == _NO_FILE for argument in arguments]
+    named = zip(arguments, is_left_out, strict=True)
+    return make, tuple(code.co_filename if left_out else argument for argument, left_out in named)
+
+
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is not typed
+    dispatch_table = cloudpickle.Pickler.dispatch_table.new_child({types.CodeType: _reduce_code})
+
     def reducer_override(self, obj: Any) -> Any:
         """What `cloudpickle` says, but sooner where that is clear: this is asked of every object and of its class."""
         if not isinstance(obj, _NAMED):

@@ -1,6 +1,7 @@
 import abc
 import sys
 import threading
+import traceback
 import types
 from typing import Any
 
@@ -66,6 +67,19 @@ def test_a_class_that_its_module_does_not_have_any_more_travels_by_value() -> No
     Replaced.__module__, Replaced.__qualname__ = "skipper.control.model.errors", "PayloadError"
     assert type(unpack(pack(Replaced()))) is not PayloadError
     assert unpack(pack(Replaced())).answer() == 42
+
+
+def test_what_travels_by_value_knows_from_which_file_it_is() -> None:
+    def fail() -> None:
+        raise LookupError("here")
+
+    copy = unpack(pack(fail))
+    assert copy is not fail
+    with pytest.raises(LookupError) as raised:
+        copy()
+    trace = traceback.extract_tb(raised.tb)[-1]
+    assert (trace.filename, trace.lineno) == (__file__, fail.__code__.co_firstlineno + 1)
+    assert trace.line == 'raise LookupError("here")'
 
 
 def test_a_module_that_is_on_no_path_travels_by_value() -> None:
