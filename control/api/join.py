@@ -25,6 +25,7 @@ from skipper.control.model.errors import (
     AlreadyInJobError,
     AuthenticationError,
     DeadlineError,
+    JobExistsError,
     JobNotFoundError,
     JoinError,
     SupervisionError,
@@ -35,6 +36,7 @@ from skipper.control.runtime.data_plane_access import open_data_plane
 from skipper.control.runtime.join_file import Connection
 from skipper.control.runtime.process import Process
 from skipper.control.runtime.requests import JOIN, PING
+from skipper.control.support.ancestors import ancestors
 from skipper.control.wire.addresses import SCHEME
 from skipper.control.wire.auth import NOT_ADMITTED, NOT_OUR_SECRET
 from skipper.trust import SECRET_VARIABLE, folder
@@ -53,6 +55,8 @@ _LOOK_S = 1.0
 
 _ANSWER_S = 5.0
 """How long the script of a job that is to be left for another one has to show that it is there."""
+
+_NOT_SERVED = "this job cannot be served as %s=%s asks: %s"
 
 PathLike = str | os.PathLike[str]
 
@@ -254,8 +258,21 @@ def serve_if_asked_to(process: Process) -> None:
         return
     try:
         serve_job(name)
+    except JobExistsError as error:
+        # Whoever set the variable meant the script that has the name; what that starts has only inherited it.
+        level = logging.DEBUG if _is_of_an_ancestor(name) else logging.WARNING
+        _log.log(level, _NOT_SERVED, SERVE_VARIABLE, name, error)
     except (JoinError, ValueError) as error:
-        _log.warning("this job cannot be served as %s=%s asks: %s", SERVE_VARIABLE, name, error)
+        _log.warning(_NOT_SERVED, SERVE_VARIABLE, name, error)
+
+
+def _is_of_an_ancestor(name: str) -> bool:
+    """Whether a process from which this one descends serves the job of this name."""
+    try:
+        server = join_file.pid_of(join_file.read(join_file.path_of(name)))
+    except JoinError:  # it has just ended
+        return False
+    return server in ancestors()
 
 
 def joined(process: Process) -> tuple[ProcMesh, ...]:

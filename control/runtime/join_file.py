@@ -15,6 +15,7 @@ import re
 import secrets
 import socket
 import stat
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -251,6 +252,20 @@ def running(suffix: str = SERVED) -> list[str]:
         if path.exists():
             names.append(path.name.removesuffix(suffix))
     return names
+
+
+def pid_of(connection: Connection) -> int:
+    """The process that serves a job, as this one knows it; 0 where there is none of this host."""
+    if connection.host != this_network():
+        return 0
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
+        knock.settimeout(_KNOCK_TIMEOUT_S)
+        try:
+            knock.connect("\0" + within_host(connection.root.id).removeprefix(_UNIX))
+        except OSError:
+            return 0
+        pid, _, _ = struct.unpack("iii", knock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return int(pid)
 
 
 @contextlib.contextmanager

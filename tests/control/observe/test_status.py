@@ -289,6 +289,32 @@ def test_the_environment_has_a_job_served_from_its_beginning(
     assert (code, "this job is not served as SKIPPER_SERVE=unchanged says" in err) == (0, True)
 
 
+def test_a_script_that_a_served_script_starts_is_not_told_that_the_name_is_taken(
+    script: Callable[[str], Script], runtime_folder: Path
+) -> None:
+    running = script(
+        f"""
+        import os, subprocess, sys
+        os.environ.update(XDG_RUNTIME_DIR={str(runtime_folder)!r}, SKIPPER_SERVE="inherited")
+        from skipper.control import Actor, endpoint, this_host
+
+        TOOL = "from skipper import control; control.this_proc(); print('ran', flush=True)"
+
+        class Runner(Actor):
+            @endpoint
+            def run_tool(self):
+                done = subprocess.run([sys.executable, "-c", TOOL], capture_output=True, text=True, timeout=30)
+                return done.returncode, done.stdout, done.stderr
+
+        print(this_host().spawn_procs(name="below").spawn("runner", Runner).run_tool.call_one().get(30))
+        done = subprocess.run([sys.executable, "-c", TOOL], capture_output=True, text=True, timeout=30)
+        print((done.returncode, done.stdout, done.stderr))
+        """
+    )
+    code, out, err = running.finish()
+    assert (code, out.splitlines(), err) == (0, ["(0, 'ran\\n', '')"] * 2, "")
+
+
 @pytest.mark.parametrize(
     ("seconds", "shown"), [(0.44, "0.4 s"), (12.9, "12 s"), (185, "3 min 5 s"), (7800, "2 h 10 min"), (-1, "0.0 s")]
 )
