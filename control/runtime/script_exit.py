@@ -124,14 +124,19 @@ def end() -> None:
 
 
 def set_exit_status() -> None:
-    """See to the exit status after `fail`. Called from an `atexit` handler.
+    """See to the exit status after `fail`, and after Ctrl-C. Called from an `atexit` handler.
 
     Python offers nothing for that, but C does: what is registered with the C library runs after Python has ended, and
     of several calls of ``exit`` the last one says the status (glibc's ``__run_exit_handlers``).
+
+    A script that KeyboardInterrupt ends is to end by SIGINT. CPython forgets this when it compiles text afterwards
+    (``run_eval_code_obj`` in its pythonrun.c), as an import of dataclasses does, and ends with 1.
     """
+    libc = ctypes.CDLL(None)
     if _status:
-        libc = ctypes.CDLL(None)
         libc.__cxa_atexit(ctypes.cast(libc.exit, ctypes.c_void_p), ctypes.c_void_p(_status), None)
+    elif getattr(sys, "last_type", None) is KeyboardInterrupt and not hasattr(sys, "ps1"):  # and no prompt goes on
+        libc.__cxa_atexit(ctypes.cast(libc["raise"], ctypes.c_void_p), ctypes.c_void_p(signal.SIGINT), None)
 
 
 def forget() -> None:

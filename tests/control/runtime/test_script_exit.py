@@ -208,6 +208,23 @@ time.sleep(30)
     running.process.kill()
 
 
+def test_ctrl_c_ends_the_script_by_its_signal_whatever_runs_at_its_end(script: Callable[[str], Script]) -> None:
+    running = script(
+        PREAMBLE
+        + """
+import atexit
+atexit.register(lambda: exec("1"))
+this_host().spawn_procs().initialized.get(20)
+print("up", flush=True)
+time.sleep(60)
+"""
+    )
+    assert running.line() == "up"
+    running.process.send_signal(signal.SIGINT)
+    code, _, err = running.finish()
+    assert (code, "KeyboardInterrupt" in err) == (-signal.SIGINT, True)
+
+
 def test_actors_clean_up_when_the_script_ends_even_beside_one_that_hangs(
     script: Callable[[str], Script], tmp_path: os.PathLike[str]
 ) -> None:
