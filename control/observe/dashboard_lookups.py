@@ -13,6 +13,7 @@ from typing import Any
 
 from skipper.control.model.errors import ControlError
 from skipper.control.observe.dashboard_feed import cut
+from skipper.control.observe.errors import SeenErrors
 from skipper.control.observe.job_source import JobSource
 from skipper.control.observe.log_lines import label_of
 from skipper.control.observe.log_tail import OutputTail
@@ -39,6 +40,8 @@ class DashboardLookups:
     def __init__(self, source: JobSource) -> None:
         self._source = source
         self._errors = RecentResult(source.errors, ERRORS_INTERVAL_S)
+        self._seen_lock = threading.Lock()
+        self._seen = SeenErrors()
         self._looking = threading.Lock()
         self._tails_lock = threading.Lock()
         self._tails: OrderedDict[str, tuple[str, OutputTail]] = OrderedDict()
@@ -54,10 +57,14 @@ class DashboardLookups:
             return _json({"problem": str(error)}, HTTPStatus.BAD_REQUEST)
 
     def _errors_of(self, query: Mapping[str, str]) -> dict[str, Any]:
-        """Of one process, ``process``: its errors by kind, those that were seen last at the beginning."""
-        asked = query.get("process", "")
-        found = [errors for errors in self._errors.get() if errors.process_id == asked]
-        groups = [dataclasses.asdict(group) for errors in found for group in reversed(errors.groups)]
+        """Of one process, ``process``, or of all: errors by kind, those that were seen last at the beginning."""
+        found, groups = self._errors.get(), []
+        if (asked := query.get("process")) is None:
+            with self._seen_lock:
+                groups = [dataclasses.asdict(kind) for kind in self._seen.note(found)]
+        else:
+            own = [errors for errors in found if errors.process_id == asked]
+            groups = [dataclasses.asdict(group) for errors in own for group in reversed(errors.groups)]
         return {"problem": "", "groups": [{**group, "message": cut(group["message"])} for group in groups]}
 
     def _stacks_of(self, query: Mapping[str, str]) -> dict[str, Any]:

@@ -1,7 +1,11 @@
-"""`errors_around`: what has gone wrong in a running job, by kind, each with a traceback and how often it was seen."""
+"""What has gone wrong in a job, by kind, each with a traceback and how often it was seen.
+
+`errors_around` asks a running job for it. `SeenErrors` counts together what is alike in all of its processes.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,6 +14,13 @@ from skipper.control.runtime.history import ErrorGroup
 
 if TYPE_CHECKING:
     from skipper.control.runtime.process import Process
+
+KEPT_PROCESSES = 64
+"""So many processes that do not answer any more are remembered with their errors."""
+MOST_KINDS = 100
+"""So many kinds of errors are told of a whole job, those that were seen last."""
+MOST_NAMED = 16
+"""Of so many actors that failed alike the names are told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +50,81 @@ def errors_around(process: Process, *, timeout: float) -> list[ProcessErrors]:
 def answer(process: Process, argument: None) -> list[ErrorGroup]:
     """Those of this process."""
     return process.history.groups()
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorKind:
+    """Errors of a whole job that are alike: of one class, raised at one line, which the same calls led to.
+
+    Attributes:
+        error: name of the class.
+        place: file and line where it was raised; empty where that is not known.
+        count: how many there have been.
+        first_s: when the first was, as `time.time` counts.
+        last_s: when the latest was.
+        message: of the latest, for people.
+        traceback: of the first one.
+        who: the actors and their endpoints, `MOST_NAMED` at most, those that failed last at the beginning.
+        who_total: how many there are.
+    """
+
+    error: str
+    place: str
+    count: int
+    first_s: float
+    last_s: float
+    message: str
+    traceback: str
+    who: tuple[str, ...]
+    who_total: int
+
+
+def counted_together(groups: Iterable[ErrorGroup]) -> list[ErrorKind]:
+    """Errors of all actors by kind, those that were seen last at the beginning; `MOST_KINDS` at most."""
+    alike: dict[tuple[str, str, str], list[ErrorGroup]] = {}
+    for group in groups:
+        alike.setdefault((group.error, group.place, _calls(group.traceback)), []).append(group)
+    kinds = sorted(map(_kind, alike.values()), key=lambda kind: kind.last_s, reverse=True)
+    return kinds[:MOST_KINDS]
+
+
+def _kind(groups: list[ErrorGroup]) -> ErrorKind:
+    groups.sort(key=lambda group: group.last_s, reverse=True)
+    first = min(groups, key=lambda group: group.first_s)
+    who = tuple(dict.fromkeys(group.who for group in groups))
+    return ErrorKind(
+        error=first.error,
+        place=first.place,
+        count=sum(group.count for group in groups),
+        first_s=first.first_s,
+        last_s=groups[0].last_s,
+        message=groups[0].message,
+        traceback=first.traceback,
+        who=who[:MOST_NAMED],
+        who_total=len(who),
+    )
+
+
+def _calls(traceback: str) -> str:
+    """The lines of a traceback that name files and functions: messages and values differ."""
+    return "\n".join(line for line in traceback.splitlines() if line.lstrip().startswith('File "'))
+
+
+class SeenErrors:
+    """The errors of all processes by kind, also of those that have ended since. For one thread at a time."""
+
+    def __init__(self) -> None:
+        self._there: dict[str, list[ErrorGroup]] = {}
+        self._ended: dict[str, list[ErrorGroup]] = {}
+
+    def note(self, found: Sequence[ProcessErrors]) -> list[ErrorKind]:
+        """Take what the processes say now; returns what all of them have said."""
+        there = {errors.process_id: errors.groups for errors in found if errors.groups}
+        self._ended.update((key, groups) for key, groups in self._there.items() if key not in there)
+        for key in [key for key in self._ended if key in there]:  # it answers again
+            del self._ended[key]
+        for key in list(self._ended)[:-KEPT_PROCESSES]:
+            del self._ended[key]
+        self._there = there
+        every = (*self._there.values(), *self._ended.values())
+        return counted_together(group for groups in every for group in groups)

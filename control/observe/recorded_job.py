@@ -52,7 +52,10 @@ class RecordedJob:
         return dataclasses.replace(status, processes=[dataclasses.replace(script, report=report), *others])
 
     def errors(self) -> Sequence[ProcessErrors]:
-        """Errors by kind. Of ranks that failed alike each has the one traceback that was kept."""
+        """Errors by kind, of processes that had ended by the last look as well, under ids that no process has.
+
+        Of ranks that failed alike each has the one traceback that was kept.
+        """
         ids = {process.name: process.id for process in self._last.processes}
         traces: dict[tuple[str, str], str] = {}
         groups: dict[str, dict[tuple[str, str, str], ErrorGroup]] = defaultdict(dict)
@@ -61,11 +64,11 @@ class RecordedJob:
                 continue
             process, error, place = (str(event.more.get(name, "")) for name in ("process", "error", "place"))
             trace = traces.setdefault((error, place), event.traceback)
-            kinds, key = groups[ids.get(process, "")], (event.who, error, place)
+            kinds, key = groups[ids.get(process, f"ended {process}")], (event.who, error, place)
             first_s, before = (kinds[key].first_s, kinds[key].count) if key in kinds else (event.at_s, 0)
             count = before + _count(event)
             kinds[key] = ErrorGroup(*key, count, first_s, event.at_s, event.message, trace)
-        return [ProcessErrors(process, list(kinds.values())) for process, kinds in groups.items() if process]
+        return [ProcessErrors(process, list(kinds.values())) for process, kinds in groups.items()]
 
     def stacks(self) -> Sequence[ProcessStacks]:
         """Where the threads of all processes were last, as one text, for each process."""

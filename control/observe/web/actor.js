@@ -3,6 +3,7 @@
 import { LEVELS } from "./bounds.js";
 import { Chart } from "./charts.js";
 import { ask, element, setAttribute, setText } from "./dom.js";
+import { ErrorItem, total } from "./errors.js";
 import { bytes, clock, count, counted, duration, rate, span } from "./format.js";
 import { LogView } from "./logs.js";
 import { logsPath, meshAndRank, pathOf, wordOf } from "./paths.js";
@@ -213,15 +214,8 @@ function showLatencies(body, latencies) {
 }
 
 function showErrors(list, groups, count) {
-  const shown = groups.map((group) => {
-    const times = group.count === 1 ? clock(group.last_s) : `${clock(group.first_s)} to ${clock(group.last_s)}`;
-    const head = element("p", { class: "event-head" }, element("span", { class: "times" }, `×${group.count}`), element("span", { class: "event-who" }, group.who));
-    head.append(element("time", { datetime: new Date(group.last_s * 1000).toISOString() }, times));
-    const trace = element("details", {}, element("summary", {}, `Traceback of the first${group.place ? `, at ${group.place}` : ""}`));
-    trace.append(element("pre", { class: "stacks", tabindex: "0" }, group.traceback));
-    return element("li", { class: "event", "data-error": group.error }, head, element("p", { class: "event-message", tabindex: "0" }, group.message), trace);
-  });
-  const seen = groups.reduce((sum, group) => sum + group.count, 0);
+  const shown = groups.map((group) => new ErrorItem(group).element);
+  const seen = total(groups);
   if (shown.length === 0) shown.push(element("li", { class: "empty" }, count === 0 ? "None so far." : `The traceback of ${counted(count, "error")} is no longer kept.`));
   else if (seen < count) shown.push(element("li", { class: "empty" }, `${counted(count - seen, "error")} of other kinds before these.`));
   list.replaceChildren(...shown);

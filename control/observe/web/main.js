@@ -2,14 +2,16 @@
 
 import { Part } from "./actor.js";
 import { CallBounds } from "./bounds.js";
+import { Cards } from "./cards.js";
 import { ask, element, recall, remember, setAttribute, setText } from "./dom.js";
+import { Faults } from "./errors.js";
 import { clock, counted, duration } from "./format.js";
 import { LogsPage } from "./logs.js";
 import { Model } from "./model.js";
 import { parsed, pathOf } from "./paths.js";
 import { Topology } from "./topology.js";
-import { Events, Tables, Tiles, showFigures } from "./view.js";
-import { Waterfalls } from "./waterfall.js";
+import { TableCard, Tiles, showFigures } from "./view.js";
+import { Waterfall } from "./waterfall.js";
 
 const THEMES = ["system", "dark", "light"];
 const MOST_NAMED = 5;
@@ -19,9 +21,9 @@ const model = new Model();
 const bounds = new CallBounds({ slow: at("slow-after"), hung: at("hung-after") }, () => newest && draw(newest));
 const tiles = new Tiles(at("rates"));
 const topology = new Topology(at("topology"), at("filter"), at("no-match"), bounds);
-const events = new Events(at("events"), at("no-events"));
-const tables = new Tables(at("tables"));
-const waterfalls = new Waterfalls(at("tables"));
+const faults = new Faults(at("events"), at("no-events"), () => newest && draw(newest));
+const tables = new Cards(at("tables"), (title) => new TableCard(title));
+const waterfalls = new Cards(at("tables"), (title) => new Waterfall(title));
 const part = new Part(at("part"), model, bounds);
 const logs = new LogsPage(at("logs"));
 
@@ -44,9 +46,9 @@ function draw(look) {
   if (page === "overview") {
     tiles.update(model.totals);
     topology.update(look);
-    events.update(look);
+    faults.update(look);
     tables.update(look.tables.filter((table) => !table.waterfall));
-    waterfalls.update(look.tables);
+    waterfalls.update(look.tables.filter((table) => table.waterfall));
     showFigures(at("figures-card"), at("figures"), look.processes);
   }
   if (page === "actor" || page === "process") part.update(look);

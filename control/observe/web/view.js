@@ -2,7 +2,7 @@
 
 import { Chart } from "./charts.js";
 import { element, setText } from "./dom.js";
-import { bytes, clock, count, counted, duration, rate } from "./format.js";
+import { bytes, count, counted, rate } from "./format.js";
 
 // Of the totals: what it is called, how it is shown, and of what.
 const TILES = [
@@ -26,113 +26,33 @@ export class Tiles {
   }
 }
 
-/** Errors and deaths, the newest first. */
-export class Events {
-  #shown = new Map();
-  #list;
-  #empty;
-  #isFirst = true;
+/** What parts of the job report under one title. It is small: made anew where it changes. */
+export class TableCard {
+  element = element("section", { class: "card" });
+  #title;
+  #known = "";
 
-  constructor(list, empty) {
-    this.#list = list;
-    this.#empty = empty;
+  constructor(title) {
+    this.#title = title;
+    this.element.setAttribute("aria-label", title);
   }
 
-  update(look) {
-    const keys = new Set();
-    for (const [place, event] of look.events.entries()) {
-      const key = JSON.stringify([event.kind, event.at_s, event.who, event.message]);
-      keys.add(key);
-      let item = this.#shown.get(key);
-      if (item === undefined) {
-        item = this.#item(event);
-        this.#shown.set(key, item);
-      }
-      if (this.#list.children[place] !== item) this.#list.insertBefore(item, this.#list.children[place] ?? null);
-      setText(item.querySelector("time"), `${clock(event.at_s)} · ${duration(look.taken_s - event.at_s)} ago`);
-    }
-    for (const [key, item] of this.#shown) {
-      if (!keys.has(key)) {
-        item.remove();
-        this.#shown.delete(key);
-      }
-    }
-    this.#empty.hidden = look.events.length > 0;
-    this.#isFirst = false;
-  }
-
-  #item(event) {
-    const item = element("li", { class: this.#isFirst ? "event" : "event fresh", "data-kind": event.kind });
-    const head = element("p", { class: "event-head" });
-    const kind = element("span", { class: "event-kind" });
-    const who = element("p", { class: "event-who" });
-    const message = element("p", { class: "event-message", tabindex: "0" });
-    setText(kind, event.kind === "death" ? "✕ died" : "! error");
-    head.append(kind, element("time", { datetime: new Date(event.at_s * 1000).toISOString() }));
-    setText(who, event.who);
-    setText(message, event.message);
-    item.append(head, who, message);
-    return item;
-  }
-}
-
-/** Tables that parts of the job report, those of one title in one. They are small: made anew where they change. */
-export class Tables {
-  #cards = new Map();
-  #place;
-
-  constructor(place) {
-    this.#place = place;
-  }
-
+  /** Show tables of the same columns as one. */
   update(tables) {
-    const byTitle = new Map();
-    for (const table of tables) {
-      const known = byTitle.get(table.title);
-      if (known === undefined) byTitle.set(table.title, { ...table, rows: [...table.rows] });
-      else {
-        known.rows.push(...table.rows);
-        known.left_out += table.left_out;
-      }
-    }
-    for (const [title, card] of this.#cards) {
-      if (!byTitle.has(title)) {
-        card.element.remove();
-        this.#cards.delete(title);
-      }
-    }
-    for (const [title, table] of byTitle) {
-      const text = JSON.stringify(table);
-      const card = this.#cards.get(title);
-      if (card?.text === text) continue;
-      const made = tableCard(table);
-      if (card === undefined) this.#place.append(made);
-      else card.element.replaceWith(made);
-      this.#cards.set(title, { element: made, text });
-    }
+    const rows = tables.flatMap((table) => table.rows);
+    const leftOut = tables.reduce((sum, table) => sum + table.left_out, 0);
+    const { columns } = tables[0];
+    const text = JSON.stringify([columns, rows, leftOut]);
+    if (text === this.#known) return;
+    this.#known = text;
+    const numeric = columns.map((_, place) => rows.length > 0 && rows.every((row) => row[place] === null || typeof row[place] === "number"));
+    const table = element("table", {}, element("thead", {}, line("th", columns, columns, numeric)));
+    table.append(element("tbody", {}, ...rows.map((row) => line("td", row, columns, numeric))));
+    const wide = element("div", { class: "wide", tabindex: "0", role: "region", "aria-label": this.#title }, table);
+    this.element.replaceChildren(element("div", { class: "card-head" }, element("h2", {}, this.#title)), wide);
+    if (leftOut > 0) this.element.append(element("p", { class: "empty" }, `${counted(leftOut, "row")} more`));
+    else if (rows.length === 0) this.element.append(element("p", { class: "empty" }, "Nothing yet."));
   }
-}
-
-function tableCard({ title, columns, rows, left_out: leftOut }) {
-  const card = element("section", { class: "card", "aria-label": title });
-  const head = element("div", { class: "card-head" });
-  const heading = element("h2");
-  const wide = element("div", { class: "wide", tabindex: "0", role: "region", "aria-label": title });
-  const table = element("table");
-  const numeric = columns.map((_, place) => rows.length > 0 && rows.every((row) => row[place] === null || typeof row[place] === "number"));
-  setText(heading, title);
-  head.append(heading);
-  table.append(element("thead"), element("tbody"));
-  table.tHead.append(line("th", columns, columns, numeric));
-  for (const row of rows) table.tBodies[0].append(line("td", row, columns, numeric));
-  wide.append(table);
-  card.append(head, wide);
-  if (rows.length === 0 || leftOut > 0) {
-    const note = element("p", { class: "empty" });
-    setText(note, leftOut > 0 ? `${counted(leftOut, "row")} more` : "Nothing yet.");
-    card.append(note);
-  }
-  return card;
 }
 
 function line(kind, entries, columns, numeric) {

@@ -6,38 +6,6 @@ import { bytes, clock, span } from "./format.js";
 const MOST_GROUPS = 50;
 const MOST_BARS = 64;
 
-export class Waterfalls {
-  #cards = new Map();
-  #place;
-
-  constructor(place) {
-    this.#place = place;
-  }
-
-  update(tables) {
-    const byTitle = new Map();
-    for (const table of tables) {
-      if (!table.waterfall) continue;
-      if (!byTitle.has(table.title)) byTitle.set(table.title, []);
-      byTitle.get(table.title).push(...table.rows.map((row) => bar(table, row)));
-    }
-    for (const [title, card] of this.#cards) {
-      if (!byTitle.has(title)) {
-        card.element.remove();
-        this.#cards.delete(title);
-      }
-    }
-    for (const [title, bars] of byTitle) {
-      if (!this.#cards.has(title)) {
-        const made = new Waterfall(title);
-        this.#cards.set(title, made);
-        this.#place.append(made.element);
-      }
-      this.#cards.get(title).update(bars);
-    }
-  }
-}
-
 /** A row by what its columns mean. */
 function bar(table, row) {
   const of = (column) => row[table.columns.indexOf(column)];
@@ -47,7 +15,7 @@ function bar(table, row) {
   return { group: of(group), begin: of(begin), who: table.process, words, stages: stages.map((name) => [name, of(name)]) };
 }
 
-class Waterfall {
+export class Waterfall {
   #groups = element("select", { "aria-label": "Which" });
   #bars = element("ol", { class: "bars" });
   #legend = element("p", { class: "legend" });
@@ -66,7 +34,9 @@ class Waterfall {
     });
   }
 
-  update(bars) {
+  /** Show the rows of tables as bars. */
+  update(tables) {
+    const bars = tables.flatMap((table) => table.rows.map((row) => bar(table, row)));
     const text = JSON.stringify(bars);
     if (text === this.#known) return;
     this.#known = text;

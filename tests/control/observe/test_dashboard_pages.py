@@ -114,6 +114,26 @@ def test_errors_that_are_alike_are_counted_and_have_a_traceback(page: Page, echo
 
 
 @needs_chromium
+def test_the_overview_counts_errors_of_all_actors_by_kind(page: Page, echoes: ActorMesh[Echo]) -> None:
+    for _ in range(2):
+        with pytest.raises(ActorError):
+            echoes.fail.call(OverflowError(SCRIPT)).get(PATIENCE_S)
+    item = page.locator("#events li[data-error=OverflowError]")
+    expect(item).to_have_count(1)
+    expect(item.locator(".times")).to_have_text("\u00d74")
+    expect(item.locator(".event-who")).to_contain_text("echoes{'gpus': 0}.fail")
+    expect(item.locator(".event-who")).to_contain_text("echoes{'gpus': 1}.fail")
+    item.locator("summary").click()
+    expect(item.locator("pre")).to_contain_text("raise error")
+    with pytest.raises(ActorError):
+        echoes.slice(gpus=0).fail.call_one(OverflowError("another")).get(PATIENCE_S)
+    expect(item.locator(".times")).to_have_text("\u00d75")
+    expect(item.locator(".event-message")).to_have_text("OverflowError: another")
+    expect(item.locator("pre")).to_be_visible()  # it stays open
+    expect(page.locator("#events li[data-kind=error]", has_text="OverflowError")).to_have_count(1)
+
+
+@needs_chromium
 def test_from_the_symptom_of_a_hang_to_the_line_of_code_in_three_actions(
     context: BrowserContext, blocked: ActorMesh[Echo]
 ) -> None:

@@ -53,6 +53,8 @@ def recorded(echoes: ActorMesh[Echo], tmp_path: Path, monkeypatch: pytest.Monkey
         process = f"workers{{'gpus': {rank}}}"
         who = f"echoes{{'gpus': {rank}}}.step"
         record.event("error", who, "KeyError: 'x'", at_s=5.0 + count, process=process, count=count, **kind, **trace)
+    gone = {**kind, "process": "ended", "count": 1, "traceback": "Traceback of train.py"}
+    record.event("error", "ended.step", "KeyError: 'x'", at_s=8.5, **gone)
     record.event("death", "workers{'gpus': 0}", "pid 7 was killed", at_s=9.0)
     record.event("logs", "script", str(logs))
     record.stacks("", "old")
@@ -68,9 +70,10 @@ def test_errors_deaths_stacks_and_output_are_those_of_the_record(recorded: Recor
     report = status.processes[0].report
     assert report is not None
     assert [event.who for event in report.deaths] == ["workers{'gpus': 0}"]
-    assert len(report.errors) == 3
+    assert len(report.errors) == 4
     ids = {process.id: process.name for process in status.processes}
-    found = {ids[errors.process_id]: errors.groups for errors in recorded.errors()}
+    found = {ids.get(errors.process_id, "gone"): errors.groups for errors in recorded.errors()}
+    assert found["gone"][0].who == "ended.step"
     (group,) = found["workers{'gpus': 1}"]
     assert (group.who, group.error, group.place, group.count) == (f"{RANK_1}.step", "KeyError", "train.py:7", 3)
     assert (group.first_s, group.last_s, group.traceback) == (6.0, 7.0, "Traceback of train.py")
@@ -110,6 +113,7 @@ def test_the_page_says_that_it_is_a_record_and_has_all_of_it(browser: Browser, r
         expect(page.locator("#banner")).to_contain_text("train was killed by signal 9 (SIGKILL)")
         expect(page.locator("#freshness")).to_contain_text("as of")
         expect(page.locator("li.event[data-kind=death]")).to_contain_text("pid 7 was killed")
+        expect(page.locator("#events li[data-error=KeyError] .times")).to_have_text("\u00d75")
         page.locator("tr.process a", has_text="workers{'gpus': 1}").click()
         expect(page.locator(".groups .times")).to_have_text("\u00d73")
         page.get_by_role("button", name="Take stacks").click()
