@@ -77,10 +77,15 @@ class LogFiles:
         folder: for these files; None: a new one, for this job, in `folders_home`.
         job: the id of the job.
         is_stamped: as above; else each stream has a file of its own, whole and as it was written, without bounds.
+
+    Attributes:
+        folder: where they lie; None: nowhere yet.
+        is_whole: whether they hold all that was written; else what came first has gone.
     """
 
     def __init__(self, folder: Path | None, job: str, *, is_stamped: bool = True) -> None:
         self.folder = folder
+        self.is_whole = True
         self._job = job
         self._is_stamped = is_stamped
         self._lock = threading.Lock()
@@ -160,7 +165,9 @@ class LogFiles:
         most = max(min(MAX_PROCESS_NBYTES, MAX_JOB_NBYTES // len(self._sizes)), MIN_PROCESS_NBYTES)
         if self._is_stamped and size >= most // 2:
             os.close(self._open.pop(path))
-            path.rename(path.with_name(path.name.removesuffix(SUFFIX) + OLDER_SUFFIX))
+            older = path.with_name(path.name.removesuffix(SUFFIX) + OLDER_SUFFIX)
+            self.is_whole = self.is_whole and not older.exists()
+            path.rename(older)
             self._sizes[path] = 0
 
     def _append(self, path: Path, content: bytes) -> int:

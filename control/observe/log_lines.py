@@ -18,6 +18,9 @@ IDLE_S = 0.5
 BAR_S = 5.0
 """How often a bar of progress is shown, which a carriage return draws anew."""
 
+BURST_S = 10.0
+"""What bounds allow for this long may come at once: a traceback of every rank is not cut."""
+
 DEFAULT_NAME = "procs"
 """The name of a mesh of processes to which nobody gave one."""
 
@@ -141,12 +144,19 @@ class LineSplitter:
 
 
 class LineBudget:
-    """Lines that may be shown: so many a second in the long run, and at once what ``burst_s`` seconds would bring."""
+    """Lines that may be shown: so many a second in the long run, and at once what ``burst_s`` seconds would bring.
+
+    Attributes:
+        is_flooded: whether more came in the last second than may be shown in the long run, and not all of it was.
+    """
 
     def __init__(self, burst_s: float) -> None:
+        self.is_flooded = False
         self._burst_s = burst_s
         self._left: float | None = None
         self._counted_s = 0.0
+        self._second_s = 0.0
+        self._asked = self._refused = 0
 
     def admit(self, count: int, per_s: int, now_s: float, *, reserved: float = 0.0) -> int:
         """How many of ``count`` lines may be shown now; they are counted. ``reserved`` is the part not for these."""
@@ -158,7 +168,15 @@ class LineBudget:
         self._counted_s = now_s
         admitted = min(count, max(int(self._left - most * reserved), 0))
         self._left -= admitted
+        self._watch(count, admitted, per_s, now_s)
         return admitted
+
+    def _watch(self, count: int, admitted: int, per_s: int, now_s: float) -> None:
+        if (passed_s := now_s - self._second_s) >= 1.0:
+            self.is_flooded = self._refused > 0 and self._asked > per_s * passed_s
+            self._asked, self._refused, self._second_s = 0, 0, now_s
+        self._asked += count
+        self._refused += count - admitted
 
 
 MAX_HELD = 1000

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import threading
 import zlib
 from collections import deque
+from typing import TextIO
 
 from skipper.control.observe import terminal_line
 from skipper.control.observe.log_lines import Line, mesh_of
@@ -89,11 +91,23 @@ def _write(batch: list[tuple[int, str, str]]) -> None:
 def _write_to(number: int, text: str) -> None:
     stream = sys.stdout if number == 1 else sys.stderr  # those of now: a notebook, or a test, has put others there
     try:
-        stream.write(text)
+        _put(stream, text)
     except UnicodeEncodeError:  # a terminal of another encoding: the letters that it has not are shown by their numbers
         encoding = getattr(stream, "encoding", None) or "ascii"
-        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-    stream.flush()
+        _put(stream, text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def _put(stream: TextIO, text: str) -> None:
+    """Write whole lines, and not into the middle of one of the script: `print` writes a line's end by itself.
+
+    What stands in a stream that is flushed at each line's end is the beginning of a line. The lines go past it.
+    """
+    if isinstance(stream, io.TextIOWrapper) and stream.line_buffering and not stream.write_through:
+        stream.buffer.write(text.encode(stream.encoding, stream.errors or "strict"))
+        stream.buffer.flush()
+    else:
+        stream.write(text)
+        stream.flush()
 
 
 def wants_colours(number: int) -> bool:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import array
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import secrets
 import selectors
 import socket
 import struct
+import termios
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from skipper.control.observe.log_lines import LineSplitter
+from skipper.control.observe.log_lines import BURST_S, LineBudget, LineSplitter
 
 CHUNK_NBYTES = 64 << 10
 
@@ -38,6 +40,7 @@ class LogSource:
         host: its host, as that was attached; empty for this one.
         actors: the meshes of its actors, as far as it has told.
         lines: what is made of what it says.
+        budget: how much of that may be shown.
     """
 
     fd: int
@@ -47,6 +50,7 @@ class LogSource:
     host: str = ""
     actors: tuple[str, ...] = ()
     lines: LineSplitter = field(default_factory=LineSplitter)
+    budget: LineBudget = field(default_factory=lambda: LineBudget(BURST_S))
 
     def words(self) -> str:
         """Name and actors, as they travel from another host."""
@@ -254,6 +258,13 @@ class LogReader:
             self._idle.notify_all()
 
 
+def _has_more(source: LogSource) -> bool:
+    """Whether something waits in the pipe of a process of this host."""
+    if source.fd < 0:
+        return False
+    return any(fcntl.ioctl(source.fd, termios.FIONREAD, bytes(array.array("i").itemsize)))
+
+
 def _is_same_user(connection: socket.socket) -> bool:
     _, uid, _ = struct.unpack("iii", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return bool(uid == os.geteuid())
@@ -355,6 +366,8 @@ class Collector(LogReader):
     def _next_s(self) -> float | None:
         now, waits = time.monotonic(), []
         for source in list(self._unfinished):
+            if source.lines.due_s() <= now and _has_more(source):
+                continue  # it is this thread that is late, and reads the line's end in the next round
             if (text := source.lines.overdue(now)) is not None:
                 self._say(source, text)
             if (due := source.lines.due_s()) < float("inf"):

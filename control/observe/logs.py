@@ -19,7 +19,7 @@ from skipper.control.model.errors import AlreadyInJobError, ControlError
 from skipper.control.observe import log_forwarder
 from skipper.control.observe.job_query import survey
 from skipper.control.observe.log_files import LogFiles
-from skipper.control.observe.log_lines import Aggregator, Line, LineBudget, label_of
+from skipper.control.observe.log_lines import BURST_S, Aggregator, Line, LineBudget, label_of
 from skipper.control.observe.log_output import OutputWriter
 from skipper.control.observe.log_reader import Collector, LogSource
 from skipper.control.runtime import current_runtime
@@ -36,12 +36,14 @@ RAW, OFF, LABELLED = "raw", "off", "labelled"
 LAST_WORDS_S = 2.0
 """How long the end of the script waits for what is still in the pipes, and for its own output."""
 
-BURST_S = 10.0
-"""What the bounds allow for this long may come at once: a traceback of every rank is not cut."""
-
 FIRST_REPORT_S = 1.0
 REPORT_S = 5.0
 """How often the script is told that lines are dropped, while they are."""
+
+FLOOD_PART = 0.1
+"""Of all lines that may be shown, so many may be of processes that write more than they may for longer than a second:
+what scrolls by faster than anybody reads says no more than a sample of it."""
+FLOOD_BURST_S = 1.0
 
 _FOR_ERRORS = 0.25
 """The part of all lines that is for the standard error, however much comes on the standard output."""
@@ -56,9 +58,10 @@ class LogOptions:
         prefixed: whether each line says whose it is.
         aggregate_s: how long a line is held back to see who else says so; 0 for not at all. With one process nothing
             is held back.
-        max_lines_per_s: of one process, on average; ten times as many may come at once. Those beyond are dropped, and
-            counted.
-        max_total_lines_per_s: of all processes, likewise, once what they have in common is one line.
+        max_lines_per_s: of each stream of one process, on average; ten times as many may come at once. Those beyond are
+            dropped, and counted.
+        max_total_lines_per_s: of all processes, likewise, once what they have in common is one line. Streams that go
+            beyond ``max_lines_per_s`` for longer than a second share a tenth of it.
     """
 
     shown: bool = True
@@ -94,7 +97,7 @@ class Logs:
         self._own_files = own
         self._drops = DropReport()
         self._aggregator = Aggregator(options.aggregate_s)
-        self._budgets: dict[tuple[str, int], LineBudget] = {}
+        self._flood_budget = LineBudget(FLOOD_BURST_S)
         self._budget = LineBudget(BURST_S)
         self._labels: dict[tuple[str, tuple[str, ...]], str] = {}
         self._writer = OutputWriter()
@@ -194,10 +197,11 @@ class Logs:
     def _admit(self, source: LogSource, count: int) -> int:
         if not self.options.shown:
             return 0
-        budget = self._budgets.get((source.host, source.pid))
-        if budget is None:
-            budget = self._budgets[source.host, source.pid] = LineBudget(BURST_S)
-        admitted = budget.admit(count, self.options.max_lines_per_s, time.monotonic())
+        now_s = time.monotonic()
+        admitted = source.budget.admit(count, self.options.max_lines_per_s, now_s)
+        if source.budget.is_flooded:
+            most_per_s = max(int(self.options.max_total_lines_per_s * FLOOD_PART), 1)
+            admitted = self._flood_budget.admit(admitted, most_per_s, now_s)
         if admitted < count:
             self._drop(count - admitted, self._label(source), source)
         return admitted
@@ -226,10 +230,10 @@ class Logs:
 
     def _drop(self, count: int, label: str, source: LogSource | None = None) -> None:
         self.dropped += count
-        place = None
+        place, is_whole = None, True
         for files in self._files:
-            place = files.folder if source is None else files.path_of(source)
-        self._drops.add(count, label, place, time.monotonic(), self.folder)
+            place, is_whole = files.folder if source is None else files.path_of(source), files.is_whole
+        self._drops.add(count, label, place, time.monotonic(), self.folder, is_whole=is_whole)
 
 
 class DropReport:
@@ -240,11 +244,24 @@ class DropReport:
         self._labels: dict[str, None] = {}
         self._places: set[Path | None] = set()
         self._folder: Path | None = None
+        self._is_whole = True
         self._due_s: float | None = None
         self._told_s = float("-inf")
 
-    def add(self, count: int, label: str, place: Path | None, now_s: float, folder: Path | None) -> None:
-        """Count lines; ``place``: the file or the folder that has them, None for none."""
+    def add(
+        self, count: int, label: str, place: Path | None, now_s: float, folder: Path | None, *, is_whole: bool = True
+    ) -> None:
+        """Count lines.
+
+        Args:
+            count: how many.
+            label: whose.
+            place: the file or the folder that has them, None for none.
+            now_s: the time.
+            folder: of all files.
+            is_whole: whether the files hold all that was written.
+        """
+        self._is_whole = is_whole
         self._count += count
         self._labels[label] = None
         self._places.add(place)
@@ -263,7 +280,8 @@ class DropReport:
         first, *others = self._labels
         whose = f"{first} and {len(others)} more" if others else first
         place = next(iter(self._places)) if len(self._places) == 1 else self._folder
-        where = "" if None in self._places else f"; all of them are in {place}"
+        what = "all of them are" if self._is_whole else "the latest of them are"
+        where = "" if None in self._places else f"; {what} in {place}"
         text = f"… {self._count:,} lines of {whose} dropped{where}"
         self._count, self._due_s, self._told_s = 0, None, now_s
         self._labels.clear()

@@ -1,5 +1,6 @@
 """A terminal: a pty, and what stands on its screen once the few sequences that are used here have been obeyed."""
 
+import codecs
 import fcntl
 import os
 import re
@@ -13,19 +14,33 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|[A-Z78])|.", re.DOTALL)
+_BEGUN = re.compile(r"\x1b(?:\[[0-9;?]*)?\Z")
 
 
 class Screen:
-    """Rows of letters, all that have ever scrolled off included."""
+    """Rows of letters, all that have ever scrolled off included.
 
-    def __init__(self, columns: int) -> None:
+    Args:
+        columns: of a row.
+        wraps: whether what is longer goes on in the next row; else it is an error.
+    """
+
+    def __init__(self, columns: int, *, wraps: bool = False) -> None:
         self.rows = [""]
         self._columns = columns
+        self._wraps = wraps
+        self._begun = ""
+        self._colours = ""
+        self._colours_of: dict[tuple[int, int], str] = {}
         self._row = self._column = 0
         self._saved = (0, 0)
 
     def feed(self, text: str) -> None:
-        for found in _SEQUENCE.findall(text):
+        text = self._begun + text
+        begun = _BEGUN.search(text)  # a sequence may come in two pieces
+        end = len(text) if begun is None else begun.start()
+        self._begun = text[end:]
+        for found in _SEQUENCE.findall(text[:end]):
             self._obey(found)
 
     def _obey(self, token: str) -> None:
@@ -46,25 +61,55 @@ class Screen:
             self.rows[self._row] = self.rows[self._row][: self._column]
         elif token.startswith("\x1b["):
             assert token.endswith("m"), f"unknown sequence {token!r}"
+            self._colours = "" if token in ("\x1b[m", "\x1b[0m") else self._colours + token
         else:
             assert token.isprintable(), f"unknown letter {token!r}"
-            assert self._column < self._columns, "a row is too long"
-            row = self.rows[self._row].ljust(self._column)
-            self.rows[self._row] = row[: self._column] + token + row[self._column + 1 :]
-            self._column += 1
+            self._put(token)
         self.rows += [""] * (self._row + 1 - len(self.rows))
+
+    def _put(self, letter: str) -> None:
+        if self._wraps and self._column == self._columns:
+            self._row, self._column = self._row + 1, 0
+            self.rows += [""] * (self._row + 1 - len(self.rows))
+        assert self._column < self._columns, "a row is too long"
+        row = self.rows[self._row].ljust(self._column)
+        self.rows[self._row] = row[: self._column] + letter + row[self._column + 1 :]
+        self._colours_of[self._row, self._column] = self._colours
+        self._column += 1
+
+    def coloured(self) -> str:
+        """All rows as text with the sequences of their colours, and no others."""
+        return "\n".join(self._coloured(number, row) for number, row in enumerate(self.rows))
+
+    def _coloured(self, number: int, row: str) -> str:
+        text, before = "", ""
+        for column, letter in enumerate(row):
+            colours = self._colours_of.get((number, column), "")
+            if colours != before:
+                text, before = f"{text}\x1b[0m{colours}", colours
+            text += letter
+        return f"{text}\x1b[0m"
 
 
 class Terminal:
     """A process whose standard streams are a terminal."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], *, columns: int = 100) -> None:
-        self.screen = Screen(columns)
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        columns: int = 100,
+        wraps: bool = False,
+        cwd: Path | None = None,
+    ) -> None:
+        self.screen = Screen(columns, wraps=wraps)
         self.text = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
         self.ours, theirs = os.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         self.process = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, env=dict(env), start_new_session=True
+            command, stdin=theirs, stdout=theirs, stderr=theirs, env=dict(env), cwd=cwd, start_new_session=True
         )
         os.close(theirs)
 
@@ -87,11 +132,12 @@ class Terminal:
         if not select.select([self.ours], [], [], timeout)[0]:
             return False
         try:
-            chunk = os.read(self.ours, 1 << 16).decode()
+            chunk = os.read(self.ours, 1 << 16)
         except OSError:  # nobody has it open any more
             return False
-        self.text += chunk
-        self.screen.feed(chunk)
+        text = self._decoder.decode(chunk)  # a letter may come in two pieces
+        self.text += text
+        self.screen.feed(text)
         return bool(chunk)
 
     def __enter__(self) -> "Terminal":

@@ -95,7 +95,10 @@ def test_what_is_kept_of_a_process_is_bounded(tmp_path: Path, monkeypatch: pytes
     files = LogFiles(tmp_path, "abc")
     for number in range(3000):
         files.keep(LogSource(-1, 1, TRAINER, 7), b"%d: %s\n" % (number, b"x" * 100))
+        if number == 300:  # fewer than two files take
+            assert files.is_whole
     files.close()
+    assert not files.is_whole
     kept = [tmp_path / "procs-gpus=3-7.log.1", tmp_path / "procs-gpus=3-7.log"]
     assert sum(path.stat().st_size for path in kept) <= 100_000 + 1000
     numbers = [int(line.split()[3][:-1]) for path in kept if path.exists() for line in path.read_bytes().splitlines()]

@@ -120,6 +120,21 @@ def test_a_budget_allows_bursts_and_so_many_a_second_in_the_long_run() -> None:
     assert budget.admit(5000, 100, 1000.0) == 1000
 
 
+def test_a_flood_is_one_as_long_as_more_comes_than_may_be_shown() -> None:
+    budget = LineBudget(10.0)
+    budget.admit(1000, 100, 0.0)
+    budget.admit(500, 100, 1.0)
+    assert not budget.is_flooded  # all could be shown until then
+    budget.admit(500, 100, 2.0)
+    assert budget.is_flooded
+    for second in range(3, 30):
+        budget.admit(150, 100, float(second))
+        assert budget.is_flooded
+    budget.admit(50, 100, 30.0)
+    budget.admit(50, 100, 31.0)
+    assert not budget.is_flooded
+
+
 def test_a_part_of_the_budget_is_reserved() -> None:
     budget = LineBudget(10.0)
     assert budget.admit(5000, 100, 0.0, reserved=0.25) == 750
