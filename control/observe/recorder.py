@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 TIMEOUT_S = 2.0
 """How long a process has to answer before it is written down as silent."""
 
+MOST_CPU = 0.1
+"""The part of one CPU that looks may take. A job for which once per interval takes more is looked at less often."""
+
 _FIND_S = 0.05
 """How often it is looked whether the script's job is there."""
 _ENTER_S = 5.0
@@ -116,14 +119,14 @@ class JobLooks:
         self._is_script_silent = False
 
     def run(self, interval_s: float, over: threading.Event) -> None:
-        """Look once per interval until the job ends, or ``over`` is set."""
+        """Look once per interval, or as often as `MOST_CPU` lets it, until the job ends or ``over`` is set."""
         process = self._process
         self._record.event("job", process.root.job, "the job begins")
         ending = process.request(process.root, JOB_ENDING)
         wake = threading.Event()
         ending.add_done_callback(lambda _: wake.set())
         while not over.is_set():
-            begun_s = time.monotonic()
+            begun_s, begun_cpu_s = time.monotonic(), time.process_time()
             is_last = ending.done()
             try:
                 self._look(is_last=is_last)
@@ -134,7 +137,7 @@ class JobLooks:
             if is_last:
                 _say_that_it_is_done(process)
                 break
-            wake.wait(max(interval_s - (time.monotonic() - begun_s), 0))
+            wake.wait(pause_s(interval_s, time.monotonic() - begun_s, time.process_time() - begun_cpu_s))
         self._record.event("job-end", process.root.job, "the job has ended")
 
     def _look(self, *, is_last: bool) -> None:
@@ -177,6 +180,11 @@ class JobLooks:
 
         self._stacks = threading.Thread(target=look, name="control-recorder-stacks", daemon=True)
         self._stacks.start()
+
+
+def pause_s(interval_s: float, took_s: float, used_cpu_s: float) -> float:
+    """How long to wait after a look that took so long, and so much of a CPU: for the interval, and for `MOST_CPU`."""
+    return max(interval_s - took_s, used_cpu_s * (1 / MOST_CPU - 1), 0.0)
 
 
 def _say_that_it_is_done(process: Process) -> None:

@@ -23,7 +23,7 @@ from skipper.control.observe.record import (
     records,
 )
 from skipper.control.observe.record_answer import RecordAnswer
-from skipper.control.observe.recorder import Changes
+from skipper.control.observe.recorder import Changes, pause_s
 from skipper.control.observe.status import JobStatus, ProcessStatus
 from skipper.control.observe.status_json import decode_status
 from skipper.control.runtime.history import ErrorGroup, Event
@@ -241,3 +241,17 @@ def test_who_comes_goes_and_falls_silent_is_written_down(job: Job) -> None:
     assert job.look("silent") == [("silent", "no answer")]
     assert job.look("silent") == []
     assert job.look() == [("answers", "it answers again")]
+
+
+@pytest.mark.parametrize(
+    ("interval_s", "took_s", "used_cpu_s", "pause"),
+    [
+        (1.0, 0.02, 0.01, 0.98),
+        (1.0, 0.5, 0.1, 0.9),
+        (1.0, 3.0, 0.01, 0.09),
+        (1.0, 0.4, 0.4, 3.6),
+        (60.0, 0.4, 0.4, 59.6),
+    ],
+)
+def test_looks_take_a_tenth_of_a_cpu_at_most(interval_s: float, took_s: float, used_cpu_s: float, pause: float) -> None:
+    assert pause_s(interval_s, took_s, used_cpu_s) == pytest.approx(pause)
