@@ -36,7 +36,7 @@ TSAN_TESTS ?= tests/conformance tests/dataplane/test_memory_order.py tests/datap
 # Whose roots tests/roots makes.
 PYTHONS ?= 3.13 3.14
 
-.PHONY: help newer-python setup demo test test-opinfo test-packages test-verbs test-hosts test-gpu bench-gpu gpu-wheels fuzz test-asan test-tsan test-pythons test-arm test-oldest test-engines check format bench bench-smoke bench-peers dist test-dist release docs docs-serve proto cli clean
+.PHONY: help newer-python setup demo test test-opinfo test-packages test-verbs test-hosts test-gpu bench-gpu gpu-wheels fuzz test-asan test-tsan test-pythons test-arm test-oldest test-engines check format bench bench-smoke bench-peers dist test-dist release docs docs-serve screenshots proto cli clean
 
 help:
 	@echo "make demo     run the main job: an RL loop whose trainer syncs weights to its generators"
@@ -61,6 +61,7 @@ help:
 	@echo "make test-dist  both looked through, and the wheel at work in an empty environment"
 	@echo "make release  both, a wheel for each Python, built twice and compared (RELEASE_PYTHONS='python3.12 ...', SIGN=KEY)"
 	@echo "make docs     the documentation as a site, in build/site    (make docs-serve: while it is written)"
+	@echo "make screenshots  regenerate the pictures of the tutorial, by the test that lives through it"
 	@echo "make proto    regenerate the protobuf code and the tables of messages"
 	@echo "make cli      regenerate the page of all commands, and what shells complete"
 	@echo "make setup    only the virtual environment; make clean removes what was built"
@@ -220,6 +221,9 @@ docs: $(STAMP)
 
 docs-serve: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+screenshots: $(STAMP)
+	$(BIN)/$(PYTEST) tests/integration/test_example_find_a_hang.py --screenshots $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

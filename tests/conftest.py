@@ -11,10 +11,11 @@ import pytest
 from hypothesis import settings
 
 from skipper import dataplane
-from tests.conformance.records import provoke, pytest_addoption
+from tests.conformance import records
+from tests.conformance.records import provoke
 from tests.reach import TCP_TOO
 
-__all__ = ["provoke", "pytest_addoption"]
+__all__ = ["provoke"]
 
 LOG_FOLDER = "SKIPPER_LOG_FOLDER"
 
@@ -26,6 +27,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 dataplane.configure(ucx=TCP_TOO)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    records.pytest_addoption(parser)
+    parser.addoption("--screenshots", action="store_true", help="write the pictures that the documentation shows")
 
 
 @pytest.hookimpl(trylast=True)
