@@ -38,7 +38,7 @@ QUESTIONS = {
     "timeout": ["reference/settings", "reference/failures"],
     "serve metrics": ["howto/export_metrics"],
     "prometheus": ["howto/export_metrics"],
-    "job hangs": ["howto/take_stacks"],
+    "job hangs": ["howto/take_stacks", "tutorials/find_a_hang"],
     "stack traces": ["howto/take_stacks"],
     "dashboard": ["howto/use_dashboard"],
     "print output of actors": ["howto/read_output"],
