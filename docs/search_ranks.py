@@ -13,6 +13,7 @@ from mkdocs.structure.pages import Page
 
 RANKS = {
     "index.md": 1.0,
+    "choose.md": 2.5,
     "install.md": 3.0,
     "performance.md": 2.0,
     "tutorials/": 2.0,

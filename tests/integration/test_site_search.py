@@ -49,7 +49,7 @@ QUESTIONS = {
     "TLS certificates": ["howto/secure_hosts"],
     "torchrun": ["howto/run_torchrun_code", "howto/use_torchrun"],
     "publish weights": ["howto/publish_weights"],
-    "weight sync vLLM": ["howto/sync_engines"],
+    "weight sync vLLM": ["howto/sync_vllm"],
     "FSDP to tensor parallel": ["howto/use_dtensor", "howto/publish_from_ranks"],
     "LoRA": ["howto/sync_lora"],
     "quantize fp8": ["howto/quantize_weights"],
