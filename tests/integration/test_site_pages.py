@@ -130,7 +130,7 @@ def test_a_page_is_light(name: str, browser: Browser, site: Path) -> None:
 
     def note(request: Request) -> None:
         path = Path(unquote(urlsplit(request.url).path))
-        if path.is_relative_to(site):  # the page of missing pages asks for an icon at the root of a server, perhaps late
+        if path.is_relative_to(site):  # the page of missing pages asks for an icon at the root of a server, late
             fetched.add(path)
 
     with opened(browser, site / "404.html") as page:
