@@ -183,7 +183,7 @@ def test_a_stream_that_is_busy_for_too_long_ends_the_transfer_and_not_more(strea
     into = torch.ones(1000, device="cuda")
     torch.cuda.synchronize()
     occupy(seconds=2.0)
-    with pytest.raises(TransferTimeoutError, match="stream was given before"):
+    with pytest.raises(TransferTimeoutError, match="earlier work of its stream"):
         buffer.read_into(into, timeout=0.2).get()
     torch.cuda.synchronize()
     assert into.all()

@@ -95,9 +95,9 @@ def test_what_is_no_listening_socket_is_refused(secret_file: Path, capsys: pytes
     assert "--fd N" in refused()
     assert "not both" in refused("--address", "tcp://127.0.0.2:0", "--fd", "3")
     with socket.socket() as idle, open(secret_file, "rb") as file:
-        assert "no TCP socket that listens" in refused("--fd", str(idle.fileno()))
+        assert "not a TCP socket that listens" in refused("--fd", str(idle.fileno()))
         assert idle.fileno() > 0
-        assert "no socket" in refused("--fd", str(file.fileno()))
+        assert "not a socket" in refused("--fd", str(file.fileno()))
 
 
 def test_other_machines_are_not_listened_to_without_tls(secret_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -147,7 +147,7 @@ def test_a_drained_agent_takes_no_new_job_and_ends_with_its_last(
     [
         ([], "there are no hosts"),
         (["tcp://127.0.0.2"], "tcp://HOST:PORT"),
-        (["tcp://127.0.0.2:7000", "tcp://127.0.0.2:7000"], "named twice"),
+        (["tcp://127.0.0.2:7000", "tcp://127.0.0.2:7000"], "listed twice"),
         ("/nowhere/at/all", "neither tcp://HOST:PORT nor a file"),
     ],
 )

@@ -90,7 +90,7 @@ def test_with_certificates_the_weights_come_by_the_data_plane_only_where_that_is
         if is_open:
             assert engine.do("sync")[:2] == [1, 1]
         else:
-            with pytest.raises(RuntimeError, match="no way"):
+            with pytest.raises(RuntimeError, match="no backend can reach"):
                 engine.do("sync")
         kill(trainer)
         kill(engine)

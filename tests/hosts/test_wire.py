@@ -48,7 +48,7 @@ def test_an_address_says_host_and_port(address: str, host: str, port: int, targe
     "text", ["", "tcp://", "tcp://host", "tcp://10.0.0.1:x", "http://10.0.0.1:80", "10.0.0.1:70000"]
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"tcp://HOST:PORT|nobody knows"):
+    with pytest.raises(ValueError, match=r"tcp://HOST:PORT|cannot be resolved"):
         addresses.parse(text)
 
 
@@ -69,5 +69,5 @@ def test_agents_and_scripts_understand_each_other_and_nothing_else() -> None:
     with pytest.raises(HostMismatchError, match="other"):
         read_answer(refusal(7, HostMismatchError("other")))
     for nonsense in (b"", b"\xff", b"[1]"):
-        with pytest.raises(HostError, match="does not speak"):
+        with pytest.raises(HostError, match="another version of the protocol"):
             read_answer(Reply(7, payload=(nonsense,)))

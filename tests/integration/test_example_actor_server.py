@@ -77,7 +77,7 @@ def test_a_caller_with_another_secret_takes_nothing_from_the_server(
     other.write_bytes(os.urandom(32))
     done = call(client, server[0], other)
     assert done.returncode != 0
-    assert "does not know our secret" in done.stderr
+    assert "does not know the secret of this client" in done.stderr
     assert done.stdout == ""
 
 

@@ -75,7 +75,7 @@ def test_hosts_come_in_rank_order_and_stay_the_same(job: LocalJob) -> None:
 
 
 def test_what_is_asked_too_early_or_too_late_is_refused() -> None:
-    with pytest.raises(ValueError, match="one place at least, not 0"):
+    with pytest.raises(ValueError, match="at least one place, not 0"):
         LocalJob(0)
     job = LocalJob(1)
     for ask in (job.places, job.state, job.logs):
@@ -83,7 +83,7 @@ def test_what_is_asked_too_early_or_too_late_is_refused() -> None:
             ask()
     job.cancel()
     job.cancel()
-    with pytest.raises(JobError, match="the job is over"):
+    with pytest.raises(JobError, match="this job has ended"):
         job.hosts()
 
 
@@ -262,7 +262,7 @@ def test_a_job_ends_with_a_shutdown() -> None:
         agent = agents(job)[0]
         control.shutdown()
         assert not alive(agent)
-        with pytest.raises(JobError, match="the job is over"):
+        with pytest.raises(JobError, match="this job has ended"):
             job.hosts()
 
 

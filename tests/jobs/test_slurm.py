@@ -146,7 +146,7 @@ def test_what_slurm_refuses_is_an_error_in_its_words(make: Callable[..., SlurmJo
     with pytest.raises(JobError, match="invalid partition"):
         job.start()
     assert not job.engine.secret_file.exists()
-    with pytest.raises(JobError, match="the job is over"):
+    with pytest.raises(JobError, match="this job has ended"):
         job.start()
     with pytest.raises(ValueError, match="Unavailable parameter"):
         make(parameters={"colour": "red"}).start()

@@ -43,8 +43,8 @@ def test_gpu_memory_of_this_side_is_read_into_and_written_from(owner, caplog):
     buffer.write_from(tensor).get()
     assert_same(owner("content", name), b"\x09" * NBYTES)
     staged = process.current().verbs.engine().rails.staging
-    assert ("by way of host memory" in caplog.text) == (staged is not None)
-    assert ("by way of host memory" in dataplane.backends()[-1].reason) == (staged is not None)
+    assert ("through host memory" in caplog.text) == (staged is not None)
+    assert ("through host memory" in dataplane.backends()[-1].reason) == (staged is not None)
 
 
 def test_gpu_memory_is_exported_or_the_reason_is_given(owner):

@@ -187,7 +187,7 @@ async def test_a_fence_keeps_new_readers_away_until_the_next_version(peers: Any)
     await one.put_state_dict.call_one("f", 1, "direct")
     await one.fence.call_one("f")
     waiting = asyncio.create_task(ts.get_state_dict("f", timeout=20))
-    with pytest.raises(ts.SourceChangedError, match="taken it back"):
+    with pytest.raises(ts.SourceChangedError, match="withdrawn it"):
         await ts.get_state_dict("f", version=1)
     assert not waiting.done()
     await one.put_state_dict.call_one("f", 2, "direct")

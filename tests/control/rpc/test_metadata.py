@@ -108,13 +108,13 @@ def test_the_environment_says_where_the_service_is(metadata: MetadataServer, mon
         assert MetadataResolver().resolve("a") == MetadataResolver(namespace="from-there").resolve("a") == [A]
         assert repr(MetadataResolver()) == f"MetadataResolver({metadata.address!r}, namespace='from-there')"
         mapping.unregister("a", A)
-    with pytest.raises(ValueError, match="is no URL"):
+    with pytest.raises(ValueError, match="is not a URL"):
         MetadataResolver("nowhere")
 
 
 def test_what_is_no_name_or_no_url_is_not_registered(metadata: MetadataServer) -> None:
     mapping = MetadataMapping(metadata.address, namespace="job")
-    with pytest.raises(ValueError, match="is no name"):
+    with pytest.raises(ValueError, match="is not a name"):
         mapping.register("no name", A)
     with pytest.raises(ResolverError, match="ServiceUrlError"):
         mapping.register("a", "host:1")

@@ -72,14 +72,14 @@ def test_names_are_meant_in_a_namespace_unless_they_are_absolute() -> None:
 
 @pytest.mark.parametrize("name", ["", "/", "a//b", "a/", "//a", "a b", "a\n", "../a", ".a", "-a", "ä", "x" * 513])
 def test_what_is_no_name_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="is no name"):
+    with pytest.raises(ValueError, match="is not a name"):
         namespaces.check_name(name)
 
 
 def test_what_is_no_namespace_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("/a", "a b"):
-        with pytest.raises(ValueError, match="is no name"), use_namespace(name):
+        with pytest.raises(ValueError, match="is not a name"), use_namespace(name):
             pass
     monkeypatch.setenv("SKIPPER_NAMESPACE", "/a")
-    with pytest.raises(ValueError, match="is no namespace"):
+    with pytest.raises(ValueError, match="is not a namespace"):
         namespace()

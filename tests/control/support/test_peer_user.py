@@ -40,7 +40,7 @@ def test_a_connection_of_this_process_is_this_users(listener: socket.socket) -> 
 
 
 def test_what_is_no_address_is_refused() -> None:
-    with pytest.raises(ValueError, match="no address"):
+    with pytest.raises(ValueError, match="not an address"):
         user_of_peer(("localhost", 80), ("127.0.0.1", 80))
 
 

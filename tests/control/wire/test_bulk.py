@@ -156,7 +156,7 @@ def test_a_segment_is_read_once_and_given_back_once() -> None:
     assert len(piece) < 4096
     (message,) = Decoder(lambda number, is_readable: given.append(number)).feed(piece)
     assert unpack(message.payload) == BIG
-    with pytest.raises(PayloadError, match="read before"):
+    with pytest.raises(PayloadError, match="already read"):
         unpack(message.payload)
     with pytest.raises(TypeError, match="passed on unread"):
         list(encode([message]))

@@ -192,7 +192,7 @@ def test_impossible_layouts_are_refused(
 
 @pytest.mark.parametrize("coordinate", [(2,), (-1,), (), (0, 0)])
 def test_a_coordinate_outside_the_mesh_is_refused(coordinate: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="no coordinate"):
+    with pytest.raises(ValueError, match="not a coordinate"):
         Layout((4,), (2,), (Shard(0),)).pieces(coordinate)
 
 

@@ -228,7 +228,7 @@ def test_direct_memory_that_is_put_again_closes_the_version_that_lay_in_it() -> 
         history.contribute(shard(rank, mode="direct"), None)
     history.contribute(shard(0, mode="direct", step=2), None)
     assert history.select(LATEST) is None
-    with pytest.raises(SourceChangedError, match="taken it back"):
+    with pytest.raises(SourceChangedError, match="withdrawn it"):
         history.select(Selector(exact=1))
     two = history.contribute(shard(1, mode="direct", step=2), None)
     assert history.select(LATEST) is two

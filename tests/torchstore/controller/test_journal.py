@@ -227,9 +227,9 @@ def test_memory_that_runs_out_is_an_error_before_anything_is_added(memory: Journ
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, hard))
     try:
-        with pytest.raises(JournalError, match="no memory"):
+        with pytest.raises(JournalError, match="not enough memory"):
             journal.append(bytes(4 << 20))
-        with pytest.raises(JournalError, match="no memory"):
+        with pytest.raises(JournalError, match="not enough memory"):
             journal.write_checkpoint(bytes(4 << 20))
         journal.append(b"second")
     finally:

@@ -84,7 +84,7 @@ async def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="base"):
         await ts.put_lora(adapter, "lora")
     adapter = ts.lora_adapter_of(adapted(), base=BASE)
-    with pytest.raises(ValueError, match="key of its own"):
+    with pytest.raises(ValueError, match="under another key"):
         await ts.put_lora(adapter, "policy")
     with pytest.raises(ts.KeyNotFoundError):
         await ts.get_lora("lora")

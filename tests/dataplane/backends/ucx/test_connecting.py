@@ -98,7 +98,7 @@ def test_who_has_read_a_handle_but_knows_no_secret_is_not_let_in(owner: RemoteOw
     _, raw = owner("make_filled", NBYTES, 7)
     contact = contact_in(raw)
     strange = Keys(b"a secret of somebody else").derived(b"wire-up")
-    with pytest.raises(TransferError, match="no secret"):
+    with pytest.raises(TransferError, match="does not know the secret"):
         Admission(contact, strange, [SocketPlace.of(("127.0.0.1", 0))], time.monotonic() + 20)
     with Admission(contact, process.current().keys.derived(b"wire-up"), [], time.monotonic() + 20) as admission:
         assert admission.listeners
