@@ -39,6 +39,7 @@ SAMPLES = [
     errors.NotCertifiedError("a", 3, "it was put without certify=True"),
     errors.ProofError("this is not version 3", None, "w", "qkv", ((0, 0), (16, 256))),
     errors.CertificateFormatError("policy.certificate", 3, "no JSON"),
+    errors.SecondSetError("this engine writes to its weights"),
     errors.PublisherLostError("a", 3, "process 7 has died"),
     errors.VolumeLostError("0", "process 7 has died"),
     errors.VolumeFullError("0", 10, 5),

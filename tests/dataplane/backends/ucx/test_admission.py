@@ -332,7 +332,7 @@ def test_a_system_that_forgets_filters_is_noticed(monkeypatch: pytest.MonkeyPatc
 
 def test_ucx_does_not_listen_where_strangers_cannot_be_kept_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket_filter, "obstacle", lambda: "no filters")
-    with pytest.raises(BackendUnavailableError, match="open to everybody: no filters"):
+    with pytest.raises(BackendUnavailableError, match="open to all users: no filters"):
         UcxEngine(Config(ucx={"TLS": "tcp,self"}), lambda: KEYS)
 
 
