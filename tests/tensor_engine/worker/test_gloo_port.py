@@ -62,7 +62,7 @@ def knock(port: GlooPort) -> socket.socket:
 def test_there_is_no_port_where_strangers_cannot_be_kept_out(monkeypatch: pytest.MonkeyPatch) -> None:
     before = own_sockets.descriptors()
     monkeypatch.setattr(socket_filter, "obstacle", lambda: "no filters")
-    with pytest.raises(CommunicationError, match="open to everybody: no filters"):
+    with pytest.raises(CommunicationError, match="open to all users: no filters"):
         GlooPort.open()
     assert own_sockets.descriptors() == before
 
@@ -163,7 +163,7 @@ def no_temporary_files() -> Iterator[None]:
 def test_a_port_that_cannot_be_closed_says_so_and_lets_nobody_in_until_it_can(
     port: GlooPort, without: Callable[[], AbstractContextManager[None]]
 ) -> None:
-    with without(), pytest.raises(CommunicationError, match=r"gloo's port .*cannot be closed"):
+    with without(), pytest.raises(CommunicationError, match=r"gloo's port .*could not be closed"):
         port.close()
     with pytest.raises(TimeoutError):
         knock(port)
