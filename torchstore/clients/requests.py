@@ -163,7 +163,7 @@ def check_keep(keep: object) -> None:
     if not isinstance(keep, int) or isinstance(keep, bool):
         raise TypeError(f"keep must be a number of versions, not {keep!r}")
     if keep < 1:
-        raise ValueError(f"keep must be at least 1, not {keep}")
+        raise ValueError(f"keep must be at least 1 version, not {keep}")
 
 
 def selector_of(version: object) -> Selector:

@@ -158,7 +158,7 @@ def test_methods_that_are_no_endpoints_are_called_through_as_endpoint(procs: Pro
         as_endpoint(plain.nothing, explicit_response_port=True)
     with pytest.raises(ActorDefinitionError, match=r"Plain\.later is async and its actor sync"):
         as_endpoint(plain.later)
-    with pytest.raises(AttributeError, match=r"plain\.twice is no endpoint.*as_endpoint\(mesh\.twice\)\.call\("):
+    with pytest.raises(AttributeError, match=r"plain\.twice is not an endpoint.*as_endpoint\(mesh\.twice\)\.call\("):
         plain.twice.call(4)
     with pytest.raises(AttributeError, match="has no endpoint '_private'"):
         as_endpoint(plain._private)

@@ -80,7 +80,7 @@ def test_ranks_that_are_left_keep_their_values_and_those_of_the_new_one_are_pois
     assert rejoin(again) == ()
     assert again == replicas
     assert at(x, dp=2) == [2, 2]
-    with pytest.raises(RespawnedError, match=r"rank 1 has been respawned") as caught:
+    with pytest.raises(RespawnedError, match=r"rank 1 was respawned") as caught:
         inspect(x + 1, dp=1, timeout=PATIENCE_S)
     assert caught.value.rank == 1
     assert pickle.loads(pickle.dumps(caught.value)).rank == 1

@@ -104,6 +104,6 @@ def test_a_remote_error_says_what_failed_where_on_both_sides() -> None:
     assert str(error).splitlines()[0] == "aten::add failed on rank 3: ValueError: no"
     assert "script.py" in str(error)
     assert "worker.py" in str(error)
-    assert "not known" in str(RemoteError(0, "x", "y", "", "z"))
+    assert "no longer known" in str(RemoteError(0, "x", "y", "", "z"))
     with pytest.raises(RuntimeError):
         raise error

@@ -111,4 +111,4 @@ def test_a_policy_that_has_a_job_stays_in_the_process_of_the_job() -> None:
     elsewhere = "import pickle, sys; pickle.loads(sys.stdin.buffer.read())"
     told = subprocess.run([sys.executable, "-c", elsewhere], input=packed, capture_output=True, check=False)
     assert told.returncode == 1
-    assert b"in its own process alone" in told.stderr
+    assert b"only the process of the job can ask it" in told.stderr
