@@ -63,7 +63,10 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def skipper(*words: str) -> Terminal:
     """A command in a terminal of its own, which shows what was typed."""
-    terminal = Terminal([sys.executable, "-m", "skipper", *words], os.environ, columns=COLUMNS, wraps=True)
+    env = {
+        name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")
+    }  # pytest-xdist sets them
+    terminal = Terminal([sys.executable, "-m", "skipper", *words], env, columns=COLUMNS, wraps=True)
     terminal.screen.feed(f"\x1b[1m$ skipper {' '.join(words)}\x1b[0m\n\r")
     return terminal
 
