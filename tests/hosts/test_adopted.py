@@ -113,7 +113,7 @@ def test_only_one_socket_meant_for_this_process_is_taken(monkeypatch: pytest.Mon
     assert "LISTEN_FDS" not in os.environ
     monkeypatch.setenv("LISTEN_FDS", "2")
     monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
-    with pytest.raises(ValueError, match="and 2 are passed on"):
+    with pytest.raises(ValueError, match="and 2 were passed to it"):
         adopted.passed_on()
 
 

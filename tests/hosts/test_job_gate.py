@@ -186,7 +186,7 @@ def test_what_is_not_safe_or_makes_no_sense_is_refused_before_anything_listens(
         ({"address": "tcp://192.0.2.7:0", "secret_file": secret_file}, InsecureHostError, "insecure=True"),
         ({"address": "tcp://127.0.0.2:0"}, ValueError, "skipper host secret makes one"),
         ({"address": "127.0.0.2"}, ValueError, "tcp://HOST:PORT"),
-        ({"secret_file": secret_file}, ValueError, "at an address"),
+        ({"secret_file": secret_file}, ValueError, "need an address"),
         ({"name": "two words", "address": "tcp://127.0.0.2:0", "secret_file": secret_file}, ValueError, "a job's name"),
     ):
         with pytest.raises(error, match=words):

@@ -87,5 +87,5 @@ def test_ranks_on_other_machines_leave_with_status_1_when_rank_0_dies(net: Netwo
     first, second = start(net, "die", secret_file)
     out, err = second.communicate(timeout=PATIENCE_S)
     assert (out, second.returncode) == ("", 1)
-    assert "rank 1 leaves, since rank 0 is gone" in err
+    assert "rank 1 ends because rank 0 is gone" in err
     assert first.wait(PATIENCE_S) == DEATH

@@ -89,7 +89,7 @@ def test_a_lost_host_is_asked_of_the_engine_anew_and_a_lost_process_is_restarted
     report, rows = report_of(where)
     assert report["errors"] == []
     assert rows["recovery_s", "host"]["n"] == rows["recovery_s", "kill"]["n"] == 1
-    assert example.stderr.count(": replacement of a host ") == 1
+    assert example.stderr.count(": replacement of a host, ") == 1
 
 
 def test_when_all_groups_die_and_there_is_no_checkpoint_the_run_fails_and_says_so() -> None:

@@ -35,7 +35,7 @@ def test_a_job_is_named_with_its_options() -> None:
     [
         ("cray:2", "'cray' is none of local, slurm"),
         ("local", "does not say how many"),
-        ("local:0", "at least, not 0"),
+        ("local:0", "at least one place, not 0"),
         ("local:2,speed=9", "unexpected keyword argument 'speed'"),
         ("slurm:2,time_min=0", "positive"),
     ],

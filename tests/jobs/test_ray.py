@@ -156,7 +156,7 @@ def test_without_the_driver_the_job_is_over_and_says_so(cluster: Cluster) -> Non
     driver.kill()
     with pytest.raises(JobError, match="the process that talks to Ray has ended"):
         job.places()
-    with pytest.raises(JobError, match="is gone"):
+    with pytest.raises(JobError, match="so the job is lost"):
         job.logs(0)
     job.cancel()
     wait_until(lambda: not cluster.agents(), "the agents end", timeout=UP_S)

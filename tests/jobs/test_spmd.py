@@ -123,7 +123,7 @@ def test_when_rank_0_fails_the_others_leave_with_status_1(start: Start, what: st
     assert (first[0], first[1]) == (status, "")
     assert words in first[2]
     assert (second[0], second[1]) == (1, "")
-    assert "rank 1 leaves" in second[2]
+    assert "rank 1 ends" in second[2]
 
 
 def test_the_script_may_let_the_others_leave_and_go_on(start: Start) -> None:
@@ -135,7 +135,7 @@ def test_the_script_may_let_the_others_leave_and_go_on(start: Start) -> None:
 def test_the_ranks_are_together_once(start: Start) -> None:
     first, second = map(outcome, start("enter_again"))
     assert first[0] == 1
-    assert "TorchrunError: the other ranks have left" in first[2]
+    assert "TorchrunError: the ranks left when the with statement ended" in first[2]
     assert second[0] == 0
 
 
@@ -219,7 +219,7 @@ def test_several_nodes_need_a_secret_and_tls_or_trust(monkeypatch: pytest.Monkey
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match="pass secret_file="):
         SpmdJob()
-    with pytest.raises(InsecureHostError, match=r"192\.0\.2\.1 is reached over a network"):
+    with pytest.raises(InsecureHostError, match=r"192\.0\.2\.1 is on a network"):
         SpmdJob(secret_file=secret)
     with pytest.raises(ValueError, match="an address is tcp://HOST:PORT"):
         SpmdJob(address="somewhere", secret_file=secret)
