@@ -46,7 +46,7 @@ async def test_none_is_refused_where_there_is_nothing_to_put_again(before: str) 
     elif before == "a snapshot":
         await ts.put_state_dict(state, "m", direct_rdma=True)
         await ts.put_state_dict(state, "m")
-    with pytest.raises(ValueError, match="'m': None repeats .* in direct mode, and this process has put none"):
+    with pytest.raises(ValueError, match=r"'m': None repeats .* in direct mode, and this process has put none"):
         await ts.put_state_dict(None, "m", direct_rdma=True)
 
 
