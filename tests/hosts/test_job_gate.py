@@ -197,7 +197,7 @@ def test_what_is_not_safe_or_makes_no_sense_is_refused_before_anything_listens(
     with pytest.raises(ValueError, match="skipper host secret makes one"):
         control.join("192.0.2.7:7433")
     monkeypatch.setenv("SKIPPER_INSECURE", "perhaps")
-    with pytest.raises(ValueError, match="SKIPPER_INSECURE is 1"):
+    with pytest.raises(ValueError, match="SKIPPER_INSECURE must be 1"):
         control.join("tcp://127.0.0.2:7433", secret_file=secret_file)
 
 
