@@ -28,8 +28,7 @@ def parser(prog: str) -> CommandParser:
     own = CommandParser(
         prog=prog,
         description="Show what the processes of a job have written, in the order of time. It is read from files, so "
-        "the "
-        "job may be busy, hang, or have ended.",
+        "the job may be busy, hang, or have ended.",
         exit_codes={FAILED: "none of the named processes has written anything", UNREACHABLE: "there is no such job"},
     )
     own.add_argument(

@@ -80,8 +80,7 @@ class GateAddress:
         if secret_file is None and certs is None:
             raise ValueError(
                 "processes of several hosts need a common secret: pass secret_file= (skipper host secret makes one, "
-                "which "
-                "is copied to all hosts), or certs= with a file named secret"
+                "which is copied to all hosts), or certs= with a file named secret"
             )
         if certs is None and not insecure and not addresses.is_loopback(host):
             raise InsecureHostError(

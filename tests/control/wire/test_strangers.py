@@ -15,10 +15,10 @@ from typing import Any
 import grpc
 import pytest
 
-from skipper.control import ActorMesh, Future, ProcMesh
+from skipper.control import ActorMesh, ProcMesh
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.requests import PING
-from skipper.control.wire import auth, auth_listener, local_stream, strangers, transport
+from skipper.control.wire import auth, auth_listener, local_stream, strangers
 from skipper.control.wire.frames import encode, encode_process
 from skipper.control.wire.messages import Call, ProcessRequest
 from skipper.control.wire.payload import pack
@@ -26,6 +26,7 @@ from skipper.control.wire.process_ref import ProcessRef
 from skipper.control.wire.version import VERSION
 from tests.control.actors import Echo
 from tests.control.conftest import PATIENCE_S, wait_until
+from tests.control.wire.transports import transport_of
 from tests.http2 import Stranger
 
 METHOD = "/skipper.control.v1.Link/Connect"
@@ -213,20 +214,7 @@ def test_a_stranger_that_drips_its_bytes_or_idles_is_cut_off(
     monkeypatch.setattr(auth_listener, "HANDSHAKE_TIMEOUT_S", 0.5)
     process = runtime.current()
     me = runtime.new_process_ref("listener", process.me)
-    listener = transport.Transport(
-        me,
-        process.secret,
-        process.loop,
-        deliver=lambda peer, message: None,
-        on_lost=lambda peer, reason: None,
-        on_connected=lambda peer: None,
-        on_dial=lambda peer: None,
-        find_address=lambda peer: Future.of(peer.address),
-        home=lambda: "",
-        heartbeat_s=10.0,
-        unresponsive_s=100.0,
-        connect_timeout_s=10.0,
-    )
+    listener = transport_of(me)
     runtime._shared_loop().run(listener.start(), timeout=PATIENCE_S)
     try:
         preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS

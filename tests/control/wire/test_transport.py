@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from skipper.control.model.future import Future
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.wire import local_listener, transport
 from skipper.control.wire._poller import Poller
@@ -13,6 +12,7 @@ from skipper.control.wire.local_stream import IncomingLocalStream
 from skipper.control.wire.messages import Ping
 from skipper.control.wire.strangers import Strangers
 from tests.control.conftest import PATIENCE_S, wait_until
+from tests.control.wire.transports import transport_of
 
 Listen = Callable[[], transport.Transport]
 
@@ -20,26 +20,13 @@ Listen = Callable[[], transport.Transport]
 @pytest.fixture
 def listen() -> Iterator[Listen]:
     """Starts transports that share a poller with each other and not with this process."""
-    process, loop = runtime.current(), runtime._shared_loop()
+    runtime.current()
+    loop = runtime._shared_loop()
     poller = Poller("test-transports")
     made: list[transport.Transport] = []
 
     def start() -> transport.Transport:
-        one = transport.Transport(
-            runtime.new_process_ref(f"process {len(made)}"),
-            process.secret,
-            process.loop,
-            deliver=lambda peer, message: None,
-            on_lost=lambda peer, reason: None,
-            on_connected=lambda peer: None,
-            on_dial=lambda peer: None,
-            find_address=lambda peer: Future.of(peer.address),
-            home=lambda: "",
-            heartbeat_s=10.0,
-            unresponsive_s=100.0,
-            connect_timeout_s=10.0,
-            poller=poller,
-        )
+        one = transport_of(runtime.new_process_ref(f"process {len(made)}"), poller)
         made.append(one)
         loop.run(one.start(), timeout=PATIENCE_S)
         return one
