@@ -25,6 +25,9 @@ HOLLOW, MEASURED = "hollow", "measured"
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_NBYTES = os.sysconf("SC_PAGE_SIZE")
+_STOPPED = "TtZX"
+"""The letters by which the kernel says that a process is stopped or has ended (proc(5))."""
+_STOP_POLL_S = 0.001
 
 
 class HostSource(Protocol):
@@ -94,7 +97,7 @@ class _Agents:
 
     def freeze(self, host: int) -> float:
         """Stop an agent and its processes."""
-        return _signal(_family(self._agents[host].pid), signal.SIGSTOP)
+        return _stop(self._agents[host].pid)
 
     def kill_all(self) -> float:
         """Kill all agents and their processes."""
@@ -156,6 +159,25 @@ def _signal(pids: Sequence[int], number: int) -> float:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
     return at_s
+
+
+def _stop(pid: int) -> float:
+    """Stop a process and its descendants, and return once none of them runs any more.
+
+    The kernel lists the children of a running process incompletely, and a signal takes effect after it was sent.
+    """
+    at_s = time.monotonic()
+    while running := [member for member in _family(pid) if _state(member) not in _STOPPED]:
+        _signal(running, signal.SIGSTOP)
+        time.sleep(_STOP_POLL_S)
+    return at_s
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"  # it has just ended
 
 
 def _usage(pid: int) -> HostsUsage:

@@ -27,7 +27,7 @@ function uint64(value) {
 
 function verify(expected, given) {
   if (given.length !== expected.length || !timingSafeEqual(expected, given))
-    throw new Error("the server does not know our secret; what it said has not been looked at");
+    throw new Error("the server does not know the secret of this client; its answer was not read");
 }
 
 /** A call did not end in a result. `code` is the name of an ErrorCode, `traceback` that of an exception in Python. */

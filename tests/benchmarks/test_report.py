@@ -205,7 +205,7 @@ def test_a_place_that_cannot_be_written_is_found_out_early(tmp_path: Path) -> No
     check_writable(str(tmp_path / "new.json"))
     with pytest.raises(UsageError, match="folder"):
         check_writable(str(tmp_path))
-    with pytest.raises(UsageError, match="not a folder"):
+    with pytest.raises(UsageError, match="there is no folder"):
         check_writable(str(tmp_path / "missing" / "new.json"))
 
 
