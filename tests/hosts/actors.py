@@ -104,6 +104,21 @@ class Worker(Actor):
         return os.getpid()
 
 
+class Recorder(Actor):
+    """Keeps what it is sent, in the order in which that came."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+    @endpoint
+    def record(self, number: int) -> None:
+        self.numbers.append(number)
+
+    @endpoint
+    def recorded(self) -> list[int]:
+        return self.numbers
+
+
 class Storing(Actor):
     """A user of the store."""
 

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import socket
+import string
 import subprocess
 import sys
 import threading
@@ -20,9 +21,12 @@ from pathlib import Path
 import psutil
 
 from tests.control.conftest import alive
+from tests.hosts.wires import Wires, wires
 
 REPOSITORY = Path(__file__).parents[2]
 PREFIX = "sk-"
+_LETTERS = iter(string.ascii_lowercase)
+"""One for each network of this process."""
 _IP_S = 20.0
 _RUN = "/run"  # where ip keeps the names of namespaces
 _ETH_P_ALL = 0x0003  # linux/if_ether.h
@@ -136,22 +140,24 @@ class Network:
         bridge: its name.
         address: the IP of this process there.
         machines: the others.
+        wires: what carries the packets of the machines, where that is to delay and lose them.
     """
 
     bridge: str
     address: str
     machines: list[Machine]
+    wires: Wires | None = None
 
 
 @contextlib.contextmanager
-def network(count: int) -> Iterator[Network]:
-    """A network of so many machines.
+def network(count: int, *, with_wires: bool = False) -> Iterator[Network]:
+    """A network of so many machines, on wires that can delay and lose packets if that is wanted.
 
     Raises:
         NotPermittedError: this machine has none, for want of a permission or a program.
     """
-    prefix = f"{PREFIX}{os.getpid():x}-"
-    bridge = f"{prefix}b"
+    prefix = f"{PREFIX}{os.getpid():x}-{next(_LETTERS)}"
+    bridge = f"{prefix}-b"
     with contextlib.ExitStack() as stack:
         try:
             with _alone():
@@ -162,15 +168,18 @@ def network(count: int) -> Iterator[Network]:
                 ip("addr", "add", f"{addresses}.1/24", "dev", bridge)
             ip("link", "set", bridge, "up")
             machines = [
-                _machine(stack, bridge, f"{prefix}{number}", f"{addresses}.{number + 10}") for number in range(count)
+                _machine(stack, bridge, f"{prefix}{number}", f"{addresses}.{number + 10}", tap=with_wires)
+                for number in range(count)
             ]
+            ends = [(machine.name, "eth0", machine.cable) for machine in machines]
+            carrier = stack.enter_context(wires(ends)) if with_wires else None
         except FileNotFoundError as error:
             raise NotPermittedError("network namespaces need the program ip (apt-get install iproute2)") from error
         except subprocess.CalledProcessError as error:
             raise NotPermittedError(
                 f"network namespaces are not permitted here (they take CAP_NET_ADMIN and CAP_SYS_ADMIN): {error.stderr}"
             ) from error
-        yield Network(bridge, f"{addresses}.1", machines)
+        yield Network(bridge, f"{addresses}.1", machines, carrier)
 
 
 @contextlib.contextmanager
@@ -206,12 +215,16 @@ def sweep() -> None:
             ip("netns", "del", name, must=False)
 
 
-def _machine(stack: contextlib.ExitStack, bridge: str, name: str, address: str) -> Machine:
+def _machine(stack: contextlib.ExitStack, bridge: str, name: str, address: str, *, tap: bool) -> Machine:
     ip("netns", "add", name)
     machine = Machine(name, address, f"{name}v", bridge)  # 15 characters at most, as everywhere for devices
     stack.callback(ip, "netns", "del", name, must=False)
     stack.callback(machine.clear)
-    ip("link", "add", machine.cable, "type", "veth", "peer", "name", "eth0", "netns", name)
+    if tap:
+        ip("tuntap", "add", machine.cable, "mode", "tap")
+        ip("-n", name, "tuntap", "add", "eth0", "mode", "tap")
+    else:
+        ip("link", "add", machine.cable, "type", "veth", "peer", "name", "eth0", "netns", name)
     stack.callback(ip, "link", "del", machine.cable, must=False)
     ip("link", "set", machine.cable, "master", bridge)
     ip("link", "set", machine.cable, "up")
