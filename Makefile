@@ -50,7 +50,7 @@ help:
 	@echo "make test-asan  the compiled modules under AddressSanitizer and UBSan (ASAN_TESTS, ARGS to choose)"
 	@echo "make test-tsan  the same under ThreadSanitizer, which looks for races (TSAN_TESTS, ARGS to choose)"
 	@echo "make test-pythons  the core of the tests with other Pythons, in chroots (root; PYTHONS, ARGS to choose)"
-	@echo "make test-arm  those of the data plane on aarch64, emulated (root; ARGS to choose)"
+	@echo "make test-arm  those of the compiled modules on aarch64, emulated (root; ARGS to choose)"
 	@echo "make test-oldest  the core of the tests with the oldest packages that pyproject.toml claims"
 	@echo "make test-engines  a real vLLM, which is installed into .cache/engines the first time    (ARGS='soak --syncs 20')"
 	@echo "make test-opinfo  every operation of torch's own database on a mesh    (ARGS='--ops prod sort' to choose)"

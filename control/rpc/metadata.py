@@ -6,9 +6,13 @@ encodings.
 
 from __future__ import annotations
 
+import bisect
+import heapq
+import itertools
 import logging
 import os
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -31,9 +35,12 @@ METADATA_VARIABLE = "SKIPPER_METADATA"
 """Environment variable with the address, ``host:port``, of the metadata service."""
 
 LEASE_S = 10.0
-MAX_REGISTRATIONS = 100_000
+MAX_REGISTRATIONS = 1_000_000  # about 600 bytes each
 MIN_LEASE_S = 0.1
 MAX_LEASE_S = 3600.0
+_STEP = 1000
+"""Of how many leases one request looks whether they have expired."""
+_LAST_CHARACTER = chr(sys.maxunicode)
 _NAME = "metadata"
 _TIMEOUT_S = 5.0
 _RETRIES = 3
@@ -53,14 +60,21 @@ class _Lease:
 
 
 class Registry:
-    """Registrations of absolute names. All times are seconds of one rising clock, which the caller reads."""
+    """Registrations of absolute names. All times are seconds of one rising clock, which the caller reads.
+
+    Nothing but the first listing after a change takes longer with more names.
+    """
 
     def __init__(self) -> None:
         self._leases: dict[str, _Lease] = {}
         self._by_name: dict[str, dict[str, None]] = {}
+        self._sorted: list[str] = []
+        """Names, some of which may have been withdrawn since."""
+        self._added: list[str] = []
+        """Names that are not in it yet."""
         self._count = 0
-        self._none_before = 0.0
-        """No lease expires before this."""
+        self._expiring: list[tuple[float, str, int]] = []
+        """A heap with each lease, the number of its registration, and a time before which it does not expire."""
 
     def register(self, lease: str, name: str, url: str, lease_s: float, now: float) -> None:
         """Take note of a service. A lease that is there already is replaced; the same URL twice counts once.
@@ -78,22 +92,28 @@ class Registry:
         """
         if not MIN_LEASE_S <= lease_s <= MAX_LEASE_S:
             raise ValueError(f"a lease is for {MIN_LEASE_S:g} to {MAX_LEASE_S:g} s, not for {lease_s!r}")
-        self._expire(now)
+        self._expire(now, _STEP)
         self.withdraw(lease)
+        if len(self._leases) >= MAX_REGISTRATIONS:
+            self._expire(now, len(self._expiring))
         if len(self._leases) >= MAX_REGISTRATIONS:
             raise FullError(f"the metadata service already has {MAX_REGISTRATIONS} registrations, its maximum")
         self._count += 1
         self._leases[lease] = _Lease(name, url, lease_s, now + lease_s, self._count)
-        self._by_name.setdefault(name, {})[lease] = None
-        self._none_before = min(self._none_before, now + lease_s)
+        if name not in self._by_name:
+            self._by_name[name] = {}
+            self._added.append(name)
+        self._by_name[name][lease] = None
+        heapq.heappush(self._expiring, (now + lease_s, lease, self._count))
+        self._compact()
 
     def renew(self, leases: Iterable[str], now: float) -> list[str]:
         """Have leases begin anew; those that are not there are returned."""
-        self._expire(now)
+        self._expire(now, _STEP)
         unknown: list[str] = []
         for lease in leases:
             registration = self._leases.get(lease)
-            if registration is None:
+            if registration is None or registration.expires <= now:
                 unknown.append(lease)
             else:
                 registration.expires = now + registration.lease_s
@@ -110,21 +130,45 @@ class Registry:
 
     def resolve(self, name: str, now: float) -> list[str]:
         """The URLs of a service, the latest registration first."""
-        self._expire(now)
-        found = sorted((self._leases[lease] for lease in self._by_name.get(name, ())), key=lambda each: -each.number)
+        self._expire(now, _STEP)
+        found = [each for lease in self._by_name.get(name, ()) if (each := self._leases[lease]).expires > now]
+        found.sort(key=lambda each: -each.number)
         return list(dict.fromkeys(each.url for each in found))
 
     def names(self, prefix: str, now: float) -> dict[str, list[str]]:
         """All services whose names begin with ``prefix``, by name."""
-        self._expire(now)
-        return {name: self.resolve(name, now) for name in sorted(self._by_name) if name.startswith(prefix)}
+        self._sort()
+        begin, end = (bisect.bisect_left(self._sorted, bound) for bound in (prefix, prefix + _LAST_CHARACTER))
+        return {name: urls for name in self._sorted[begin:end] if (urls := self.resolve(name, now))}
 
-    def _expire(self, now: float) -> None:
-        if now < self._none_before:
-            return
-        for lease in [lease for lease, each in self._leases.items() if each.expires <= now]:
-            self.withdraw(lease)
-        self._none_before = min((each.expires for each in self._leases.values()), default=now + MAX_LEASE_S)
+    def _expire(self, now: float, most: int) -> None:
+        """Forget what has expired, after a look at so many leases at most: nobody waits for a million of them."""
+        for _ in range(most):
+            if not self._expiring or self._expiring[0][0] > now:
+                return
+            _, lease, number = heapq.heappop(self._expiring)
+            registration = self._leases.get(lease)
+            if registration is None or registration.number != number:
+                continue  # it was withdrawn, or replaced by one that has its own entry
+            if registration.expires <= now:
+                self.withdraw(lease)
+            else:
+                heapq.heappush(self._expiring, (registration.expires, lease, number))
+
+    def _sort(self) -> None:
+        if self._added:
+            names = filter(self._by_name.__contains__, itertools.chain(self._sorted, self._added))
+            self._sorted = list(dict.fromkeys(sorted(names)))
+            self._added.clear()
+
+    def _compact(self) -> None:
+        """Drop what registrations have left that were withdrawn or replaced, once that is the larger part."""
+        most = 2 * len(self._leases) + _STEP
+        if len(self._added) > most:
+            self._sort()
+        if len(self._expiring) > most:
+            self._expiring = [(each.expires, lease, each.number) for lease, each in self._leases.items()]
+            heapq.heapify(self._expiring)
 
 
 class MetadataService:

@@ -1,10 +1,13 @@
 """The metadata service: leases, namespaces, its own restart, and servers that come and go."""
 
 import threading
+import tracemalloc
 from collections.abc import Callable
 from signal import SIGCONT, SIGSTOP
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from skipper.control import DeadlineError
 from skipper.control.model.errors import NameNotFoundError, ResolverError
@@ -237,3 +240,55 @@ def test_leases_and_their_number_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(FullError):
         names.register("three", "/a", FIRST, 10, now=0)
     names.register("three", "/a", FIRST, 10, now=10)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["register", "renew", "withdraw"]),
+            st.sampled_from(["one", "two", "three", "four"]),
+            st.sampled_from(["/a", "/a/b", "/ab", "/b"]),
+            st.integers(1, 5),
+        ),
+        max_size=60,
+    )
+)
+def test_the_registry_says_what_a_plain_list_would(steps: list[tuple[str, str, str, int]]) -> None:
+    names = Registry()
+    plain: list[tuple[str, str, float, float]] = []  # lease, name, its length, when it expires
+    for now, (action, lease, name, lease_s) in enumerate(steps):
+        plain = [each for each in plain if each[3] > now]
+        kept = [each for each in plain if each[0] != lease]
+        if action == "register":
+            names.register(lease, name, f"actor://127.0.0.1:1/{lease}", lease_s, now)
+            plain = [*kept, (lease, name, lease_s, now + lease_s)]
+        elif action == "withdraw":
+            names.withdraw(lease)
+            plain = kept
+        else:
+            known = len(kept) < len(plain)
+            assert names.renew([lease], now) == ([] if known else [lease])
+            plain = [(each[0], each[1], each[2], now + each[2]) if each[0] == lease else each for each in plain]
+        for prefix in ("/", "/a", "/a/", "/b", "/c"):
+            expected: dict[str, list[str]] = {}
+            for each in reversed(plain):
+                if each[1].startswith(prefix):
+                    expected.setdefault(each[1], []).append(f"actor://127.0.0.1:1/{each[0]}")
+            found = names.names(prefix, now)
+            assert found == expected
+            assert list(found) == sorted(found)
+
+
+def test_what_comes_and_goes_leaves_nothing_in_the_registry() -> None:
+    names = Registry()
+    begin = None
+    for number in range(20_000):
+        if number == 5_000:
+            tracemalloc.start()
+            begin = tracemalloc.get_traced_memory()[0]
+        names.register(f"{number}", f"/job/{number}", FIRST, 3600, now=0)
+        names.withdraw(f"{number}")
+    assert begin is not None
+    grown = tracemalloc.get_traced_memory()[0] - begin
+    tracemalloc.stop()
+    assert grown < 1_000_000  # 15,000 that had stayed would be more than twice as much
