@@ -1,5 +1,6 @@
-"""A larger job over wires that delay packets, unevenly, and lose some."""
+"""A larger job over wires that delay packets, unevenly, and lose some: 16 hosts, or SKIPPER_TEST_MANY_HOSTS of them."""
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,10 @@ from tests.hosts.wires import Rules
 HEARTBEAT_S = 20.0  # 272 processes on two cores: their hosts may be silent for seconds
 NOTICED_S = HEARTBEAT_S + 10.0
 """The bound, and what a busy machine and the wires take."""
-HOSTS, PER_HOST = 16, 16
+HOSTS = int(os.environ.get("SKIPPER_TEST_MANY_HOSTS", "16"))
+PER_HOST = 256 // HOSTS
+STAY = HOSTS - HOSTS // 4
+"""How many hosts are not cut off."""
 SPAWN_S = 120.0
 """Within which 256 processes run, also on a busy machine."""
 BAD = Rules(delay_s=0.005, jitter_s=0.004, loss=0.01)
@@ -85,17 +89,17 @@ def test_memory_of_another_host_is_read_whole(workers: ActorMesh[Worker]) -> Non
 def test_a_part_of_the_network_that_is_cut_off_is_lost_within_the_bound_and_comes_back(
     bad_net: Network, many_hosts: HostMesh, workers: ActorMesh[Worker], failures: Failures
 ) -> None:
-    lost = bad_net.machines[12:]
+    lost = bad_net.machines[STAY:]
     begin = time.monotonic()
     for machine in lost:
         machine.unplug_silently()
     try:
-        answers = [workers.slice(hosts=host).rank.call_one() for host in range(12, HOSTS)]
+        answers = [workers.slice(hosts=host).rank.call_one() for host in range(STAY, HOSTS)]
         for answer in answers:
             with pytest.raises(SupervisionError, match="no sign of life"):
                 answer.get(NOTICED_S)
         assert time.monotonic() - begin < NOTICED_S
-        assert list(workers.slice(hosts=slice(0, 12)).rank.call().get(PATIENCE_S)) == list(range(12))
+        assert list(workers.slice(hosts=slice(0, STAY)).rank.call().get(PATIENCE_S)) == list(range(STAY))
         assert failures.wait().kind is FailureKind.UNREACHABLE
         for machine in lost:
             wait_for_nothing(machine)
