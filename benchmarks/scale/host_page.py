@@ -60,9 +60,12 @@ _FIGURES = (
     _Figure("idle_root_messages_per_s", "idle: messages to the script, 1/s", _value()),
     _Figure("idle_root_cores", "idle: cores of the script", _value()),
     _Figure("idle_hosts_cores", "idle: cores of all hosts together", _value()),
+    _Figure("process_death_known_ms", "death of a process known, p50, ms", _value()),
+    _Figure("process_death_known_ms", "the same, p99, ms", _p99()),
     _Figure("death_known_ms", "death of a host known, p50, ms", _value()),
     _Figure("death_known_ms", "the same, p99, ms", _p99()),
-    _Figure("silence_known_s", "silence of a host known, s", _value()),
+    _Figure("silence_known_s", "an eighth of the hosts cut off at once, each known, p50, s", _value()),
+    _Figure("silence_known_s", "the same, p99, s", _p99()),
     _Figure("all_deaths_known_s", "death of all hosts at once known, s", _value()),
     _Figure("root_death_cpu_us", "script: CPU time for each of these, µs", _value()),
     _Figure("recovery_s", "a lost host attached again, to its first answer, s", _value()),
@@ -191,6 +194,8 @@ def _objectives(rows: Sequence[Result]) -> list[str]:
             said += [f"* at {hosts} hosts, 99 % of {row.n} casts were answered by all within {row.p99 / 1e3:.3g} ms"]
         elif row.name == "death_known_ms" and row.n > 1:
             said += [f"* at {hosts} hosts, 99 % of {row.n} deaths of hosts were known within {row.p99:.3g} ms"]
+        elif row.name == "silence_known_s" and row.n > 1:
+            said += [f"* at {hosts} hosts, 99 % of {row.n} that were cut off at once were known within {row.p99:.3g} s"]
     return said if len(said) > 1 else [*said, "", "nothing was measured."]
 
 

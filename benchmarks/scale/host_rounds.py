@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import multiprocessing
 import os
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +24,8 @@ from skipper.control.runtime import current_runtime
 
 __all__ = ["HostsFound", "HostsPlan", "RootUsage", "measure_apart", "measure_hosts"]
 
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
 
 @dataclass(frozen=True, slots=True)
 class HostsPlan:
@@ -33,10 +37,10 @@ class HostsPlan:
         calls: Calls to all.
         broadcasts: Messages to each host, without answers.
         turns: Calls to one host alone, each to another.
-        deaths: Hosts that are killed, as far as half of them go.
+        deaths: Hosts that are killed, as far as a quarter of them goes; and processes on other hosts, likewise.
         idle_s: For how long nothing is done.
         heartbeat_s: How long a host may be silent. All hosts share a core here, and busy ones must not seem lost.
-        freezes: Whether a host falls silent at the end, which takes the heartbeat's bound.
+        freezes: Whether an eighth of the hosts falls silent at the end, which takes the heartbeat's bound.
         message_nbytes: Of the message that every call carries there and back.
     """
 
@@ -112,9 +116,10 @@ class HostsFound:
         idle: What the script used while nothing was done, for `idle_s`.
         idle_s: For how long that was.
         idle_hosts_s: CPU time of the hosts meanwhile.
+        process_deaths_s: From the end of a process of a host to its being known.
         deaths_s: From the end of a host to its being known.
         recovery_s: Of a lost host: from the attach to the first answer from a process there.
-        silence_s: From the last word of a host to its being known.
+        silences_s: From the last word of an eighth of the hosts, cut off at once, to each of them being known.
         all_deaths_s: From the end of all hosts that are left, at once, to all of them being known.
         all_deaths_cpu_s: CPU time of the script meanwhile, for each of them.
     """
@@ -134,9 +139,10 @@ class HostsFound:
     idle: RootUsage | None = None
     idle_s: float = 0.0
     idle_hosts_s: float = 0.0
+    process_deaths_s: list[float] = field(default_factory=list)
     deaths_s: list[float] = field(default_factory=list)
     recovery_s: float | None = None
-    silence_s: float | None = None
+    silences_s: list[float] = field(default_factory=list)
     all_deaths_s: float | None = None
     all_deaths_cpu_s: float = 0.0
 
@@ -149,7 +155,19 @@ def measure_apart(label: str, count: int, plan: HostsPlan) -> HostsFound:
         ControlError: A call failed.
     """
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(measure_hosts, label, count, plan).result()
+        return pool.submit(_measure_below, os.getpid(), label, count, plan).result()
+
+
+def _measure_below(parent: int, label: str, count: int, plan: HostsPlan) -> HostsFound:
+    """`measure_hosts`, which is interrupted, and so ends the hosts, when this parent ends, however that comes about."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
+    try:
+        if os.getppid() != parent:
+            raise KeyboardInterrupt
+        return measure_hosts(label, count, plan)
+    finally:
+        if os.getppid() != parent:
+            os._exit(1)  # the pool would wait for more work
 
 
 def measure_hosts(label: str, count: int, plan: HostsPlan) -> HostsFound:
@@ -235,27 +253,37 @@ def _idle(source: HostSource, plan: HostsPlan, found: HostsFound) -> None:
 
 
 def _deaths(hosts: HostMesh, procs: ProcMesh, source: HostSource, plan: HostsPlan, found: HostsFound) -> None:
-    count = found.hosts
-    killed = range(count - 1, max(count - 1 - min(plan.deaths, count // 2), 0), -1)
-    for host in killed:
-        ended = procs.slice(hosts=host).ended
-        killed_s = source.kill(host)
-        ended.get(TIMEOUT_S)
-        found.deaths_s.append(time.monotonic() - killed_s)
+    count, few = found.hosts, min(plan.deaths, found.hosts // 4)
+    silent = range(max(count // 8, 1) if plan.freezes else 0)
+    ended, killed = range(count - 2 * few, count - few), range(count - few, count)
+    found.process_deaths_s = [_known_s(procs, [host], source.kill_process)[0] for host in ended]
+    found.deaths_s = [_known_s(procs, [host], source.kill)[0] for host in reversed(killed)]
     if killed and found.label == HOLLOW:  # whose agents are there again at once
         begin = time.monotonic()
         again = hosts.slice(hosts=killed[0]).reattach(timeout=TIMEOUT_S)
         again.spawn_procs().spawn("again", Member).echo.call_one(b"").get(TIMEOUT_S)
         found.recovery_s = time.monotonic() - begin
-    if plan.freezes:
-        ended = procs.slice(hosts=0).ended
-        silent_s = source.freeze(0)
-        ended.get(TIMEOUT_S)
-        found.silence_s = time.monotonic() - silent_s
-    ends = [procs.slice(hosts=host).ended for host in range(int(plan.freezes), count - len(killed))]
-    cpu_s, killed_s = time.process_time(), source.kill_all()
-    for ended in ends:
-        ended.get(TIMEOUT_S)
-    if ends:
-        found.all_deaths_s = time.monotonic() - killed_s
-        found.all_deaths_cpu_s = (time.process_time() - cpu_s) / len(ends)
+    found.silences_s = _known_s(procs, silent, source.freeze)
+    rest = range(len(silent), count - 2 * few)
+    cpu_s, kill_all = time.process_time(), functools.cache(source.kill_all)
+    known_s = _known_s(procs, rest, lambda _: kill_all())
+    if rest:
+        found.all_deaths_s = max(known_s)
+        found.all_deaths_cpu_s = (time.process_time() - cpu_s) / len(rest)
+
+
+def _known_s(procs: ProcMesh, hosts: Sequence[int], end: Callable[[int], float]) -> list[float]:
+    """For each host the time from its end to its being known; ``end`` brings that about, and says when it was."""
+    known_s: dict[int, float] = {}
+    ended = {host: procs.slice(hosts=host).ended for host in hosts}
+    for host, future in ended.items():
+        future.add_done_callback(functools.partial(_note_time, known_s, host))
+    ended_s = {host: end(host) for host in hosts}
+    for host, future in ended.items():
+        future.get(TIMEOUT_S)
+        known_s.setdefault(host, time.monotonic())  # the callback may come a moment later
+    return [max(known_s[host] - at_s, 0.0) for host, at_s in ended_s.items()]
+
+
+def _note_time(known_s: dict[int, float], host: int, _: object) -> None:
+    known_s.setdefault(host, time.monotonic())

@@ -50,11 +50,12 @@ def host_rows(found: HostsFound) -> Iterator[Result]:
         yield one("idle_root_cores", "1", found.idle.cpu_s / found.idle_s)
         yield one("idle_hosts_cores", "1", found.idle_hosts_s / found.idle_s)
     if found.deaths_s:
-        yield many("death_known_ms", "ms", [max(seconds, 0.0) * 1e3 for seconds in found.deaths_s])
+        yield many("process_death_known_ms", "ms", [seconds * 1e3 for seconds in found.process_deaths_s])
+        yield many("death_known_ms", "ms", [seconds * 1e3 for seconds in found.deaths_s])
     if found.recovery_s is not None:
         yield one("recovery_s", "s", found.recovery_s)
-    if found.silence_s is not None:
-        yield one("silence_known_s", "s", found.silence_s)
+    if found.silences_s:
+        yield many("silence_known_s", "s", found.silences_s)
     if found.all_deaths_s is not None:
         yield one("all_deaths_known_s", "s", found.all_deaths_s)
         yield one("root_death_cpu_us", "us", found.all_deaths_cpu_s * 1e6)

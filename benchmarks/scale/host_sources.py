@@ -39,6 +39,9 @@ class HostSource(Protocol):
     def kill(self, host: int) -> float:
         """End a host with all of its processes; when that was, in seconds of `time.monotonic`."""
 
+    def kill_process(self, host: int) -> float:
+        """End the first process that the job has spawned on a host, likewise."""
+
     def freeze(self, host: int) -> float:
         """Have a host fall silent, likewise."""
 
@@ -94,6 +97,10 @@ class _Agents:
     def kill(self, host: int) -> float:
         """Kill an agent, with which its processes end."""
         return _signal(_family(self._agents[host].pid)[:1], signal.SIGKILL)
+
+    def kill_process(self, host: int) -> float:
+        """Kill the process of the actor, which is the furthest below the agent."""
+        return _signal(_family(self._agents[host].pid)[-1:], signal.SIGKILL)
 
     def freeze(self, host: int) -> float:
         """Stop an agent and its processes."""

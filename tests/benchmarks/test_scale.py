@@ -1,5 +1,9 @@
+import contextlib
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from skipper.benchmarks.report import Report
@@ -21,6 +25,7 @@ from skipper.control.runtime.cast.relay import cast_for
 from skipper.control.runtime.cast.tree import RankSpan
 from skipper.control.wire.frames import encode
 from skipper.control.wire.messages import Call, Kind, Reply
+from tests.control.conftest import wait_until
 
 from .quick import ROOT, quick_run
 
@@ -93,22 +98,41 @@ def test_a_caster_with_a_core_of_its_own_works_while_ranks_do() -> None:
 def test_a_quick_run_with_hosts_measures_hollow_and_real_ones_and_writes_a_page(tmp_path: Path) -> None:
     page = tmp_path / "scale.md"
     report, told = quick_run(
-        "skipper.benchmarks.scale", "--hollow", "2,3", "--real", "2", "--net", "local", "--page", str(page)
+        "skipper.benchmarks.scale", "--hollow", "2,4", "--real", "4", "--net", "local", "--page", str(page)
     )
     labels = {(row.parameters["label"], row.parameters["hosts"]) for row in report.results if row.name == "attach_s"}
-    assert labels == {("hollow", 2), ("hollow", 3), ("measured", 2)}
+    assert labels == {("hollow", 2), ("hollow", 4), ("measured", 4)}
     names = {row.name for row in report.results if row.parameters["label"] == "hollow"}
     assert {"cast_us", "first_reply_s", "idle_root_messages_per_s", "death_known_ms", "recovery_s"} <= names
-    assert {"all_deaths_known_s", "host_cast_cpu_us", "root_descriptors_per_host"} <= names
+    assert {"process_death_known_ms", "all_deaths_known_s", "host_cast_cpu_us", "root_descriptors_per_host"} <= names
     checked = [row for row in report.results if "error" in row.parameters]
-    assert [row.parameters["hosts"] for row in checked] == [2, 3]
+    assert [row.parameters["hosts"] for row in checked] == [2, 4]
     modelled = {row.parameters["hosts"] for row in report.results if row.parameters["label"] == "modelled"}
-    assert modelled == {2, 3, 4096, 10_000}
+    assert modelled == {2, 4, 4096, 10_000}
     text = page.read_text()
     assert "| cast and all answers, p50, ms | hollow |" in text
     assert "| cast and all answers, p50, ms | modelled |" in text
     assert "## What breaks first" in text
     assert "error" in told
+
+
+def test_a_killed_run_leaves_no_hosts() -> None:
+    command = [sys.executable, "-m", "skipper.benchmarks.scale", "--quick", "--hollow", "2", "--real", "2"]
+    with subprocess.Popen([*command, "--net", "local"], cwd=ROOT, stdout=subprocess.DEVNULL) as run:
+        process = psutil.Process(run.pid)
+        wait_until(lambda: "serve" in words_below(process), "an agent runs", timeout=60.0)
+        started = process.children(recursive=True)
+        run.kill()
+    assert psutil.wait_procs(started, timeout=60.0)[1] == []
+
+
+def words_below(process: psutil.Process) -> set[str]:
+    """The words of the commands that it has started, and of theirs."""
+    words: set[str] = set()
+    for each in process.children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            words.update(each.cmdline())
+    return words
 
 
 def test_options_of_hosts_are_refused_without_hosts(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,10 +15,10 @@ from skipper.torchstore.plans.regions import RegionFill, dtype_of, region_of
 from skipper.torchstore.proofs.certificate import Certificate
 from skipper.torchstore.proofs.forms import Held, find_form
 from skipper.torchstore.proofs.proof import Proof, TileComparison, WrongTile
-from skipper.torchstore.tensors.cells import cells, cells_differ, region
+from skipper.torchstore.tensors.cells import as_bits, cells, cells_differ, region
 from skipper.torchstore.tensors.local_tensors import describe
 from skipper.torchstore.tensors.state_dict import flatten
-from skipper.torchstore.tensors.tiles import as_bits, hashing_threads, take_tiles, tile_shape
+from skipper.torchstore.tensors.tiles import hashing_threads, take_tiles, tile_shape
 
 Part = tuple[Box, torch.Tensor]
 """A box of a checkpoint tensor, and the elements of a model that are to be those."""

@@ -19,6 +19,8 @@ _CELL = 4096
 
 _SIDE = 64  # of a cell of a tensor of several dims: layouts cut weights at multiples of it
 _WORD = 8
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+"""By the size of an element, dtypes that torch copies, and numpy has: those of float8 and others it does not."""
 
 
 def cell_shape(shape: Ints, limit: int = _CELL) -> Ints:
@@ -149,8 +151,14 @@ def _over_cells(
     return torch.cat(reduced, -1) if len(reduced) > 1 else reduced[0]
 
 
+def as_bits(values: torch.Tensor) -> torch.Tensor:
+    """The same memory in a dtype that torch copies and compares bit by bit."""
+    return values.detach().view(_BITS[values.element_size()])
+
+
 def _words(block: torch.Tensor) -> torch.Tensor:
     """A block as 64-bit words along its last dim, which zeros fill up to whole ones; a view where there can be one."""
+    block = as_bits(block)
     nbytes = block.shape[-1] * block.element_size()
     if nbytes % _WORD:
         padded = block.new_zeros((*block.shape[:-1], -(-nbytes // _WORD) * _WORD), dtype=torch.uint8)

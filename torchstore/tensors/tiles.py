@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from skipper.torchstore.algebra.layout import Box, Ints, minus, plus
-from skipper.torchstore.tensors.cells import cells, grid_shape, grid_slice, region, whole_cells
+from skipper.torchstore.tensors.cells import as_bits, cells, grid_shape, grid_slice, region, whole_cells
 from skipper.torchstore.tensors.stream_order import settle
 
 DIGEST_NBYTES = 32
@@ -37,9 +37,6 @@ rank that many rows of most matrices up to some hundred ranks. Along the dim of 
 
 _STRIP_NBYTES = 1 << 20
 """Brought into the order of its tiles, and to the host, at a time."""
-
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-"""By the size of an element, dtypes that torch copies, and numpy has: those of float8 and others it does not."""
 
 _TILE = hashlib.sha256(b"skipper tile\0")
 """SHA-256, which processors have instructions for: here 1.4 times as fast as BLAKE2b. It begins unlike other hashes."""
@@ -122,11 +119,6 @@ def tile_digest(data: bytes | memoryview) -> bytes:
 def hashing_threads() -> Executor:
     """A thread for each processor, up to some: hashing lets go of the GIL. They start when they are needed."""
     return ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _MOST_THREADS), "skipper-tiles")
-
-
-def as_bits(values: torch.Tensor) -> torch.Tensor:
-    """The same memory in a dtype that torch copies and compares bit by bit."""
-    return values.detach().view(_BITS[values.element_size()])
 
 
 @torch.no_grad()

@@ -109,7 +109,7 @@ class HollowHosts:
         """
         return self._do("kill", host)
 
-    def kill_process(self, host: int, rank: int) -> float:
+    def kill_process(self, host: int, rank: int = 0) -> float:
         """Kill one of the processes that a host has launched; the rest as in `kill`."""
         return self._do("kill_process", host, rank=rank)
 

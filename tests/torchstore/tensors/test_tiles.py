@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 
 from skipper.torchstore.algebra.layout import Box, Layout, Replicate, Shard, StridedShard
 from skipper.torchstore.tensors import tiles as tiles_module
-from skipper.torchstore.tensors.cells import cells, region
+from skipper.torchstore.tensors.cells import as_bits, cells, region
 from skipper.torchstore.tensors.tiles import (
     DIGEST_NBYTES,
     TileBlock,
     TileFragment,
     TileTable,
-    as_bits,
     count_tiles,
     hashing_threads,
     joined,
