@@ -23,12 +23,19 @@ from tests.tree import ROOT, chosen, copy_changed, copy_tree, pins_beside
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skipper" / "roots"
 DEFAULT_MIRROR = "http://deb.debian.org/debian"
 PACKAGES = ("ca-certificates", "gcc", "git", "iproute2", "libc6-dev", "make", "procps", "python3-dev", "python3-venv")
-_ENVIRONMENT = "test -x /skipper/venv/bin/python || python3 -m venv /skipper/venv"
+_CONFIGURE = """
+ldconfig
+for name in passwd group; do cp /usr/share/base-passwd/$name.master /etc/$name; done
+ln -s gcc /usr/bin/cc
+"""
+_ENVIRONMENT = "test -x /skipper/venv/bin/python || python3 -m venv {} /skipper/venv"
 _BUILD = """
 cd /skipper/tree
 pip="/skipper/venv/bin/python -m pip --disable-pip-version-check"
 $pip install --quiet --no-compile -c /skipper/constraints.txt -e '.[test,cu12]'
 """
+_ABOVE_TORCH = ("torch", "peft", "accelerate")
+"""torch, and what requires it."""
 _EMULATED_TEST_S = 400  # more than pyproject.toml gives a test, less than it gives the run until faulthandler ends it
 _GLIBCS = (17, 42)  # of the wheels that such a root can take: 2.17 to 2.41, that of trixie
 _DESCRIBE = """
@@ -94,8 +101,10 @@ class Root:
             built.unlink(missing_ok=True)
             pins = [] if self.torch is None else [f"torch=={self.torch}", *pins_beside({"torch"})]
             (self.folder / "skipper" / "constraints.txt").write_text("\n".join(pins) + "\n", encoding="utf-8")
-            self._check(self.run(_ENVIRONMENT), "there can be no environment")
-            if emulation.is_needed(self.architecture):
+            emulated = emulation.is_needed(self.architecture)
+            environment = _ENVIRONMENT.format("--without-pip" if emulated else "")
+            self._check(self.run(environment), "there can be no environment")
+            if emulated:
                 self._take_generated()
                 self._take_packages()
             self._check(self.run(_BUILD), "the tree cannot be built")
@@ -141,26 +150,30 @@ class Root:
         command += ["--python-version", library.name.removeprefix("python"), "--target", str(library / "site-packages")]
         required = [*project["dependencies"], *extras["test"], *extras["cu12"]]
         # What torch requires depends on the processor, and this pip would judge by that of this machine.
-        torch = [each for each in required if each.startswith("torch")]
+        torch = [each for each in required if each.startswith(_ABOVE_TORCH)]
         others = [each for each in required if each not in torch]
-        for names in (["--no-deps", *torch], others):
+        for names in (["--no-deps", *torch, *_ABOVE_TORCH], ["pip", "setuptools", "wheel", *others]):
             self._check(subprocess.run([*command, *names], check=False).returncode, "its packages cannot be installed")
 
     def _make(self) -> None:
         if self.folder.exists():  # a run was cut off in the middle
             shutil.rmtree(self.folder)
-        print(f"{self.name}: making {self.folder} from Debian's {self.suite}: some minutes", flush=True)
-        command = ["debootstrap", f"--arch={self.architecture}", "--variant=minbase", self.suite, str(self.folder)]
-        log = CACHE / f"{self.folder.name}.log"
-        with emulation.of(self.architecture), open(log, "w") as file:
-            done = subprocess.run([*command, _mirror()], stdout=file, stderr=file, check=False)
-        self._check(done.returncode, f"debootstrap ended with {done.returncode}: see {log}")
+        print(f"{self.name}: making {self.folder} from Debian's {self.suite}", flush=True)
+        # Packages are unpacked by this machine and not configured: an emulated one takes half an hour for that.
         # A mirror that lags has lists that are out of date for apt.
-        options = "-qq -y --no-install-recommends -o Acquire::Check-Valid-Until=false -o Dpkg::Use-Pty=0"
-        install = f"apt-get {options} update\napt-get {options} install {' '.join(PACKAGES)} >/dev/null\napt-get clean"
-        self._check(
-            self.run(f"export DEBIAN_FRONTEND=noninteractive\n{install}"), "Debian's packages cannot be installed"
-        )
+        command = ["mmdebstrap", "--mode=root", "--variant=extract", f"--architectures={self.architecture}"]
+        command += [
+            "--aptopt=Acquire::Check-Valid-Until false",
+            "--include=?essential",
+            f"--include={','.join(PACKAGES)}",
+        ]
+        log = CACHE / f"{self.folder.name}.log"
+        with open(log, "w") as file:
+            done = subprocess.run(
+                [*command, self.suite, str(self.folder), _mirror()], stdout=file, stderr=file, check=False
+            )
+        self._check(done.returncode, f"mmdebstrap ended with {done.returncode}: see {log}")
+        self._check(self.run(_CONFIGURE), "what the packages would have configured cannot be made")
         self._trust_our_certificates()
         (self.folder / "skipper").mkdir()
         (self.folder / "skipper" / "made").touch()
@@ -184,7 +197,7 @@ def check_machine() -> None:
     """
     if os.geteuid() != 0:
         raise RootError("a root with another Python is entered by chroot, which is for root: run this by sudo")
-    for program, package in {"debootstrap": "debootstrap", "setpriv": "util-linux", "unshare": "util-linux"}.items():
+    for program, package in {"mmdebstrap": "mmdebstrap", "setpriv": "util-linux", "unshare": "util-linux"}.items():
         if shutil.which(program) is None:
             raise RootError(f"{program} is missing: apt-get install {package}")
 
