@@ -89,7 +89,9 @@ def read_document(data: bytes, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} cannot be read as JSON: {error}") from error
     if not isinstance(document, dict):
-        raise UsageError("a model is a config of transformers with its model_type, or an object of names and shapes")
+        raise UsageError(
+            f"{where} is no model: a config of transformers with its model_type, or an object of names and shapes, is"
+        )
     return document if "model_type" in document else dict(_listed(document))
 
 
@@ -114,6 +116,12 @@ def _listed(document: Mapping[str, Any]) -> dict[str, Ints]:
 def _configured(name: str, fields: Mapping[str, Any], layers: int | None) -> GivenModel:
     """What transformers makes of a config."""
     transformers = _transformers()
+    kind = fields.get("model_type")
+    if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
+        raise UsageError(
+            f"transformers {transformers.__version__} does not know the model_type {kind!r} of {name}: install a newer "
+            "one, or give a JSON file of names and shapes"
+        )
     fields = {key: value for key, value in fields.items() if key not in ("auto_map", "quantization_config")}
     try:
         config = transformers.AutoConfig.for_model(**fields)

@@ -134,13 +134,14 @@ def test_a_config_of_transformers_says_which_tensors_there_are(tmp_path: Path) -
     ("text", "complaint"),
     [
         ("{", "JSON"),
-        ("[1]", "model_type"),
+        ("[1]", r"model\.json is no model: a config of transformers with its model_type, or"),
         ("{}", "no tensors"),
         ('{"w": [0]}', "no shape"),
         ('{"w": [true]}', "no shape"),
         ('{"w": {"shape": "2"}}', "no shape"),
         ('{"w": [1000000000, 1000000000]}', "larger"),
-        ('{"model_type": "no such model"}', "transformers"),
+        ('{"model_type": "no such model"}', r"does not know the model_type 'no such model' of model: [^:]*$"),
+        ('{"model_type": [1]}', r"does not know the model_type \[1\]"),
         ('{"model_type": "llama", "hidden_size": "wide"}', "transformers"),
     ],
 )
