@@ -93,6 +93,19 @@ def test_whole_tensors_come_in_buckets(trainer: TrainerProcesses, engine: Engine
         assert update["nbytes"] <= 1.02 * update["parameter_nbytes"]
 
 
+def test_whole_tensors_that_come_in_the_background_are_loaded_as_they_come(
+    trainer: TrainerProcesses, engine: EngineProcess
+) -> None:
+    options = {"source": "whole", "bucket_nbytes": 300_000, "background": True, "staging_nbytes": 1 << 16}
+    trainer.call("connect", paths=[engine.path], **options)
+    for _ in range(2):
+        sync(trainer, engine)
+        for update in engine.call("look"):
+            assert update["flip"] == "pointers"
+            assert update["nbytes"] <= 1.02 * update["parameter_nbytes"]
+            assert update["staged_nbytes"] < update["parameter_nbytes"] / 2
+
+
 def keeps_its_weights(trainer: TrainerProcesses, engine: EngineProcess, error: str) -> None:
     """A sync fails, and the engine goes on as before."""
     before, version = engine.call("generate"), engine.call("weight_version")

@@ -1,6 +1,7 @@
-"""TRL's asynchronous GRPO, which trains on what vLLM says: ``python -m tests.engines.trl_trainer URL FOLDER``.
+"""TRL's asynchronous GRPO, which trains on what vLLM says: ``python -m tests.engines.trl_trainer URL FOLDER OPTIONS``.
 
-Prints a line of JSON for each time that TRL had given the server its weights, and one for a time when that failed.
+OPTIONS are those of `TorchStoreWeightTransfer`, as JSON. Prints a line of JSON for each time that TRL had given the
+server its weights, and one for a time when that failed.
 """
 
 import json
@@ -130,6 +131,7 @@ def refused(url: str) -> dict[str, str]:
         ("no server", lambda: TorchStoreWeightTransfer("http://127.0.0.1:1", start_timeout=0.1).init_weight_transfer()),
         ("not begun", lambda: TorchStoreWeightTransfer(url).send_weights(iter(()))),
         ("nowhere", lambda: TorchStoreWeightTransfer(url, insecure=True).init_weight_transfer()),
+        ("no second set", lambda: TorchStoreWeightTransfer(url, second_set_nbytes=1)),
     ):
         try:
             use()
@@ -140,7 +142,7 @@ def refused(url: str) -> dict[str, str]:
 
 def main() -> None:
     """See above."""
-    url, folder = sys.argv[1], Path(sys.argv[2])
+    url, folder, options = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     torch.set_num_threads(1)
     packing._flash_attn = lambda: Definition
     async_grpo_trainer.get_peak_flops_per_device = lambda *_: 1e12  # it asks CUDA what GPU this is
@@ -153,7 +155,7 @@ def main() -> None:
     from datasets import Dataset
 
     print(json.dumps({"refused": refused(url)}), flush=True)
-    transfer = Reported(url, bucket_nbytes=300_000)
+    transfer = Reported(url, bucket_nbytes=300_000, **options)
     trainer = AsyncGRPOTrainer(
         model=str(folder / "model"),
         args=AsyncGRPOConfig(
@@ -183,7 +185,7 @@ def main() -> None:
     weights = iter(less.items())
     try:
         TorchStoreWeightTransfer.send_weights(transfer, weights)
-    except requests.HTTPError as error:
+    except (requests.HTTPError, RuntimeError) as error:
         kept = {"served": ask(url, "/weight_info")["weight_version"], "paused": ask(url, "/is_paused")["is_paused"]}
         print(
             json.dumps({"error": str(error), "left": len(list(weights)), "tokens": generate(url), **kept}), flush=True

@@ -8,9 +8,10 @@ model, which changes when all of them are there.
 from __future__ import annotations
 
 import os
+import secrets
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import count
 from typing import Any
 
@@ -20,6 +21,7 @@ from skipper import control
 from skipper import torchstore as ts
 from skipper.torchstore.adapters.vllm.clients import PauseMode, PausingHTTPClient
 from skipper.torchstore.adapters.vllm.messages import TorchStoreInitInfo, describe
+from skipper.torchstore.adapters.vllm.readers import ReadersWatch
 from skipper.torchstore.adapters.vllm.trainer import SendRecord
 from skipper.torchstore.adapters.vllm.update import WorkersUpdate, timed
 from skipper.torchstore.adapters.weights import buckets
@@ -41,6 +43,11 @@ class TorchStoreWeightTransfer:
             ``--weight-transfer-config '{"backend": "torchstore"}'``.
         mode: What becomes of requests that are under way at the pause, see `PausingHTTPClient`. TRL's own is "keep".
         bucket_nbytes: How many bytes of weights are put at a time; they are copied.
+        background: The workers read and load into a second set of weights while they generate, and exchange the sets at
+            the end; with ``mode="step"`` nothing is paused for that. A worker then has the memory of its weights once
+            more.
+        second_set_nbytes: With ``background``: limit of the second set and one load together, on each worker; None:
+            what is free there.
         serve_at: Where workers on other hosts join, as `control.serve_job` takes it; None: on this host alone.
         secret_file: Of several hosts, as `control.serve_job` takes it; so the next three.
         certs: See ``secret_file``.
@@ -59,6 +66,8 @@ class TorchStoreWeightTransfer:
         *,
         mode: PauseMode = "keep",
         bucket_nbytes: int = 1 << 30,
+        background: bool = False,
+        second_set_nbytes: int | None = None,
         serve_at: str | None = None,
         secret_file: str | os.PathLike[str] | None = None,
         certs: str | os.PathLike[str] | None = None,
@@ -70,6 +79,9 @@ class TorchStoreWeightTransfer:
         self.last_send: SendRecord | None = None
         self._client = PausingHTTPClient(server_url, mode=mode, timeout=timeout)
         self._bucket_nbytes = bucket_nbytes
+        self._background = background
+        options: dict[str, Any] = {"timeout": timeout, "background": background, "second_set_nbytes": second_set_nbytes}
+        self._connection = TorchStoreInitInfo("", "", **options)
         self._serve_at: dict[str, Any] = {"address": serve_at, "secret_file": secret_file, "certs": certs}
         self._serve_at |= {"insecure": insecure, "data_plane": data_plane}
         self._start_timeout = start_timeout
@@ -92,7 +104,8 @@ class TorchStoreWeightTransfer:
         self._store_name = f"trl-{next(_stores)}"
         run(lambda: ts.initialize(store_name=self._store_name, timeout=self._timeout), begins_job=True)
         address = self._served.address or str(self._served.path)
-        self._client.init_weight_transfer_engine(asdict(TorchStoreInitInfo(address, self._store_name, self._timeout)))
+        connection = replace(self._connection, address=address, store_name=self._store_name)
+        self._client.init_weight_transfer_engine(asdict(connection))
 
     def pause(self) -> None:
         """Nothing yet: `send_weights` pauses the server, when its workers have read the weights."""
@@ -106,16 +119,18 @@ class TorchStoreWeightTransfer:
             iterator: Names and whole tensors of the model's parameters; an adapter of LoRA is merged by TRL.
 
         Raises:
-            RuntimeError: `init_weight_transfer` was not called.
+            RuntimeError: `init_weight_transfer` was not called; with ``background`` also: the workers could not read or
+                load them.
             StoreError: The store is dead, or a volume of it.
             requests.HTTPError: The workers could not read or load them: the server's log says why.
         """
         self._version += 1
         seconds: Counter[str] = Counter()
+        readers = ReadersWatch(secrets.token_hex(8), self._timeout) if self._background else None
         try:
             if self._served is None:
                 raise RuntimeError("call init_weight_transfer before the first send_weights")
-            with WorkersUpdate(self._client, seconds) as update:
+            with WorkersUpdate(self._client, seconds, readers) as update:
                 for number, (bucket, is_last) in enumerate(buckets(iterator, self._bucket_nbytes)):
                     key = f"policy.{number}"
                     with timed(seconds, "put_s"):

@@ -232,6 +232,41 @@ def test_vllm_workers_read_in_the_background_and_change_at_the_end(workers: Infe
     workers.ask("vllm", "shutdown")
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_trl_weights_come_in_buckets_and_change_at_the_end(
+    workers: InferenceWorkers, monkeypatch: pytest.MonkeyPatch, background: bool
+) -> None:
+    trl = import_module("skipper.torchstore.adapters.trl")
+
+    class Served(Looking):
+        def __init__(self, url: str, **options: Any) -> None:
+            super().__init__(workers)
+
+        def wait_until_ready(self, timeout: float) -> None:
+            pass
+
+    monkeypatch.setattr(trl, "PausingHTTPClient", Served)
+    model = stand_ins.Model()
+    transfer = trl.TorchStoreWeightTransfer("http://nowhere", bucket_nbytes=2000, background=background)
+    transfer.init_weight_transfer()
+    before = [values for values, _ in workers.ask("vllm", "look")]
+    for value in (15.0, 16.0):
+        fill(model, value)
+        transfer.send_weights(iter(model.named_parameters()))
+        assert transfer._client.seen == before * 2
+        assert [values for values, _ in workers.ask("vllm", "look")] == [[value]] * WORKERS
+        for update in workers.ask("vllm", "last_update"):
+            assert (update["version"], update["flip"]) == (transfer.last_send.version, "pointers" if background else "")
+        before = [[value]] * WORKERS
+        transfer._client.seen.clear()
+    error, said = (RuntimeError, "workers could not read .* RecordingError") if background else (Exception, "Recording")
+    with pytest.raises(error, match=said):
+        transfer.send_weights(iter(torch.nn.Linear(3, 3).named_parameters()))
+    assert [values for values, _ in workers.ask("vllm", "look")] == before
+    transfer.destroy()
+    workers.ask("vllm", "shutdown")
+
+
 @pytest.mark.usefixtures("store")
 def test_a_read_in_the_background_that_fails_leaves_the_old_weights(workers: InferenceWorkers) -> None:
     vllm = import_module("skipper.torchstore.adapters.vllm")

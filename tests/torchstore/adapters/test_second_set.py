@@ -1,5 +1,6 @@
 """A second set of a model's weights: what is loaded into it takes the model's place as a whole, or not at all."""
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -118,6 +119,21 @@ def test_a_parameter_that_something_else_holds_keeps_its_address() -> None:
     load(second.model, 5.0, functions=False)
     second.flip()
     assert float(kernel.weights[0].detach()[0, 0]) == 5.0
+
+
+def test_garbage_that_holds_a_parameter_does_not_count() -> None:
+    model = Stack()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        garbage: list[Any] = [model.layers[1].weight]
+        garbage.append(garbage)
+        del garbage
+        second = second_set(model)
+    finally:
+        if was_enabled:
+            gc.enable()
+    assert (second.flip_by, second.why_copy) == ("pointers", "")
 
 
 def test_attributes_that_the_engine_changes_while_it_serves_stay() -> None:

@@ -109,6 +109,12 @@ class LoadForm:
             tensor = getattr(owners[path], attribute)
             tensor.weight_loader(tensor, staged[name])
 
+    def names_of(self, path: str) -> set[str]:
+        """What a layer takes from a checkpoint, by full names, while the model takes weights."""
+        layer = self._model.get_submodule(path)
+        own = dict(layer.named_parameters(recurse=False)) | dict(layer.named_buffers(recurse=False))
+        return {f"{path}.{name}" for name in own if name not in layer._non_persistent_buffers_set}
+
     def end(self) -> None:
         """Have the model run with what it was given, and with the old weights where it was given nothing."""
         try:

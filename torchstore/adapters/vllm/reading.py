@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from skipper.torchstore.adapters.vllm.load_form import (
     LoadForm,
     RecordedLoad,
     Shapes,
+    Tensors,
     all_whole,
     empty_for,
     filled_numel,
@@ -68,7 +69,9 @@ class UpdateReader:
         device: Of the model.
         part_nbytes: The model is given parts of the update as they come, each of at most that much or of one layer;
             None: all of it at the end, so that a transfer that fails changes nothing. Updates in several pieces wait
-            for their last one in any case.
+            for their last one, unless the model is ``beside``.
+        is_beside: Nothing is computed with this model, so that layers that are whole are given to it as they come, also
+            of updates in several pieces.
         version_of: Which version of a piece is read, by the number that the trainer has said.
 
     Attributes:
@@ -83,6 +86,7 @@ class UpdateReader:
         device: torch.device,
         *,
         part_nbytes: int | None,
+        is_beside: bool = False,
         version_of: Callable[[int], Any] = lambda number: ("newer_than", number - 1),
     ) -> None:
         self.is_complete = False
@@ -91,11 +95,14 @@ class UpdateReader:
         self._connection = connection
         self._device = device
         self._part_nbytes = part_nbytes
+        self._is_beside = is_beside
         self._version_of = version_of
         self._staged: dict[str, torch.Tensor] = {}
         self._whole: dict[str, torch.Tensor] = {}
         self._filled: dict[str, int] = {}
+        self._placed: set[str] = set()  # of what was read, what the model has
         self._loaded: set[str] | None = set()
+        self._has_begun = False
         self._is_open = False  # the model is in its form for loading
         self._version = self._nbytes = self._parameter_nbytes = self._staged_nbytes = self._whole_count = 0
         self._plan_s = self._transfer_s = self._load_s = 0.0
@@ -117,11 +124,13 @@ class UpdateReader:
                 self._loaded = None
             if info.is_last:
                 self._check_complete()
-            in_parts = self._part_nbytes is not None and info.is_last and not self._staged
+            is_alone = info.is_last and not self._has_begun
+            self._has_begun = True
+            in_parts = self._part_nbytes is not None and (is_alone or self._is_beside)
             for part in parts_of(recorded.plan, self._part_nbytes if in_parts else None):
                 self._read(part, info)
                 if in_parts:
-                    self._place()
+                    self._place(self._staged if is_alone else self._whole_layers(), self._whole if is_alone else {})
         if info.is_last:
             self._check_mixed()
             self.is_complete = True
@@ -129,10 +138,8 @@ class UpdateReader:
     def load(self) -> None:
         """Give the model what it was not given yet; from then on it runs with it."""
         begin = time.perf_counter()
-        if not self._is_open:
-            self._form.begin()
-            self._is_open = True
-            self._form.place(self._staged, self._whole)
+        self._open()
+        self._form.place(self._staged, self._whole)
         self._form.end()
         self._is_open = False
         self._load_s += time.perf_counter() - begin
@@ -180,6 +187,10 @@ class UpdateReader:
         begin = time.perf_counter()
         connection = self._connection
         for name, recorded in plan.parameters.items():
+            if name in self._placed:
+                raise ValueError(
+                    f"{name} comes twice, in different pieces: send both in one, with a larger bucket_nbytes"
+                )
             if name not in self._staged:
                 self._staged[name] = empty_for(recorded, self._device)
                 self._parameter_nbytes += recorded.nbytes
@@ -206,16 +217,37 @@ class UpdateReader:
         self._staged_nbytes = max(self._staged_nbytes, beside)
         self._transfer_s += time.perf_counter() - begin
 
-    def _place(self) -> None:
-        """Give the model a part at once, to have its memory back."""
-        begin = time.perf_counter()
+    def _open(self) -> None:
+        """Have the model in its form for loading."""
         if not self._is_open:
             self._form.begin()
             self._is_open = True
-        self._form.place(self._staged, self._whole)
-        self._staged.clear()
-        self._whole.clear()
+
+    def _place(self, staged: Mapping[str, torch.Tensor], whole: Mapping[str, torch.Tensor]) -> None:
+        """Give the model some of what was read at once, to have its memory back."""
+        begin = time.perf_counter()
+        self._open()
+        self._form.place(staged, whole)
+        self._placed.update(staged)
+        for name in list(staged):
+            del self._staged[name]
+        for name in list(whole):
+            del self._whole[name]
         self._load_s += time.perf_counter() - begin
+
+    def _whole_layers(self) -> Tensors:
+        """What was read of layers that have all of their elements; others wait for more pieces, or for the end."""
+        self._open()
+        layers: dict[str, Tensors] = {}
+        for name, tensor in self._staged.items():
+            if self._filled[name] == tensor.numel():
+                layers.setdefault(name.rpartition(".")[0], {})[name] = tensor
+        return {
+            name: tensor
+            for path, tensors in layers.items()
+            if self._form.names_of(path) <= tensors.keys()
+            for name, tensor in tensors.items()
+        }
 
     def _check_complete(self) -> None:
         """See whether an update is one of the whole model.

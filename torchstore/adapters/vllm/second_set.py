@@ -69,7 +69,9 @@ class SecondSet:
         self.nbytes = max(sum(layers), sum(each.nbytes() for each in _storages(model).values()))
         _check_memory(device, self.nbytes, max(staging_nbytes, max(layers)) + 2 * max(layers), limit_nbytes)
         self.why_copy = "" if vllm_config.model_config.enforce_eager else "vLLM runs without enforce_eager"
-        self.why_copy = self.why_copy or _held_elsewhere(model)
+        if not self.why_copy and _held_elsewhere(model):
+            gc.collect()  # a load that failed may have left a cycle
+            self.why_copy = _held_elsewhere(model)
         self.flip_by: Flip = "copy" if self.why_copy else "pointers"
         self._original = model
         self._twins: dict[int, torch.nn.Module] = {}

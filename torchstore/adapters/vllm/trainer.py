@@ -79,7 +79,7 @@ class TorchStoreTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]  # vLLM 
         timeout: Bound on each step, in seconds.
         staging_nbytes: What a worker may have beside its model: at most this much, or one layer. None: everything that
             its rank reads, so that the model changes when all of it is there, and a transfer that fails changes
-            nothing. Where shards are sent; whole tensors always wait until all are there.
+            nothing. Whole tensors that a source gathers wait until all are there, except with ``background``.
     """
 
     backend: ClassVar[str] = BACKEND

@@ -141,7 +141,8 @@ class TorchStoreWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc
         if connection.background:
             second_set = self._ensure_second_set(connection)
             second_set.begin()
-            self._reader = self._new_reader(second_set.form, connection.staging_nbytes or DEFAULT_STAGING_NBYTES)
+            part_nbytes = connection.staging_nbytes or DEFAULT_STAGING_NBYTES
+            self._reader = self._new_reader(second_set.form, part_nbytes, is_beside=True)
         else:
             self._reader = self._new_reader(LoadForm(self.model, self.model_config), connection.staging_nbytes)
 
@@ -175,11 +176,11 @@ class TorchStoreWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc
             )
         return self._second_set
 
-    def _new_reader(self, form: LoadForm, part_nbytes: int | None) -> UpdateReader:
+    def _new_reader(self, form: LoadForm, part_nbytes: int | None, *, is_beside: bool = False) -> UpdateReader:
         connection = self._connection
         assert connection is not None, "start_weight_update has seen to it"
         known = self._recorded.setdefault(self.model, {})
-        return UpdateReader(form, known, connection, self.device, part_nbytes=part_nbytes)
+        return UpdateReader(form, known, connection, self.device, part_nbytes=part_nbytes, is_beside=is_beside)
 
     def _close(self) -> None:
         """End the update that has begun, if there is one; the model keeps what it has.
