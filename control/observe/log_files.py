@@ -206,7 +206,7 @@ def remove_old(home: Path, current: str, *, most: int | None = None, max_nbytes:
     """
     most = KEPT_JOBS if most is None else most
     left, kept = MAX_KEPT_NBYTES if max_nbytes is None else max_nbytes, 0
-    for folder in sorted(_folders_of_jobs(home), key=lambda folder: folder.name, reverse=True):
+    for folder in jobs_with_files(home):
         if folder.name == current or is_running(about_job(folder)):
             continue
         with contextlib.suppress(OSError):  # another job removes it
@@ -224,8 +224,14 @@ def _folders_of_jobs(home: Path) -> Iterator[Path]:
 
 
 def jobs_with_files(home: Path) -> list[Path]:
-    """The folders of jobs, the latest first."""
-    return sorted(_folders_of_jobs(home), key=lambda folder: folder.name, reverse=True)
+    """The folders of jobs, first those that began last."""
+    return sorted(_folders_of_jobs(home), key=_beginning, reverse=True)
+
+
+def _beginning(folder: Path) -> tuple[float, str]:
+    """When its job began. The name does not say it: that is in seconds of local time, which is set back in autumn."""
+    began_s = about_job(folder).get("began_s")
+    return began_s if isinstance(began_s, float) and began_s >= 0 else 0.0, folder.name
 
 
 def about_job(folder: Path) -> dict[str, object]:

@@ -304,7 +304,7 @@ def _event(line: Line) -> RecordedEvent:
 
 
 def records(home: Path) -> Sequence[Record]:
-    """The records in a folder, the latest first."""
+    """The records in a folder, first those of the runs that began last."""
     found = []
     for folder in jobs_with_files(home):
         with contextlib.suppress(JobNotFoundError):  # removed meanwhile
@@ -313,7 +313,7 @@ def records(home: Path) -> Sequence[Record]:
 
 
 def find_record(word: str | None) -> Record:
-    """A record by its folder, or by the name of its run, of which the latest counts; None: the latest of all.
+    """A record by its folder, or by the name of its run; of several, and with None of all, the one that began last.
 
     Raises:
         JobNotFoundError: there is none.

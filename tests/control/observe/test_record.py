@@ -124,13 +124,23 @@ def test_a_record_is_found_by_its_folder_and_by_its_name(home: Path, tmp_path: P
         find_record(None)
     first, other = ended("train"), ended("other")
     second = ended("train")
-    assert find_record("train").folder in (first, second)
+    assert find_record("train").folder == second
     assert find_record(str(first)).folder == first
     assert find_record(first.name).folder == first
     assert find_record("other").folder == other
     for word in ("nobody", str(tmp_path)):
         with pytest.raises(JobNotFoundError):
             find_record(word)
+
+
+def test_the_run_that_began_last_comes_first_whatever_the_names_of_the_folders(home: Path) -> None:
+    began_s = time.time()
+    ended("z", began_s=began_s)
+    ended("a", began_s=began_s + 0.25)  # in the same second
+    newest = ended("newest", began_s=began_s + 3)
+    newest.rename(newest.with_name("20260101-000000-newest"))  # the local time was set back meanwhile
+    assert [record.name for record in records(home)] == ["newest", "a", "z"]
+    assert find_record(None).name == "newest"
 
 
 def test_a_folder_of_ones_own_has_to_be_empty(home: Path, tmp_path: Path) -> None:
