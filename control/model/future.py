@@ -203,6 +203,10 @@ class Future(FutureState, Generic[T]):
 
     __slots__ = ()
 
+    def __repr__(self) -> str:
+        """What is shown where somebody has printed it in place of its result."""
+        return f"<Future, {'has ended' if self.done() else 'not ended yet'}: get() or await gives its result>"
+
     @staticmethod
     def of(value: T) -> Future[T]:
         """A future that has already ended in ``value``."""

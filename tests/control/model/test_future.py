@@ -24,6 +24,13 @@ def test_get_waits_for_the_value_and_may_be_repeated() -> None:
     thread.join()
 
 
+def test_who_prints_a_future_reads_how_to_get_its_result() -> None:
+    promise: Promise[int] = Promise()
+    assert repr(promise) == "<Future, not ended yet: get() or await gives its result>"
+    promise.set_exception(ValueError("no"))
+    assert str(promise) == "<Future, has ended: get() or await gives its result>"
+
+
 def test_get_raises_a_timeout_error_and_the_value_can_still_come() -> None:
     future: Promise[int] = Promise()
     began = time.monotonic()
