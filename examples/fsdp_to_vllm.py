@@ -53,7 +53,7 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> float:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    return float(loss)
+    return float(loss.detach())
 
 
 def ask(url: str, prompt: list[int]) -> list[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import linecache
 import os
 import shutil
@@ -38,8 +39,11 @@ if TYPE_CHECKING:
     from skipper.control.runtime.process import Process
 
 
-_RUNTIME_THREADS = "control-"
+_RUNTIME_THREADS = ("control-", "dataplane-")
 """How the names of this library's own threads begin."""
+
+_WAITS = "control/model/future.py"
+"""What is below `Future.get` there says nothing but that it waits."""
 
 _MACHINERY = (
     *(f"control/runtime/{name}.py" for name in ("procs/worker", "executor", "actor_state", "procs/fork_server")),
@@ -79,13 +83,14 @@ class ThreadStacks:
 
     @property
     def users_frames(self) -> Sequence[Frame]:
-        """The frames without those of this library and of `threading` that everything else was called by."""
+        """The frames without those of this library and of `threading` around them, down to the call of `Future.get`."""
         if self.name.startswith(_RUNTIME_THREADS):
             return ()
         kept = len(self.frames)
         while kept and self.frames[kept - 1].file.endswith(_MACHINERY):
             kept -= 1
-        return self.frames[:kept]
+        waits = itertools.takewhile(lambda frame: frame.file.endswith(_WAITS), self.frames[:kept])
+        return self.frames[max(len(list(waits)) - 1, 0) : kept]
 
 
 @dataclass(frozen=True, slots=True)

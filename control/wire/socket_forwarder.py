@@ -31,7 +31,7 @@ class SocketForwarder:
         self._path = f"\0{name}"
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, name="forwarder", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="control-forwarder", daemon=True)
         self._thread.start()
 
     def close(self) -> None:

@@ -6,12 +6,14 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from skipper.control import ActorMesh, this_host
+from skipper.control import ActorMesh, ServedJob, this_host
+from skipper.control.model.future import Promise
 from skipper.control.observe import ProcessStacks, job_stacks, stacks
 from tests.control.actors import AsyncEcho, Echo
 from tests.control.conftest import PATIENCE_S, Failures, Script, wait_until
@@ -47,6 +49,24 @@ def test_a_process_tells_where_its_actors_are(blocked: ActorMesh[Echo]) -> None:
     assert thread.users_frames[0].code == "said = os.read(pipe, 100)"
     assert thread.doing.startswith("run for ")
     assert (stacks.problem, stacks.text) == ("", "")
+
+
+def test_who_waits_for_a_future_is_shown_from_get_on(served: ServedJob) -> None:
+    never: Promise[None] = Promise()
+    waiting = threading.Thread(target=lambda: never.get(), name="waiting", daemon=True)
+    waiting.start()
+    try:
+        wait_until(lambda: _functions("waiting")[:1] == ["Future.get"], "it waits")
+        assert len(_functions("waiting")) == 2  # and the line that has called it
+    finally:
+        never.set_result(None)
+        waiting.join()
+
+
+def _functions(thread_name: str) -> list[str]:
+    """The frames of a thread of the script, as they are shown."""
+    (thread,) = [thread for thread in job_stacks(timeout=PATIENCE_S)[0].threads if thread.name == thread_name]
+    return [frame.function for frame in thread.users_frames]
 
 
 def test_the_script_is_among_them(echoes: ActorMesh[Echo]) -> None:
