@@ -15,6 +15,8 @@ MOST_TEXT = 256 << 10
 """Characters of a traceback with all its causes that are kept."""
 MOST_HEADLINE = 500
 """Characters that are repeated of an error of an actor further away."""
+_CALLER = "control/runtime/actor_state.py"
+"""What calls users' code in an actor. It says nothing about their code, so tracebacks begin below it."""
 _MOST_LINKS = 64
 """Causes of causes that are looked at."""
 
@@ -98,10 +100,13 @@ def summarize_fully(error: BaseException) -> str:
 def describe(error: BaseException) -> str:
     """The traceback of an exception, with those of its causes; each remote traceback is in it once.
 
-    The causes of an `ActorError` are left out, since its remote traceback shows them.
+    In an actor it begins with the user's code. The causes of an `ActorError` are left out, since its remote traceback
+    shows them.
     """
     try:
         whole = traceback.TracebackException.from_exception(error)
+        while len(whole.stack) > 1 and whole.stack[0].filename.endswith(_CALLER):
+            del whole.stack[0]
         for link, shown in _links(error, whole):
             if issubclass(type(link), ActorError) and link.shows_traceback():  # type: ignore[attr-defined]
                 shown.__cause__ = None

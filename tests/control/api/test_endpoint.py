@@ -175,6 +175,7 @@ def test_an_exception_reaches_the_caller_with_its_traceback_and_the_actor_lives(
     assert isinstance(error.cause, CustomError)
     assert (error.cause.code, error.endpoint, error.__cause__) == (5, "fail", error.cause)
     assert "in fail" in error.remote_traceback
+    assert "actors.py" in error.remote_traceback.splitlines()[1]  # not what has called it
     assert "raise error" in str(error)
     assert echo.echo.call_one(1).get(PATIENCE_S) == 1
 
