@@ -74,6 +74,8 @@ $(BIN)/python:
 	@command -v "$${CC:-gcc}" >/dev/null || \
 	  { echo "Skipper's dataplane is compiled, and there is no C compiler: apt-get install gcc libc6-dev python3-dev" >&2; \
 	    exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || \
+	  { echo "Skipper's dataplane is compiled, and Python's headers are missing: apt-get install python3-dev" >&2; exit 1; }
 	@echo "[1/2] making the virtual environment $(VENV)"
 	@$(PYTHON) -m venv $(VENV) || \
 	  { rm -rf $(VENV); echo "The venv module is missing: apt-get install python3-venv" >&2; exit 1; }
