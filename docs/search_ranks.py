@@ -27,6 +27,7 @@ RANKS = {
     "reference/from_": 0.6,
     "reference/": 0.8,
     "extending/": 0.4,
+    "contributing/": 0.2,
     "repository/": 0.2,
     "wire_protocol.md": 0.3,
     "benchmarks.md": 0.8,
