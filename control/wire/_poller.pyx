@@ -15,7 +15,9 @@ Of several idle actors one reads for all, and each message for another one costs
 to an idle actor that is called again and again, and comes back to it by itself (`HANDED_`).
 
 A thread of a user's may be interrupted wherever it is, by Ctrl-C for instance. Such a thread delivers only messages that
-may be delivered twice (`REPLIES`), and leaves all others to the thread of the poller.
+may be delivered twice (`REPLIES`), and leaves all others to the thread of the poller: three threads are woken for a call,
+one after the other. So where many of the messages are calls, the event loop of an actor that is called goes before those
+that wait for answers, and lets them on (`CALLS_`).
 """
 
 cimport cython
@@ -122,8 +124,11 @@ cdef enum:
     LONGEST_S_ = 1 << 30
     # So many messages in a row that another thread has read for an idle actor make that read itself.
     HANDED_ = 4
-    # One turn of an event loop that leaves something to the poller's thread is as bad as so many others are good.
-    DETOUR_ = 4
+    # A message that is no answer counts as much as so many answers. The loop of an actor goes before those that wait for
+    # answers once there have been `CALLS_` more than answers; it is counted up to `MOST_CALLS_`, so that they come back.
+    CALL_ = 4
+    CALLS_ = 16
+    MOST_CALLS_ = 32
     # Sent without letting go of the interpreter lock, for which others may keep this thread waiting.
     SHORT_ = 16384
 
@@ -269,13 +274,15 @@ cdef class Poller:
     cdef object _loop  # a weak reference to the one that reads
     cdef bint _loop_takes_all
     cdef int64_t _loop_rests_until_ns
+    cdef object _resting  # a weak reference to the loop that does
     cdef bint _loop_waits  # for a thread that was asked to give way
-    cdef int _detours  # what it has read and had to leave to the poller's thread, against what it has delivered
     cdef uint64_t _turns  # that it has had
     cdef uint64_t _turns_before  # when the poller's thread saw that something had come
     cdef unsigned long _handed_to  # the thread of the idle actor that was let on last by one that read for it
     cdef int _handed  # how often in a row
-    cdef bint _leader_yields  # whether it is the poller's, or an idle actor's
+    cdef int _calls  # of late, against answers
+    cdef bint _leader_takes_all  # whether it is the poller's, or an idle actor's
+    cdef bint _leader_yields  # whether it may have to give way
     cdef unsigned long _leader  # the thread that reads; 0: nobody
     cdef unsigned long _own
     cdef int64_t _left_ns  # when the last one stopped
@@ -403,7 +410,7 @@ cdef class Poller:
                 if self._is_closed:
                     gate.lock.acquire(timeout=_left_s(end_ns))
                     continue
-                if self._leader == 0 and not (takes_all and self._has_loop and not self._is_called_most(me)):
+                if self._leader == 0 and not self._leaves_it_to_loop(me, takes_all):
                     set_thread(&self._leader, me)
                 if self._leader == me:
                     self._lead(gate, end_ns, takes_all or me == self._own)
@@ -427,10 +434,13 @@ cdef class Poller:
         """
         if self._is_closed or self._has_loop and not self._gives_way(loop, takes_all):
             return
-        if self._leader != 0 and (takes_all and self._leader != self._own or not self._leader_yields):
-            return  # a thread that waits for an answer reads, which may be over before the loop begins
-        if _now() < self._loop_rests_until_ns:
+        if self._leader != 0 and not self._is_before_leader(takes_all):
             return
+        if self._resting is not None:
+            if _now() >= self._loop_rests_until_ns:
+                self._resting = None
+            elif self._resting() is loop:
+                return
         self._loop = weakref.ref(loop)
         self._loop_takes_all = takes_all
         set_to(&self._has_loop, True)
@@ -464,7 +474,25 @@ cdef class Poller:
         if reads is loop:
             self._loop_takes_all = self._loop_takes_all or takes_all
             return False
-        return reads is None or reads.is_closed() or self._loop_takes_all and not takes_all
+        if reads is None or reads.is_closed():
+            return True
+        return self._loop_takes_all != takes_all and takes_all == self._gets_calls()
+
+    cdef bint _is_before_leader(self, bint takes_all) noexcept:
+        """Whether an event loop is to read in place of the thread that does."""
+        if not self._leader_yields:
+            return False  # it waits for an answer, and may have it before the loop begins
+        return self._leader == self._own or self._leader_takes_all != takes_all
+
+    cdef bint _leaves_it_to_loop(self, unsigned long me, bint takes_all) noexcept:
+        """Whether a thread is to wait though nobody reads at this moment, since an event loop does."""
+        if not self._has_loop:
+            return False
+        return not self._is_called_most(me) if takes_all else self._loop_takes_all and self._gets_calls()
+
+    cdef bint _gets_calls(self) noexcept:
+        """Whether the event loop of an actor goes before those that wait for answers."""
+        return self._calls >= CALLS_
 
     def _serve(self, loop):
         """Read what has come; called by an event loop."""
@@ -478,6 +506,7 @@ cdef class Poller:
             return
         set_count(&self._turns, self._turns + 1)
         set_thread(&self._leader, me)
+        self._leader_takes_all = self._loop_takes_all
         self._leader_yields = False
         try:
             count = epoll_wait(self._epoll, events, EVENTS_, 0)
@@ -485,23 +514,15 @@ cdef class Poller:
                 self._read(events[i].data.fd, events[i].events, self._loop_takes_all)
                 if self._leader != me:
                     return
-            self._judge_loop()
+            if self._overdue and not self._loop_takes_all and self._gets_calls():
+                self._let_loop_rest()
         finally:
             if self._leader == me:
                 self._leave()
 
-    cdef _judge_loop(self):
-        """Let the loop rest if much of what comes may not be delivered there: the poller's thread does that sooner."""
-        if not self._overdue or self._loop_takes_all:
-            self._detours = max(self._detours - 1, 0)
-            return
-        self._detours += DETOUR_
-        if self._detours > DETOUR_ * DETOUR_:
-            self._detours = 0
-            self._let_loop_rest()
-
     cdef _let_loop_rest(self):
         set_to(&self._has_loop, False)
+        self._resting = self._loop
         self._loop_rests_until_ns = _now() + LOOP_REST_NS_
 
     cdef tuple _ask_for(self, unsigned long me, lock):
@@ -520,13 +541,21 @@ cdef class Poller:
 
     cdef bint _is_asked_for(self):
         """Whether the thread that reads, which is this one, is to give that up."""
-        return self._leader_yields and (self._followers or self._has_loop and not self._loop_takes_all)
+        if not self._leader_yields:
+            return False
+        if self._leader_takes_all:
+            return self._followers or self._has_loop and not self._loop_takes_all
+        return self._has_loop and self._loop_takes_all
 
     cdef _follow(self, gate, int64_t end_ns, bint takes_all, unsigned long me):
         """Wait while another thread reads: for the gate, the time, or this thread's turn to read."""
+        cdef bint asks
         turn = None
-        # A thread of others reads for an idle actor as well, unless it is for this one alone.
-        if not takes_all or self._leader == self._own or self._is_called_most(me):
+        if takes_all:  # a thread of others reads for an idle actor as well, unless it is for this one alone
+            asks = self._leader == self._own or self._is_called_most(me)
+        else:
+            asks = not self._leaves_it_to_loop(me, False)
+        if asks:
             turn = self._ask_for(me, gate.lock)
         try:
             gate.lock.acquire(timeout=_left_s(end_ns))
@@ -553,7 +582,8 @@ cdef class Poller:
         gate.reader = self
         try:
             while not (gate.is_open or self._is_closed):
-                self._leader_yields = takes_all
+                self._leader_takes_all = takes_all
+                self._leader_yields = takes_all or self._gets_calls()
                 if self._is_asked_for():
                     return
                 timeout_ms = -1
@@ -624,6 +654,10 @@ cdef class Poller:
                 self.remove(socket)
                 self._deliver(socket, _HUNG_UP, takes_all)
                 return
+            if socket.repeats and self._buffer[0] == REPLIES_:
+                self._calls = max(self._calls - 1, 0)
+            else:
+                self._calls = min(self._calls + CALL_, MOST_CALLS_)
             self._deliver(socket, PyBytes_FromStringAndSize(self._buffer, nbytes), takes_all)
             if socket.fd != fd or self._leader != leader:
                 return  # its user has closed it; or has waited, and another thread reads now
@@ -771,7 +805,7 @@ cdef class Poller:
             return
         set_count(&self._grace_ns, GRACE_NS_)
         set_thread(&self._leader, self._own)
-        self._leader_yields = True
+        self._leader_takes_all = self._leader_yields = True
         self._is_watching = False
         _control(self._own_epoll, EPOLL_CTL_MOD, self._epoll, EPOLLIN)
 

@@ -253,6 +253,52 @@ def test_an_idle_actor_lets_a_loop_read_and_gets_its_own(poller: Poller, loops: 
         join(idle)
 
 
+def test_where_calls_come_the_loop_of_an_idle_actor_goes_before_one_that_waits_until_answers_come(
+    poller: Poller, loops: Callable[[], LoopInThread]
+) -> None:
+    with connected(poller) as (user, _, there):
+        idle, waits = loops(), loops()
+
+        def be_called_waits() -> None:
+            threading.current_thread().name = "waits"
+
+        waits.do(be_called_waits)
+
+        def send_until_read_by(reader: str, message: bytes) -> None:
+            for _ in range(ROUNDS):
+                waits.do(lambda: poller.read_in(waits.loop))
+                idle.do(lambda: poller.read_in(idle.loop, takes_all=True))
+                send_all(there, user, [message])
+                if user.threads[-10:] == [reader] * 10:
+                    return
+            pytest.fail(f"{reader} did not read; last read {user.threads[-10:]}")
+
+        for _ in range(3):
+            send_until_read_by("loop", b"\0call")
+            send_until_read_by("waits", REPLY)
+
+
+def test_a_thread_that_waits_for_an_answer_has_the_loop_of_an_actor_that_is_called_read(
+    poller: Poller, loops: Callable[[], LoopInThread]
+) -> None:
+    with connected(poller) as (user, _, there):
+        gate = user.gates[REPLY] = Gate()
+        asker = in_thread("asker", lambda: poller.wait(gate, PATIENCE_S, False))
+        wait_until(lambda: gate.reader is not None, "the asker to read")
+        actor = loops()
+        for _ in range(ROUNDS):
+            send_all(there, user, [b"\0call"])
+            actor.do(lambda: poller.read_in(actor.loop, takes_all=True))
+            if user.threads[-1] == "loop":
+                break
+        assert user.threads[0] == "poller"
+        assert user.threads[-1] == "loop"
+        assert asker.is_alive()
+        there.send(REPLY)
+        join(asker)
+        assert user.came[-1] == REPLY
+
+
 def test_a_loop_may_be_the_first_to_wait_within_what_it_delivers(
     poller: Poller, loops: Callable[[], LoopInThread]
 ) -> None:
