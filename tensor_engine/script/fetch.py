@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 _LARGE_NBYTES = 256 << 10
 """From this size on the worker writes into the script's memory. What is smaller comes with the worker's answer."""
+_SMALL = "skipper.tensor_engine.worker.data:small"
 
 
 class Fetched(Generic[T]):
@@ -147,7 +148,11 @@ def inspect(
     **coordinates: int,
 ) -> Any:
     """`fetch_shard`, and wait for it."""
-    return fetch_shard(tensor, {**(shard or {}), **coordinates}, strict=strict).get(timeout)
+    if strict or isinstance(tensor, list | tuple | dict):
+        return fetch_shard(tensor, shard, strict=strict, **coordinates).get(timeout)
+    value = value_of(local_of(tensor))
+    rank = mesh_rank(value.mesh, {**(shard or {}), **coordinates}) if shard or coordinates else 0
+    return _fetch_now(value, rank, timeout)
 
 
 def show(
@@ -164,7 +169,7 @@ def show(
 def fetch_first(value: Value) -> torch.Tensor:
     """The shard of the first rank."""
     value.check()
-    return _fetch(value, 0, strict=False).get()
+    return _fetch_now(value, 0)
 
 
 def ask(value: Value, rank: int, function: str, argument: object = None) -> Future[Any]:
@@ -184,7 +189,8 @@ def ask(value: Value, rank: int, function: str, argument: object = None) -> Futu
     instruction_stream = value.instruction_stream
     session = instruction_stream.session
     with session.lock:
-        session.order.turn_to(instruction_stream)
+        if session.order.newest is not instruction_stream:
+            session.order.turn_to(instruction_stream)
         instruction_stream.flush(is_last=True)
         answer: Future[Any] = instruction_stream.one(rank).ask.call_one(function, value.ref, argument)
         return answer
@@ -222,7 +228,7 @@ def _fetch(value: Value, rank: int, *, strict: bool) -> Fetched[torch.Tensor]:
         into = memory, RDMABuffer(memory)
         answers = [ask(value, rank, "skipper.tensor_engine.worker.data:large", into[1])]
     else:
-        answers = [ask(value, rank, "skipper.tensor_engine.worker.data:small")]
+        answers = [ask(value, rank, _SMALL)]
     if strict:
         answers += [
             ask(value, other, "skipper.tensor_engine.worker.data:is_there")
@@ -230,6 +236,19 @@ def _fetch(value: Value, rank: int, *, strict: bool) -> Fetched[torch.Tensor]:
             if other != rank
         ]
     return Fetched(answers, functools.partial(_open_shard, value, rank, into))
+
+
+def _fetch_now(value: Value, rank: int, timeout: float | None = None) -> torch.Tensor:
+    """The shard of a rank; a small one by the shortest way, since each step counts beside its message."""
+    meta = value.meta
+    if meta.nbytes >= _LARGE_NBYTES:
+        return _fetch(value, rank, strict=False).get(timeout)
+    answer = ask(value, rank, _SMALL).get(timeout)
+    if type(answer) is bytes:
+        with torch._C._DisableTorchDispatch():  # to be intercepted by the mesh takes longer than to be made
+            return tensor_of(answer, meta.dtype, meta.shape)
+    shard: torch.Tensor = _open_shard(value, rank, None, [answer])
+    return shard
 
 
 @in_the_script

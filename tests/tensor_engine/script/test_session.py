@@ -149,6 +149,33 @@ def test_dtypes_come_as_they_are(procs: ProcMesh) -> None:
             assert found.tolist() == [[0, 1], [1, 0]]
 
 
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0, 4), (1, 2, 2)])
+def test_a_small_shard_is_a_tensor_of_the_script_also_where_a_mesh_is_active(
+    procs: ProcMesh, shape: tuple[int, ...]
+) -> None:
+    with procs.activate():
+        x = torch.full(shape, 2.0)
+        found = inspect(x)
+        issued = session_of(procs).instruction_stream(procs).issued
+        again = inspect(x)
+        assert session_of(procs).instruction_stream(procs).issued == issued
+    assert type(found) is torch.Tensor
+    assert found.is_contiguous()
+    found += 1  # it is no view of what others have
+    assert torch.equal(found, torch.full(shape, 3.0))
+    assert torch.equal(again, torch.full(shape, 2.0))
+
+
+def test_a_fetch_comes_behind_what_was_issued_to_the_same_worker_for_a_part_of_the_mesh(procs: ProcMesh) -> None:
+    with procs.activate():
+        whole = torch.zeros(2)
+    part = whole.slice_mesh(gpus=0)  # type: ignore[attr-defined]
+    for number in range(1, 4):
+        inspect(whole)
+        part.add_(1)
+        assert inspect(whole).tolist() == [number, number]
+
+
 def test_show_prints_the_place_and_the_values(procs: ProcMesh, capsys: pytest.CaptureFixture[str]) -> None:
     with procs.activate():
         tensor_engine.show(torch.ones(1) * procs.rank_tensor("gpus"), gpus=1)
