@@ -15,7 +15,7 @@ from skipper.dataplane.config import Config
 from skipper.dataplane.handle import Card, Handle, Sections
 from skipper.dataplane.layout import Rows
 from skipper.dataplane.operation import Atomic, FetchOperation, Helper, Operation
-from skipper.dataplane.regions import MemoryKind, Region
+from skipper.dataplane.regions import Region
 
 if TYPE_CHECKING:
     from skipper.dataplane.registration import Registration
@@ -99,13 +99,11 @@ class Backend(ABC):
     Attributes:
         name: As in `configure` and `RDMABuffer.backend`.
         number: Of its section in handles.
-        memory_kinds: What the local side of a copy may be.
         reaches_all: Whether every process of the host reaches memory by its sections, so that no others are needed.
     """
 
     name: str
     number: int
-    memory_kinds: frozenset[MemoryKind]
     reaches_all: bool = True
 
     def check(self, config: Config) -> None:  # noqa: B027 - most backends have nothing to refuse

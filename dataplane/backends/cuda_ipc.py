@@ -37,7 +37,6 @@ class CudaIpcBackend(Backend):
 
     name = "cuda_ipc"
     number = CUDA_IPC
-    memory_kinds = frozenset(MemoryKind)  # the local side; the remote side is memory of a GPU
     reaches_all = False
 
     def __init__(self, owner: OwnerId, pool: CopyPool) -> None:

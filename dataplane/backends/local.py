@@ -10,7 +10,7 @@ from skipper.dataplane.errors import BackendUnavailableError
 from skipper.dataplane.handle import Card, Handle, Sections
 from skipper.dataplane.layout import Rows
 from skipper.dataplane.operation import DONE, Atomic, AtomicKind, FetchOperation, Operation
-from skipper.dataplane.regions import HOST, MemoryKind, Region
+from skipper.dataplane.regions import HOST, Region
 from skipper.dataplane.registration import Registration, RegistrationTable
 
 _REGION = operator.attrgetter("region")
@@ -21,7 +21,6 @@ class LocalBackend(Backend):
 
     name = "local"
     number = 0
-    memory_kinds = frozenset(MemoryKind)
 
     def __init__(self, registrations: RegistrationTable, pool: CopyPool) -> None:
         self._peer = LocalPeer(registrations, pool)

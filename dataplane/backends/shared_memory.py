@@ -29,7 +29,7 @@ from skipper.dataplane.handle import SHM, Card, Handle, Sections, unpack_section
 from skipper.dataplane.identity import OwnerId, ProcessWatch
 from skipper.dataplane.layout import Rows
 from skipper.dataplane.operation import DONE, Atomic, AtomicKind, FetchOperation, Operation
-from skipper.dataplane.regions import HOST, MemoryKind, Region
+from skipper.dataplane.regions import HOST, Region
 from skipper.dataplane.registration import Registration
 
 _PAGE = struct.Struct("<I")  # descriptor of the epoch page; its token is in the card already
@@ -43,7 +43,6 @@ class SharedMemoryBackend(Backend):
 
     name = "shm"
     number = SHM
-    memory_kinds = frozenset(MemoryKind)  # the local side; the remote side is host memory
 
     def __init__(self, owner: OwnerId, pool: CopyPool) -> None:
         self._owner = owner

@@ -13,6 +13,7 @@ import sys
 from dataclasses import asdict
 
 from skipper import dataplane
+from tests.reach import TCP_TOO
 from tests.soak.run import Soak
 
 
@@ -26,7 +27,7 @@ def main() -> int:
     parser.add_argument("--seconds-limit", type=float, default=float("inf"), help="end sooner, after so many seconds")
     parser.add_argument("--corrupt", action="store_true", help="flip bits behind its back: it has to notice")
     given = parser.parse_args()
-    dataplane.configure(ucx={"NET_DEVICES": "lo"})  # some owners are reached over TCP alone
+    dataplane.configure(ucx=TCP_TOO)  # some owners are reached over TCP alone
     soak = Soak(operations=given.operations, seed=given.seed, seconds_limit=given.seconds_limit, corrupt=given.corrupt)
     summary = soak.run()
     print(json.dumps(asdict(summary), indent=2))

@@ -31,7 +31,6 @@ class UcxBackend(Backend):
 
     name = "ucx"
     number = UCX
-    memory_kinds = frozenset(MemoryKind)
 
     def __init__(
         self, config: Config, registrations: RegistrationTable, wire_up_keys: WireUpKeys, *, forbidden: bool

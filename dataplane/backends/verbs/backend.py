@@ -19,7 +19,7 @@ from skipper.dataplane.config import Config
 from skipper.dataplane.errors import BackendUnavailableError, ConfigurationError, RegistrationError
 from skipper.dataplane.handle import VERBS, Card, Handle, Sections
 from skipper.dataplane.identity import OwnerId
-from skipper.dataplane.regions import HOST, MemoryKind, Region
+from skipper.dataplane.regions import HOST, Region
 from skipper.dataplane.registration import Registration, RegistrationTable
 
 
@@ -28,7 +28,6 @@ class VerbsBackend(Backend):
 
     name = "verbs"
     number = VERBS
-    memory_kinds = frozenset(MemoryKind)
 
     def __init__(
         self,
