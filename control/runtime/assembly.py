@@ -70,6 +70,7 @@ def build_process(
         shared: what it has together with other runtimes of this process of the operating system; None: it is alone.
         extensions: called with the process before it can be reached, for what is above the runtime to add requests.
     """
+    from skipper.control.wire.sockets import Sockets
     from skipper.control.wire.transport import Transport
 
     trust.enter_job(secret)  # before any memory is registered: the data plane proves its handles by it
@@ -107,9 +108,9 @@ def build_process(
         heartbeat_s=settings.heartbeat_s,
         unresponsive_s=settings.unresponsive(),
         connect_timeout_s=settings.connect_timeout_s,
+        network=Sockets(me, secret, loop) if shared is None else shared.network_for(me, secret),
         script_id=root.id,
         certificates=None if certs is None else Certificates(certs),
-        poller=None if shared is None else shared.poller,
     )
     flow = Flow(state, loop_thread, transport, messenger)
     actors = ActorTable(state, loop, flow, messenger, requests)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from skipper.control.runtime.executor import ExecutorChoice
     from skipper.control.runtime.procs.launcher import ChildLauncher
-    from skipper.control.wire._poller import Poller
+    from skipper.control.wire.network import Network
+    from skipper.control.wire.process_ref import ProcessRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,13 +18,13 @@ class SharedParts:
     """What one of these runtimes is given.
 
     Attributes:
-        poller: reads the sockets of all of them.
+        network_for: the network of a process, by that and its job's secret.
         executor_for: makes what runs its actors.
         launcher: starts its children.
         end: the last step of its end, which must not end the others.
     """
 
-    poller: Poller
+    network_for: Callable[[ProcessRef, bytes], Network]
     executor_for: ExecutorChoice
     launcher: ChildLauncher
     end: Callable[[], object]

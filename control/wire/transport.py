@@ -16,37 +16,23 @@ import asyncio
 import contextlib
 import dataclasses
 import math
-import os
 import threading
 from collections.abc import Callable, Collection, Coroutine
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from skipper.control.model.errors import ControlError
-from skipper.control.model.future import Future, peek, reader, set_reader
-from skipper.control.wire import addresses, grpc_poller
-from skipper.control.wire._poller import Poller, on_stream_thread
+from skipper.control.model.future import Future, peek
+from skipper.control.wire import addresses
 from skipper.control.wire.auth import NOT_ADMITTED
 from skipper.control.wire.certificates import REVIEW_S, Certificates
-from skipper.control.wire.grpc_door import GrpcDoor
 from skipper.control.wire.handshake import WELCOME, Dial, Guest
 from skipper.control.wire.heartbeats import Heartbeats
 from skipper.control.wire.identity import MEMBERS, Role
 from skipper.control.wire.link import Deliver, Link
-from skipper.control.wire.local_listener import LocalListener
-from skipper.control.wire.local_stream import OutgoingLocalStream
-from skipper.control.wire.message_stream import (
-    DialingStream,
-    MessageStream,
-    Metadata,
-    Status,
-    User,
-)
+from skipper.control.wire.message_stream import MessageStream, Status
 from skipper.control.wire.messages import Bye
+from skipper.control.wire.network import Connect, Network
 from skipper.control.wire.process_ref import ProcessRef
-
-if TYPE_CHECKING:
-    from skipper.control.wire.auth_listener import AuthListeners
 
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
 """How long to wait for a process of this host that does not listen yet, at first and later."""
@@ -69,7 +55,7 @@ class Transport:
         connect_timeout_s: how long to wait for a process to become reachable.
         script_id: the id of the script's process, which has to have a script's certificate.
         certificates: for TLS with other hosts; None: none.
-        poller: reads what comes within the host, for others, too, which close it; None: one of this transport's own.
+        network: listens and dials.
     """
 
     def __init__(
@@ -87,9 +73,9 @@ class Transport:
         heartbeat_s: float,
         unresponsive_s: float,
         connect_timeout_s: float,
+        network: Network,
         script_id: str = "",
         certificates: Certificates | None = None,
-        poller: Poller | None = None,
     ) -> None:
         self._me = me
         self._secret = secret
@@ -112,18 +98,14 @@ class Transport:
             is_elsewhere=self.is_elsewhere,
             lose=self.lose,
             script_id=script_id,
-            pid=os.getpid() if poller is None else 0,
+            pid=network.pid,
         )
         self._heard_of_forgotten = (0, 0)
         self._lock = threading.RLock()
         self._dials: dict[str, Dial] = {}
         """The dials that have neither succeeded nor failed, by the dialed process; on the loop thread."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._auth_listeners: AuthListeners | None = None
-        self._door: GrpcDoor | None = None
-        self._shares_poller = poller is not None
-        self._poller = poller or Poller("control-local")
-        self._local_listener: LocalListener | None = None
+        self._network = network
         self._closed = False
         self._stands_still = False
         self._unheard = asyncio.Event()
@@ -135,17 +117,7 @@ class Transport:
         Raises:
             WireError: the address cannot be listened on.
         """
-        if not self._shares_poller:
-            set_reader(self._poller)
-        self._local_listener = LocalListener(
-            self._me.id, self._secret, self._poller, self._loop, on_proven=self._take_in
-        )
-        if host := addresses.host_of(self._me.address):
-            within = (addresses.within_host(self._me.id), None)
-            _, port = self._listeners().open([within, (addresses.at(host, 0), self._certificates)], MEMBERS)
-            self._me = dataclasses.replace(self._me, address=addresses.at(host, port))
-        else:
-            self._door = GrpcDoor(self._me.id, self._poller, lambda target: self._listeners().open([(target, None)]))
+        self._me = self._network.listen(self._me, self._certificates, self._take_in)
         self._spawn(self._heartbeats.run())
         if self._certificates is not None:
             self._spawn(self._review(self._certificates))
@@ -162,10 +134,10 @@ class Transport:
             WireError: the address cannot be listened on.
         """
         self._certificates = certificates
-        (port,) = self._listeners().open([(addresses.at(host, 0), certificates)], MEMBERS)
+        me = self._network.listen_beyond(self._me, host, certificates)
         if certificates is not None:
             self._tell(lambda: self._spawn(self._review(certificates)))
-        self._me = dataclasses.replace(self._me, address=addresses.at(host, port))
+        self._me = me
 
     def is_elsewhere(self, peer: ProcessRef) -> bool:
         """Whether a process is on another host."""
@@ -205,7 +177,7 @@ class Transport:
 
     def is_current(self) -> bool:
         """Whether the current thread is one of those that deliver."""
-        return on_stream_thread()
+        return self._network.is_current()
 
     def be_patient_with(self, peer: ProcessRef) -> None:
         """Never count this peer's silence as its death, nor a long dial as a failure: it launched this process."""
@@ -223,11 +195,7 @@ class Transport:
         """Write nothing on any link: this is the transport of a forked copy of the process."""
         for link in list(self._links.values()):
             link.fall_silent()
-        self._poller.fall_silent()
-        if self._local_listener is not None:
-            self._local_listener.fall_silent()
-        if self._door is not None:
-            self._door.fall_silent()
+        self._network.fall_silent()
 
     def forget(self, process_id: str) -> None:
         """Remove a lost link: a later message to that process dials it again, and fails again. On the loop thread."""
@@ -270,27 +238,7 @@ class Transport:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._local_listener is not None:
-            self._local_listener.close()
-        if self._door is not None:
-            await self._door.close()
-        if self._auth_listeners is not None:
-            await self._auth_listeners.close(flush_timeout_s)
-        if self._shares_poller:
-            return
-        if reader() is self._poller:
-            set_reader(None)
-        self._poller.close()
-
-    def _listeners(self) -> AuthListeners:
-        """Where others dial by gRPC, which is imported with the first of them. From any thread."""
-        grpc_poller.choose()
-        from skipper.control.wire.auth_listener import AuthListeners
-
-        with self._lock:
-            if self._auth_listeners is None:
-                self._auth_listeners = AuthListeners(self._me.id, self._secret, self._loop, on_proven=self._take_in)
-            return self._auth_listeners
+        await self._network.close(flush_timeout_s)
 
     def _new_link(self, peer: ProcessRef) -> Link:
         with self._lock:
@@ -391,7 +339,7 @@ class Transport:
         if link.lost or self._closed or link.connected:
             return
         try:
-            self._dial(link, deadline, connect=partial(OutgoingLocalStream, link.peer.id, self._poller))
+            self._dial(link, deadline, connect=self._network.within(link.peer.id))
         except PermissionError:
             self._dial(link, deadline)  # gRPC asks for no user
         except OSError as error:
@@ -406,7 +354,7 @@ class Transport:
         link: Link,
         deadline: float,
         address: str | None = None,
-        connect: Callable[[Metadata, User], DialingStream] | None = None,
+        connect: Connect | None = None,
     ) -> None:
         def opened(stream: MessageStream) -> None:
             link.identity = dial.identity
@@ -429,8 +377,6 @@ class Transport:
             timer.cancel()
             self._dials.pop(link.peer.id, None)
 
-        if connect is None:
-            grpc_poller.choose()
         dial = Dial(
             self._me,
             link.peer,
@@ -438,7 +384,7 @@ class Transport:
             on_open=opened,
             on_failure=failed,
             address=address and addresses.target(address),
-            connect=connect,
+            connect=connect or self._network.beyond(address),
             certificates=self._certificates if address else None,
             roles=self._roles_of(link.peer),
         )

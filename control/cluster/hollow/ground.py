@@ -15,6 +15,8 @@ from skipper.control.runtime import current_runtime
 from skipper.control.runtime.loop import LoopThread
 from skipper.control.runtime.shared_executor import ActorThread
 from skipper.control.wire._poller import Poller
+from skipper.control.wire.process_ref import ProcessRef
+from skipper.control.wire.sockets import Sockets
 
 _CLOSE_TIMEOUT_S = 5.0
 
@@ -41,6 +43,10 @@ class Ground:
         self._thread = threading.Thread(target=self._run, name="hollow-births", daemon=True)
         self._thread.start()
         current_runtime.refuse_by(_refuse)
+
+    def network_for(self, me: ProcessRef, secret: bytes) -> Sockets:
+        """The sockets of one of the processes."""
+        return Sockets(me, secret, self.loop_thread.loop, self.poller)
 
     def soon(self, call: Callable[[], object]) -> None:
         """Have something done that may wait for the loop, behind what was asked for before; from any thread."""

@@ -54,7 +54,7 @@ class HollowProcess:
         self._launcher = HollowLauncher(ground)
         self._cutting: asyncio.Task[None] | None = None
         shared = SharedParts(
-            poller=ground.poller,
+            network_for=ground.network_for,
             executor_for=ground.actors.executor_for,
             launcher=self._launcher,
             end=lambda: self._end(0),

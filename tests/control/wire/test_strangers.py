@@ -191,7 +191,7 @@ def test_a_flood_of_silent_strangers_does_not_keep_a_new_process_out(
     echo: ActorMesh[Echo], monkeypatch: pytest.MonkeyPatch, own_procs: Any
 ) -> None:
     monkeypatch.setattr(strangers, "MAX_STRANGERS", 4)
-    own_transport = runtime.current().transport
+    network: Any = runtime.current().transport._network
     with contextlib.ExitStack() as stack:
         ends: list[queue.SimpleQueue[None]] = []
         calls = []
@@ -201,7 +201,7 @@ def test_a_flood_of_silent_strangers_does_not_keep_a_new_process_out(
             calls.append(channel.stream_stream(METHOD)(iter(ends[-1].get, None), metadata=hello(), timeout=PATIENCE_S))
         wait_until(lambda: sum(call.done() for call in calls) == 8, "those behind to push out those in front")
         assert {call.code() for call in calls if call.done()} == {grpc.StatusCode.DEADLINE_EXCEEDED}
-        wait_until(lambda: len(own_transport._auth_listeners._all[0]._strangers) == 4, "the last one to be let in")
+        wait_until(lambda: len(network._auth_listeners._all[0]._strangers) == 4, "the last one to be let in")
         newcomer = own_procs({"gpus": 1}).spawn("newcomer", Echo)
         assert newcomer.echo.call_one(1).get(PATIENCE_S) == 1
         for end in ends:

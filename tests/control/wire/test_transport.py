@@ -54,7 +54,8 @@ def test_a_dial_that_was_pushed_out_goes_the_same_way_again(listen: Listen, monk
     link = dialing.link(dialed.me)
     wait_until(lambda: link.connected, "the second dial succeeds")
     assert len(turned_away) == 1
-    door = dialed._door
+    network: Any = dialed._network
+    door = network._door
     assert door is not None
     assert door._thread is None  # nobody has come by gRPC
 

@@ -4,6 +4,7 @@ from skipper.control.model.future import Future
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.wire._poller import Poller
 from skipper.control.wire.process_ref import ProcessRef
+from skipper.control.wire.sockets import Sockets
 from skipper.control.wire.transport import Transport
 
 
@@ -23,5 +24,5 @@ def transport_of(me: ProcessRef, poller: Poller | None = None) -> Transport:
         heartbeat_s=10.0,
         unresponsive_s=100.0,
         connect_timeout_s=10.0,
-        poller=poller,
+        network=Sockets(me, process.secret, process.loop, poller),
     )
