@@ -30,8 +30,8 @@ class Sender(Protocol):
     def send(self, to: ProcessRef, message: Message) -> None:
         """Send a message; if ``to`` is lost, whoever waits for its answer is told."""
 
-    def pass_on(self, to: ProcessRef, message: OfTree) -> None:
-        """Post a message that belongs to a tree; nothing happens where ``to`` is lost."""
+    def pass_on(self, to: ProcessRef, message: OfTree) -> bool:
+        """Post a message that belongs to a tree; False, and nothing happens, where ``to`` is lost."""
 
 
 class Replier(Protocol):

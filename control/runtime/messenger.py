@@ -105,11 +105,16 @@ class Messenger:
         for rank, member in enumerate(members):
             self.send(member, call.for_rank(rank))
 
-    def pass_on(self, to: ProcessRef, message: OfTree) -> None:
-        """Post a message that belongs to a tree; nothing happens where ``to`` is lost: `CastSender` sees to that."""
+    def pass_on(self, to: ProcessRef, message: OfTree) -> bool:
+        """Post a message that belongs to a tree; False, and nothing happens, where ``to`` is lost.
+
+        `CastSender` and `Relays` see to what follows from that.
+        """
         link = self._transport.find(to.id) or self._transport.link(to)
-        if link.lost is None:
-            link.post(message)
+        if link.lost is not None:
+            return False
+        link.post(message)
+        return True
 
     def send(self, to: ProcessRef, message: Message, *, is_value: bool = False) -> None:
         """Send a message; from any thread. If ``to`` is lost, whoever waits for its answer is told.

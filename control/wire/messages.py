@@ -471,6 +471,8 @@ class RouteSettled(Message):
 class RouteCut(Message):
     """The receiver passes nothing on any more to a node below it.
 
+    To the process that casts: the sender has lost a node below it, and asks for another way to that.
+
     Attributes:
         route: the number of the tree.
         process: the id of the node's process.

@@ -192,15 +192,27 @@ class Relay:
         """Note that nothing more will come down behind that cast."""
         self._closes_at = number
 
-    def reopen(self, opening: Opening, parent: ProcessRef) -> None:
-        """Take up a new parent, or find that a node above has one: what was on its way up may be lost."""
+    def open_below(self, opening: Opening) -> list[ProcessRef]:
+        """Tell the nodes below of the route; returns those that are lost."""
+        below = list(self.below.values())
+        return [node.process for node in below if not self._tell(node, opening)]
+
+    def _tell(self, node: _Below, opening: Opening) -> bool:
+        return self._sender.pass_on(node.process, opening.part(node.span).message())
+
+    def reopen(self, opening: Opening, parent: ProcessRef) -> list[ProcessRef]:
+        """Take up a new parent, or find that a node above has one: what was on its way up may be lost.
+
+        Returns:
+            The nodes below that are lost.
+        """
         self.parent = parent
-        for node in self.below.values():
-            self._sender.pass_on(node.process, opening.part(node.span).message())
+        lost = self.open_below(opening)
         with self._lock:
             for number, kept in self._kept.items():
                 self._send_up(number, kept.port, [kept.answer])
             self._sender.pass_on(self.parent, RouteDone(self.number, self._reported))
+        return lost
 
     def settle(self, number: int) -> None:
         """Let go of replies that nobody waits for any more, up to that cast."""

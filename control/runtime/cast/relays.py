@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
+from skipper.control.model.failure import MeshFailure
 from skipper.control.runtime.cast.messages import Opening
 from skipper.control.runtime.cast.order import ArrivalOrder
 from skipper.control.runtime.cast.relay import HeldCast, Relay
@@ -41,6 +42,10 @@ if TYPE_CHECKING:
 
 _GRACE_S = 10.0
 """How long relays are kept that are given up, or whose caster is gone: what was cast may still be on its way."""
+
+_CUT_S = 2.0
+"""So long after a relay has lost a node below, it asks the caster for another way to that. Where the node is dead, the
+caster knows of it before that and has nothing passed on to it any more."""
 
 _Arrived: TypeAlias = HeldCast | Call | ProcessRequest | Answer | Filler
 """What has come from a caster, by a tree or straight."""
@@ -119,12 +124,14 @@ class Relays:
     # Ends
 
     def peer_gone(self, peer: ProcessRef) -> None:
-        """Ask the casters for another way where a parent is gone; forget a caster that is gone after a while."""
+        """Ask the casters for other ways around a node that is gone; forget a caster that is gone after a while."""
         with self._lock:
             self._speaks.discard(peer.id)
             for relay in self._relays.values():
                 if relay.parent.id == peer.id and relay.origin.id != peer.id:
                     self._sender.pass_on(relay.origin, RouteLost(relay.number))
+                elif peer.id in relay.below:
+                    self._cannot_reach(relay, peer)
             if peer.id in self._orders:
                 self._later(self._forget, peer)
 
@@ -133,7 +140,10 @@ class Relays:
         with self._lock:
             relay = self._relays.get(cast.route)
             if relay is not None:
-                relay.undelivered(peer.id, cast, pack_supervision(loss.reason, None))
+                cause = None
+                if loss.kind is not None:
+                    cause = MeshFailure(peer.name, peer.id, None, loss.kind, loss.reason, source=loss.process_id)
+                relay.undelivered(peer.id, cast, pack_supervision(loss.reason, cause))
 
     def flush(self) -> None:
         """Send up all replies that wait for others: this process ends."""
@@ -147,14 +157,24 @@ class Relays:
     def _open(self, sender: ProcessRef, opening: Opening) -> None:
         relay = self._relays.get(opening.route)
         if relay is not None:
-            relay.reopen(opening, sender)
+            for node in relay.reopen(opening, sender):
+                self._cannot_reach(relay, node)
             return
         relay = self._relays[opening.route] = Relay(self._sender, self._actors, self._loop, opening, sender)
         order = self._order_of(relay.origin)
         if not opening.starts[0][1]:
             order.begin()
-        for node in relay.below.values():
-            self._sender.pass_on(node.process, opening.part(node.span).message())
+        for node in relay.open_below(opening):
+            self._cannot_reach(relay, node)
+
+    def _cannot_reach(self, relay: Relay, node: ProcessRef) -> None:
+        """A node below is lost to this process, though it may live and be in reach of the caster."""
+        self._later(self._ask_for_way_to, relay, node, delay_s=_CUT_S)
+
+    def _ask_for_way_to(self, relay: Relay, node: ProcessRef) -> None:
+        with self._lock:
+            if self._relays.get(relay.number) is relay and node.id in relay.below:
+                self._sender.pass_on(relay.origin, RouteCut(relay.number, node.id))
 
     def _close_at(self, caster: ProcessRef, closed: RouteClosed) -> None:
         """Forget a route once its last cast has been delivered, or will not be any more."""
@@ -190,9 +210,9 @@ class Relays:
         del self._relays[relay.number]
         relay.flush()
 
-    def _later(self, call: Callable[..., None], *arguments: object) -> None:
+    def _later(self, call: Callable[..., None], *arguments: object, delay_s: float = _GRACE_S) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: this process ends
-            self._loop.call_soon_threadsafe(self._loop.call_later, _GRACE_S, call, *arguments)
+            self._loop.call_soon_threadsafe(self._loop.call_later, delay_s, call, *arguments)
 
     def _forget(self, caster: ProcessRef) -> None:
         with self._lock:

@@ -22,7 +22,8 @@ passed on to: first the route again, then every cast that they may not have got,
 are known to have handled. They drop what they had, by its number: nothing comes twice and nothing is left out. Every
 node keeps its own replies until the caster needs them no more, and sends them again when something above it has died;
 ports take the first reply of each rank. The dead rank itself cannot answer, which its callers are told as ever. A node
-that hangs counts as dead after the heartbeat's bound; one whose link upwards breaks asks the caster for another way.
+that hangs counts as dead after the heartbeat's bound; one whose link upwards breaks
+asks the caster for another way, and so does one that has lost a node below which may still live.
 
 **Back-pressure.** A node tells upwards what all of its subtree has handled. The caster waits before it is further
 ahead than `Settings.max_unhandled` casts, or that many bytes. A cast with parts that are lent goes straight.
@@ -187,17 +188,23 @@ class CastSender:
                 with self._lock:
                     route.done(sender.id, message.number)
             case RouteLost():
-                if (route := self._routes.get(message.route)) is not None:
-                    with self._lock:
-                        self._adopt(route, *route.adopt(sender.id), sender)
+                self._find_way_to(sender.id, message.route)
+            case RouteCut() if message.route in self._routes:
+                self._find_way_to(message.process, message.route)
             case _:
                 self.relays.message(sender, message)
+
+    def _find_way_to(self, process_id: str, number: int) -> None:
+        """Send to a node oneself that has lost the one above it, or that the one above has lost."""
+        if (route := self._routes.get(number)) is not None:
+            with self._lock:
+                self._adopt(route, *route.adopt(process_id), process_id)
 
     def peer_gone(self, peer: ProcessRef) -> None:
         """Have those below a dead node get what it should have passed on, and forget what a dead caster wants."""
         with self._lock:
             for route in self._of_process.pop(peer.id, ()):
-                self._adopt(route, *route.bury(peer.id), peer)
+                self._adopt(route, *route.bury(peer.id), peer.id)
                 route.after_burial()
             self._straight.pop(peer.id, None)
             self._has_begun.discard(peer.id)
@@ -277,14 +284,14 @@ class CastSender:
         if route.waits and not route.is_settling:
             self._settle_later(route)
 
-    def _adopt(self, route: Route, parent: ProcessRef | None, spans: list[RankSpan], child: ProcessRef) -> None:
+    def _adopt(self, route: Route, parent: ProcessRef | None, spans: list[RankSpan], child_id: str) -> None:
         for span in spans:
             self._introduce(route, span)
             for cast in route.unfinished(span):
                 self._sender.pass_on(route.nodes[span.first][1], cast)
         if parent is not None:
             # Until now it has counted the child among those that have not handled everything: nothing was forgotten.
-            self._sender.pass_on(parent, RouteCut(route.number, child.id))
+            self._sender.pass_on(parent, RouteCut(route.number, child_id))
 
     def _close(self, uid: int, route: Route) -> None:
         self._routes.pop(route.number, None)

@@ -95,9 +95,12 @@ class Process:
         """The link to a process, which comes to be with the first message."""
         return self.wires.setdefault(to.id, Wire(to))
 
-    def pass_on(self, to: ProcessRef, message: Message) -> None:
+    def pass_on(self, to: ProcessRef, message: Message) -> bool:
         """As `Messenger.pass_on`."""
-        self.wire(to).post(message)
+        wire = self.wire(to)
+        if wire.lost is None:
+            wire.post(message)
+        return wire.lost is None
 
     def send(self, to: ProcessRef, message: Message) -> None:
         """As `Messenger.send` does with calls and requests."""
@@ -163,6 +166,30 @@ class World:
                 other.wire(process.me).lost = "it is gone"
                 other.casts.peer_gone(process.me)
 
+    def part(self, one: int, other: int) -> None:
+        """The link between two nodes breaks, both of which live: what is on its way is lost, and both learn of it."""
+        ends = self.processes[one], self.processes[other]
+        if one == other or any(end.me.id in self.dead for end in ends):
+            return
+        for end, peer in (ends, ends[::-1]):
+            wire = end.wire(peer.me)
+            if wire.lost is None:
+                wire.lost = "it has broken"
+                wire.queue.clear()
+                end.casts.peer_gone(peer.me)
+
+    def let_time_pass(self) -> bool:
+        """Relays ask for ways to the nodes that they have lost; False where none does."""
+        asks = False
+        for process in self.processes:
+            loop: Any = process.relays._loop
+            due = [each for each in loop.later if each[0].__name__ == "_ask_for_way_to"]
+            loop.later = [each for each in loop.later if each not in due]
+            for call, arguments in due if process.me.id not in self.dead else ():
+                call(*arguments)
+            asks = asks or bool(due)
+        return asks
+
     def ways(self) -> list[tuple[Process, Wire]]:
         """The links that have something to bring."""
         return [
@@ -196,7 +223,7 @@ def play(actions: list[Any], order: list[int]) -> World:
     for name, *arguments in actions:
         getattr(world, name)(*arguments)
     turn = 0
-    while world.step(order[turn % len(order)] + turn):
+    while world.step(order[turn % len(order)] + turn) or world.let_time_pass():
         turn += 1
     return world
 
@@ -221,6 +248,50 @@ def test_whatever_the_links_do_everything_arrives_once_and_in_order(actions: lis
 )
 def test_nor_is_anything_lost_or_doubled_when_nodes_die(actions: list[Any], order: list[int]) -> None:
     check(play(actions, order))
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(
+        st.one_of(
+            ACTIONS,
+            st.tuples(st.just("kill"), st.integers(1, SIZE - 1)),
+            st.tuples(st.just("part"), st.integers(1, SIZE - 1), st.integers(1, SIZE - 1)),
+        ),
+        min_size=8,
+        max_size=50,
+    ),
+    st.lists(st.integers(0, 99), min_size=1, max_size=20),
+)
+def test_nor_where_links_break_between_nodes_that_live(actions: list[Any], order: list[int]) -> None:
+    check(play(actions, order))
+
+
+@pytest.mark.parametrize("when", ["before the route", "behind a cast", "with a cast on its way"])
+def test_a_relay_that_has_lost_a_node_below_has_the_caster_send_to_it(when: str) -> None:
+    """Found by `tests.simulation`: the node below knew nothing of the route, and could not ask by itself."""
+    world = World()
+    parent, child = 1, 2  # the first of the tree's heads, and who is below it
+    if when == "before the route":
+        world.part(parent, child)
+    world.cast(0, 1)
+    if when != "with a cast on its way":
+        while world.step(0):
+            pass
+    else:
+        while not world.processes[parent].wires:
+            world.step(0)
+    world.part(parent, child)
+    world.cast(0, 1)
+    while world.step(0) or world.let_time_pass():
+        pass
+    check(world)
+    assert any(node.process.id == world.processes[child].me.id for node in _below(world, parent)) is False
+
+
+def _below(world: World, at: int) -> list[Any]:
+    """The nodes that one passes on to."""
+    return [node for relay in world.processes[at].relays._relays.values() for node in relay.below.values()]
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
