@@ -21,6 +21,8 @@ XDIST  := --numprocesses=$(WORKERS) --dist=loadfile --max-worker-restart=0
 ARGS   ?=
 # Of fuzzing, for all targets together.
 FUZZ_SECONDS ?= 300
+# Of simulated jobs.
+SIMULATE_SECONDS ?= 120
 # What runs under the sanitizers; the tests of leaks measure memory, of which a sanitizer takes its own.
 ASAN_TESTS ?= tests/conformance tests/fuzz/test_corpus.py tests/dataplane/test_layout.py tests/dataplane/test_atomic.py \
               tests/control/wire/test_poller.py tests/control/wire/test_reading_loop.py tests/control/wire/test_local_stream.py \
@@ -36,7 +38,7 @@ TSAN_TESTS ?= tests/conformance tests/dataplane/test_memory_order.py tests/datap
 # Whose roots tests/roots makes.
 PYTHONS ?= 3.13 3.14
 
-.PHONY: help newer-python setup demo test test-opinfo test-packages test-verbs test-hosts test-gpu bench-gpu gpu-wheels fuzz test-asan test-tsan test-pythons test-arm test-oldest test-engines check format bench bench-smoke bench-peers dist test-dist release docs docs-serve screenshots proto cli clean
+.PHONY: help newer-python setup demo test test-opinfo test-packages test-verbs test-hosts test-gpu bench-gpu gpu-wheels fuzz simulate test-asan test-tsan test-pythons test-arm test-oldest test-engines check format bench bench-smoke bench-peers dist test-dist release docs docs-serve screenshots proto cli clean
 
 help:
 	@echo "make demo     run the main job: an RL loop whose trainer syncs weights to its generators"
@@ -47,6 +49,7 @@ help:
 	@echo "make test-gpu  the tests on a GPU, without a network     (make gpu-wheels: what it installs, where there is one)"
 	@echo "make bench-gpu  GPU memory beside its ceilings, on the same machine"
 	@echo "make fuzz     everything that takes bytes of others, for FUZZ_SECONDS (ARGS='frames handle' to choose)"
+	@echo "make simulate  jobs on a virtual clock and network, for SIMULATE_SECONDS (ARGS='--first 1000000' for other seeds)"
 	@echo "make test-asan  the compiled modules under AddressSanitizer and UBSan (ASAN_TESTS, ARGS to choose)"
 	@echo "make test-tsan  the same under ThreadSanitizer, which looks for races (TSAN_TESTS, ARGS to choose)"
 	@echo "make test-pythons  the core of the tests with other Pythons, in chroots (root; PYTHONS, ARGS to choose)"
@@ -121,6 +124,10 @@ test-hosts: $(STAMP)
 # Guided by coverage where atheris has a wheel for this Python, else random. See CONTRIBUTING.md.
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz $(ARGS) --seconds $(FUZZ_SECONDS)
+
+# Each schedule of faults that breaks an invariant can be played again from its seed. See CONTRIBUTING.md.
+simulate: $(STAMP)
+	$(BIN)/python -m tests.simulation --seconds $(SIMULATE_SECONDS) $(ARGS)
 
 # For a machine that has a GPU and no network: make gpu-wheels where there is one, carry the checkout and the folder of
 # wheels there, and PYTHON=python3.12 make test-gpu. GPU_HAS names what such a machine has already: with it the wheels

@@ -1,0 +1,375 @@
+"""`Schedule`: what a job does in a few seconds of virtual time and what befalls it meanwhile, all chosen by a seed."""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from skipper.control import Actor, ActorMesh, Channel, Port, context, endpoint, this_host
+from skipper.control.api.mesh import HostMesh
+from skipper.control.model import settings as bounds
+from skipper.control.model.errors import ControlError, LinkError, SupervisionError
+from skipper.control.wire.process_ref import ProcessRef
+from tests.simulation import ledger as ledgers
+from tests.simulation import world as worlds
+from tests.simulation.ledger import Ledger, Sayer
+from tests.simulation.network import Ether, Weather
+from tests.simulation.processes import Cluster, SimulatedProcess
+from tests.simulation.world import BEGIN_S, ProcessKilledError, World
+
+QUIET_HEARTBEAT_S = 600.0
+"""Where nothing falls silent, signs of life would only cost time."""
+HEARTBEAT_S = 8.0
+SURVIVED = 0.5
+"""The part of the heartbeat's bound for which everybody may be silent and be taken for alive."""
+_AFTER_S = 0.02
+"""How long after something is said a fault comes, on average."""
+_LOOK_S = 2.0
+BOUND_S = 90.0
+"""Everything ends within this, after the last that happens to the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one schedule.
+
+    Attributes:
+        seed: of it.
+        wrong: the invariants that it broke.
+        steps: how many things happened.
+        answers: how many calls ended.
+        errors: how many of them in an error.
+        faults: what befell the job.
+        processes: how many it had.
+        digest: see `World`.
+    """
+
+    seed: int
+    wrong: tuple[str, ...]
+    steps: int
+    answers: int
+    errors: int
+    faults: tuple[str, ...]
+    processes: int
+    digest: int
+
+
+class Leaf(Actor):
+    """Looks at the numbers that its senders count with, and speaks to its mesh itself."""
+
+    def __init__(self) -> None:
+        here = context().actor_instance
+        self.me = f"{here.name}[{here.rank.rank}]"
+        self.sayer: Sayer | None = None
+        self.told: dict[str, int] = {}
+
+    @endpoint
+    def step(self, sender: str, numbers: list[int]) -> tuple[int, int]:
+        rank = context().actor_instance.rank.rank
+        ledgers.current().came(self.me, sender, numbers[rank])
+        return rank, numbers[rank]
+
+    @endpoint
+    def tell(self, port: Port[tuple[int, int]], channel: str) -> tuple[int, int]:
+        rank = context().actor_instance.rank.rank
+        number = self.told[channel] = self.told.get(channel, -1) + 1
+        port.send((rank, number))
+        return rank, number
+
+    @endpoint
+    def speak(self, mesh: ActorMesh[Any], first: int, end: int) -> None:
+        if self.sayer is None:
+            self.sayer = Sayer(ledgers.current(), f"{self.me} itself", ledgers.here(), mesh)
+        self.sayer.cast(range(first, end))
+
+
+class Schedule:
+    """One schedule, to be played once.
+
+    Args:
+        seed: decides everything.
+        hosts: how many hosts take part beside that of the script; None: as the seed says.
+        trace: see `World`.
+    """
+
+    def __init__(self, seed: int, *, hosts: int | None = None, trace: Callable[[str], object] | None = None) -> None:
+        self.seed = seed
+        self.world = world = World(seed, trace)
+        self.chance = chance = world.chance
+        worlds.play(world)
+        self.is_silent = chance.random() < 0.25
+        """Whether hosts and processes may fall silent."""
+        hosts = chance.choice((0, 0, 1, 2, 3)) if hosts is None else hosts
+        self.heartbeat_s = HEARTBEAT_S if self.is_silent else QUIET_HEARTBEAT_S
+        bounds.adopt(
+            bounds.Settings(
+                heartbeat_s=self.heartbeat_s,
+                unresponsive_s=4 * self.heartbeat_s,
+                connect_timeout_s=30.0,
+                stop_timeout_s=20.0,
+                tree_threshold=chance.choice((1, 2, 3)),
+                tree_fanout=chance.choice((2, 2, 3)),
+                max_unhandled=256,
+            )
+        )
+        weather = Weather(late=chance.choice((0.0, 0.02, 0.1)), late_s=chance.choice((0.05, 0.5)))
+        self.cluster = Cluster(world, Ether(world, weather), hosts)
+        self.ledger = Ledger(world, self.cluster)
+        ledgers.play(self.ledger)
+        self.cluster.root.on_failure = self.ledger.told
+        self.faults: list[str] = []
+        self.crowds: list[ActorMesh[Any]] = []
+        self.sayers: list[Sayer] = []
+        self.channels: list[_Told] = []
+        self.until_s = BEGIN_S + chance.choice((1.0, 3.0, 5.0))
+
+    def play(self) -> Outcome:
+        """Let it all happen."""
+        world, cluster = self.world, self.cluster
+        world.at(BEGIN_S, cluster.script, self._begin)
+        acts = [BEGIN_S + self.chance.random() * (self.until_s - BEGIN_S) for _ in range(self.chance.randrange(20, 60))]
+        for when_s in acts:
+            world.at(when_s, cluster.script, self._act)
+        for _ in range(self.chance.choice((0, 1, 1, 2, 3, 5))):
+            # Most of them while something is on its way.
+            world.at(self.chance.choice(acts) + self.chance.expovariate(1 / _AFTER_S), None, self._befall)
+        world.run(self.until_s)
+        bound_s = world.now_s + BOUND_S + (6 * self.heartbeat_s if self.is_silent else 0)
+        while world.now_s < bound_s and any(self._missing()):
+            world.run(world.now_s + _LOOK_S)
+        world.run(world.now_s + _LOOK_S)  # nothing comes twice, either
+        for what in self._missing():
+            world.violation(what)
+        return Outcome(
+            self.seed,
+            tuple(world.wrong),
+            world.steps,
+            self.ledger.answers,
+            self.ledger.errors,
+            tuple(self.faults),
+            len(cluster.processes),
+            world.digest,
+        )
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self.cluster.close()
+        worlds.play(None)
+        ledgers.play(None)
+
+    def _missing(self) -> Iterator[str]:
+        yield from self.ledger.missing()
+        for told in self.channels:
+            yield from told.missing()
+
+    # What the script does
+
+    def _begin(self) -> None:
+        self._spawn_crowd()
+
+    def _spawn_crowd(self) -> None:
+        hosts = self._hosts()
+        each = self.chance.randrange(1, 4 if hosts is not None else 8)
+        if hosts is not None:
+            procs = hosts.spawn_procs({"g": each}, name="crowd")
+            flat = procs.flatten("p")
+        else:
+            flat = this_host().spawn_procs({"p": each}, name="crowd")
+        crowd = flat.spawn(f"crowd {len(self.crowds)}", Leaf)
+        self.crowds.append(crowd)
+        self.sayers.append(Sayer(self.ledger, f"script to {crowd.name}", self.cluster.script, crowd))
+
+    def _hosts(self) -> HostMesh | None:
+        alive = [host for host in self.cluster.hosts if not host.is_dead]
+        if not alive or self.chance.random() < 0.3:
+            return None
+        script = self.cluster.script.process
+        refs = tuple(ProcessRef(h.id, h.process.me.address, h.name, script.me) for h in alive)
+        return HostMesh(refs)
+
+    def _act(self) -> None:
+        chance = self.chance
+        at = chance.randrange(len(self.crowds))
+        crowd, sayer = self.crowds[at], self.sayers[at]
+        first = chance.choice((0, 0, 0, chance.randrange(crowd.size)))
+        ranks = (
+            range(first, chance.randrange(first, crowd.size) + 1) if chance.random() < 0.3 else range(first, crowd.size)
+        )
+        what = chance.random()
+        try:
+            if what < 0.35:
+                sayer.cast(ranks)
+            elif what < 0.5:
+                sayer.broadcast(ranks)
+            elif what < 0.7:
+                sayer.call(first)
+            elif what < 0.82:
+                crowd.slice(p=first).speak.broadcast(crowd, ranks.start, ranks.stop)
+            elif what < 0.92:
+                self._tell(crowd, ranks)
+            elif len(self.crowds) < 3:
+                self._spawn_crowd()
+        except ControlError as error:
+            self.world.violation(f"the script: {type(error).__name__}: {error}")
+
+    def _tell(self, crowd: ActorMesh[Any], ranks: range) -> None:
+        told = next((each for each in self.channels if each.crowd is crowd), None)
+        if told is None:
+            told = _Told(self.ledger, self.cluster.script, crowd, f"channel {len(self.channels)}")
+            self.channels.append(told)
+        told.ask(ranks)
+
+    # What befalls the job
+
+    def _befall(self) -> None:
+        chance, cluster = self.chance, self.cluster
+        alive = [each for each in cluster.processes if not each.is_dead]
+        mortal = [each for each in alive if each is not cluster.script]
+        if not mortal:
+            return
+        hosts = [host for host in cluster.hosts if not host.is_dead]
+        what = chance.random()
+        victim = chance.choice(mortal)
+        if what < 0.4:
+            self._note("kill", f"{victim} is killed")
+            victim.die()
+        elif what < 0.7:
+            self._break()
+        elif what < 0.8 or not self.is_silent:
+            seconds = chance.random() * (SURVIVED * self.heartbeat_s if self.is_silent else 3.0)
+            self._note("stall", f"{victim} does nothing for {seconds:.3f} s")
+            victim.stall(seconds)
+        elif what < 0.87 and hosts:
+            host = chance.choice(hosts)
+            self._note("vanish", f"{host} vanishes")
+            host.die(silently=True)
+        elif what < 0.95 and hosts:
+            self._part(chance.choice(hosts).ip)
+        else:
+            seconds = 3 * self.heartbeat_s
+            self._note("freeze", f"{victim} freezes for {seconds:.3f} s")
+            victim.stall(seconds)
+            for other in cluster.processes:
+                self._hurt(victim, other)
+
+    def _note(self, kind: str, what: str) -> None:
+        self.faults.append(kind)
+        self.world.tell(what)
+
+    def _hurt(self, one: SimulatedProcess, other: SimulatedProcess) -> None:
+        self.ledger.hurt.add(frozenset((one.id, other.id)))
+
+    def _break(self) -> None:
+        streams = [stream for stream in self.cluster.ether.streams if stream.other_owner]
+        if not streams:
+            return
+        stream = self.chance.choice(streams)
+        assert stream.other_owner is not None
+        self._note("break", f"the stream between {stream.owner} and {stream.other_owner} breaks")
+        self._hurt(stream.owner, stream.other_owner)
+        stream.break_off()
+
+    def _part(self, ip: str) -> None:
+        others = sorted({each.ip for each in self.cluster.processes} - {ip})
+        there = others if self.chance.random() < 0.5 else [self.chance.choice(others)]
+        is_short = self.chance.random() < 0.5
+        seconds = self.heartbeat_s * (self.chance.random() * SURVIVED if is_short else 3.0)
+        self._note("partition", f"{ip} is cut off from {', '.join(there)} for {seconds:.3f} s")
+        for other in there:
+            self.cluster.ether.cut(ip, other)
+            self.world.at(self.world.now_s + seconds, None, self.cluster.ether.heal, ip, other)
+        if not is_short:
+            for one in self.cluster.processes:
+                for another in self.cluster.processes:
+                    if one.ip == ip and another.ip in there:
+                        self._hurt(one, another)
+
+
+@dataclass(slots=True, eq=False)
+class _Told:
+    """What the members of a crowd tell the script by a port, beside their answers."""
+
+    ledger: Ledger
+    script: SimulatedProcess
+    crowd: ActorMesh[Any]
+    name: str
+    port: Port[Any] = field(init=False)
+    receiver: Any = field(init=False)
+    value: Any = field(init=False)
+    last: dict[int, int] = field(default_factory=dict)
+    is_over: bool = False
+
+    def __post_init__(self) -> None:
+        self.port, self.receiver = Channel[Any].open()
+        self.port.link(self.crowd)
+        self._listen()
+
+    def ask(self, ranks: range) -> None:
+        """Have some of them tell something, and answer."""
+        part = self.crowd.slice(p=slice(ranks.start, ranks.stop))
+        for future in part.tell.stream(self.port, self.name):
+            self.ledger.expect(self.script, future, lambda answer: self._answered(answer, ranks))
+
+    def _answered(self, answer: Any, ranks: range) -> None:
+        try:
+            rank, number = answer.get(0)
+        except ControlError as error:
+            if not isinstance(error, SupervisionError):
+                self.ledger.world.violation(f"{self.name}: {type(error).__name__}: {error}")
+            elif (rank := self.ledger.rank_of(error, self.crowd, ranks, self.script)) is not None:
+                self.ledger.excuse(self.script, self.crowd.root_members[rank].id, f"{self.name}: {error}")
+            return
+        if self.last.get(rank, -1) < number:
+            self.ledger.world.violation(f"{self.name}: rank {rank} answered {number} before its value has come")
+
+    def _listen(self) -> None:
+        self.value = self.receiver.recv()  # which is forgotten where nobody holds it
+        self.value.add_done_callback(self._came)
+
+    def _came(self, value: Any) -> None:
+        try:
+            rank, number = value.get(0)
+        except LinkError as error:
+            self.is_over = True
+            for member in self.crowd.root_members:
+                self.ledger.excuse(self.script, member.id, f"{self.name}: {error}")
+            return
+        if number != self.last.get(rank, -1) + 1:
+            self.ledger.world.violation(f"{self.name}: {number} of rank {rank} came behind {self.last.get(rank, -1)}")
+        self.last[rank] = number
+        self._listen()
+
+    def missing(self) -> Iterator[str]:
+        """Whoever is linked to actors that are all dead is told so."""
+        members = [self.ledger.cluster.by_id.get(member.id) for member in self.crowd.root_members]
+        if not self.is_over and all(member is None or member.is_dead for member in members):
+            yield f"{self.name} still waits, though all that it is linked to are dead"
+
+
+def play(seed: int, *, hosts: int | None = None, trace: Callable[[str], object] | None = None) -> Outcome:
+    """Play the schedule of a seed."""
+    schedule = Schedule(seed, hosts=hosts, trace=trace)
+    try:
+        return schedule.play()
+    except (Exception, ProcessKilledError) as error:  # noqa: BLE001  (a fault of the simulation is to be seen, too)
+        wrong = f"the simulation failed: {''.join(traceback.format_exception(error)[-6:])}"
+        return Outcome(seed, (wrong,), schedule.world.steps, 0, 0, (), 0, 0)
+    finally:
+        schedule.close()
+
+
+def begin() -> None:
+    """Make this process of the operating system one that plays schedules."""
+    import logging
+
+    import skipper.control.runtime.assembly
+    import skipper.control.wire.transport  # noqa: F401
+
+    logging.getLogger("skipper").setLevel(logging.CRITICAL)
+    worlds.install()
+    gc.disable()  # `program` has schedules played by processes that end soon
+    gc.collect()
+    gc.freeze()

@@ -1,0 +1,241 @@
+"""`World`: the virtual clock, and what is going to happen, in the order in which it will."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import heapq
+import random
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from skipper.control.model.future import Gate, set_reader
+from skipper.control.runtime import current_runtime, running
+from skipper.control.support import cgroup
+
+if TYPE_CHECKING:
+    from tests.simulation.processes import SimulatedProcess
+
+BEGIN_S = 1000.0
+_SOON_S = 100e-6
+"""What a process does at once takes place within this time, so that processes take turns in any order."""
+
+
+class ProcessKilledError(BaseException):
+    """Unwinds what a process waits for that has been killed."""
+
+
+class Event:
+    """Something that is going to happen; what loops call a handle."""
+
+    __slots__ = ("arguments", "call", "context", "is_cancelled", "owner", "when_s")
+
+    def __init__(
+        self,
+        when_s: float,
+        owner: SimulatedProcess | None,
+        call: Callable[..., object],
+        arguments: Sequence[Any],
+        context: contextvars.Context | None,
+    ) -> None:
+        self.when_s = when_s
+        self.owner = owner
+        self.call = call
+        self.arguments = arguments
+        self.context = context
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        """It will not happen."""
+        self.is_cancelled = True
+
+    def cancelled(self) -> bool:
+        """Whether it will not happen."""
+        return self.is_cancelled
+
+    def when(self) -> float:
+        """When it happens."""
+        return self.when_s
+
+
+class World:
+    """One schedule.
+
+    Args:
+        seed: decides whatever may vary.
+        trace: told of everything that happens, for people; None: nobody is.
+
+    Attributes:
+        now_s: the virtual time, of `time.monotonic` everywhere.
+        chance: for whatever may vary.
+        steps: how many things have happened.
+        digest: the same for two runs in which the same happened at the same times.
+        wrong: what has broken an invariant.
+    """
+
+    def __init__(self, seed: int, trace: Callable[[str], object] | None = None) -> None:
+        self.now_s = BEGIN_S
+        self.chance = random.Random(seed)
+        self.steps = 0
+        self.digest = 0
+        self.wrong: list[str] = []
+        self.current: SimulatedProcess | None = None
+        self._trace = trace
+        self._due: list[tuple[float, int, Event]] = []
+        self._count = 0
+
+    # What is going to happen
+
+    def at(
+        self,
+        when_s: float,
+        owner: SimulatedProcess | None,
+        call: Callable[..., object],
+        *arguments: Any,
+        context: contextvars.Context | None = None,
+    ) -> Event:
+        """Have something happen at a time, in a process; None: in none. It does not where that has ended by then."""
+        event = Event(when_s, owner, call, arguments, context)
+        self._count += 1
+        heapq.heappush(self._due, (when_s, self._count, event))
+        return event
+
+    def soon(self, owner: SimulatedProcess, call: Callable[..., object], *arguments: Any) -> Event:
+        """Have something happen in a moment."""
+        return self.at(self.now_s + _SOON_S * self.chance.random(), owner, call, *arguments)
+
+    def step(self) -> bool:
+        """The next thing happens; False where there is none."""
+        while self._due:
+            when_s, number, event = heapq.heappop(self._due)
+            if event.is_cancelled:
+                continue
+            owner = event.owner
+            if owner is not None:
+                if owner.is_dead:
+                    continue
+                if owner.stalled_until_s > when_s:
+                    heapq.heappush(self._due, (owner.stalled_until_s, number, event))
+                    continue
+            self.now_s = max(self.now_s, when_s)
+            self.steps += 1
+            self.digest = hash((self.digest, self.now_s, 0 if owner is None else owner.number))
+            self._happen(event, owner)
+            return True
+        return False
+
+    def run(self, until_s: float, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Let happen what does until a time, or until it is over."""
+        while self._due and self._due[0][0] <= until_s and not is_over():
+            self.step()
+        if not is_over():
+            self.now_s = max(self.now_s, until_s)
+
+    def violation(self, what: str) -> None:
+        """Note that an invariant is broken."""
+        self.wrong.append(f"at {self.now_s - BEGIN_S:.6f} s: {what}")
+
+    def tell(self, what: str) -> None:
+        """Say what happens."""
+        if self._trace is not None:
+            self._trace(f"{self.now_s - BEGIN_S:12.6f} {what}")
+
+    def _happen(self, event: Event, owner: SimulatedProcess | None) -> None:
+        before = self.current
+        self.enter(owner)
+        try:
+            if event.context is not None:
+                event.context.run(event.call, *event.arguments)
+            else:
+                event.call(*event.arguments)
+        except ProcessKilledError:
+            if owner is None or not owner.is_dead:
+                raise
+        except Exception as error:  # noqa: BLE001  (a loop goes on behind what a callback raises)
+            import traceback
+
+            where = "".join(traceback.format_exception(error)[-4:])
+            self.violation(f"{owner}: {event.call} raised {error!r}\n{where}")
+        finally:
+            self.enter(before)
+
+    def enter(self, owner: SimulatedProcess | None) -> None:
+        """What runs from now on runs in this process."""
+        self.current = owner
+        process = None if owner is None else owner.runtime
+        running._current = process
+        current_runtime._current = process
+        asyncio._set_running_loop(None if owner is None else owner.loop)
+
+    # Waiting: a `Reader`
+
+    def wait(self, gate: Gate, timeout_s: float, takes_all: bool) -> None:
+        """Let other things happen until a gate is open, or the time is over."""
+        here, until_s = self.current, self.now_s + timeout_s if timeout_s >= 0 else float("inf")
+        context = contextvars.copy_context()
+        while not gate.is_open and self.now_s < until_s:
+            if here is not None and here.is_dead:
+                raise ProcessKilledError
+            if not self._due or self._due[0][0] > until_s:
+                if until_s == float("inf"):
+                    raise AssertionError("what is waited for will never happen")
+                self.now_s = until_s
+                break
+            contextvars.Context().run(self.step)
+        del context
+        if here is not None and here.is_dead:
+            raise ProcessKilledError
+
+    def nudge(self) -> None:
+        """Do nothing: nobody sleeps."""
+
+    def read_in(self, loop: asyncio.AbstractEventLoop, takes_all: bool = False) -> None:
+        """Do nothing: what comes is delivered anyway."""
+
+
+_world: World | None = None
+_monotonic = time.monotonic
+
+
+def _virtual_now() -> float:
+    return _monotonic() if _world is None else _world.now_s
+
+
+def _randbits(bits: int) -> int:
+    assert _world is not None
+    return _world.chance.getrandbits(bits)
+
+
+def _token_bytes(nbytes: int | None = None) -> bytes:
+    assert _world is not None
+    return _world.chance.randbytes(nbytes or 32)
+
+
+def _token_hex(nbytes: int | None = None) -> str:
+    return _token_bytes(nbytes).hex()
+
+
+def install(modules: Iterable[str] = ()) -> None:
+    """Have the virtual clock, and the chance of the world, be those of this process of the operating system, for good.
+
+    So it can be no process that does anything else.
+    """
+    time.monotonic = _virtual_now
+    for name, module in list(sys.modules.items()):
+        if name.startswith("skipper."):
+            for attribute, value in list(vars(module).items()):
+                if value is _monotonic:
+                    setattr(module, attribute, _virtual_now)
+    secrets.randbits, secrets.token_bytes, secrets.token_hex = _randbits, _token_bytes, _token_hex
+    cgroup.oom_kills = lambda: 0
+    cgroup.machine_oom_kills = lambda: 0
+
+
+def play(world: World | None) -> None:
+    """Have this be the world from now on."""
+    global _world
+    _world = world
+    set_reader(world)
