@@ -139,13 +139,18 @@ class PeerFailures:
         is_explained = reason == STOPPED or NO_SIGN_OF_LIFE in reason or peer.id == self._told_of
         if not is_explained and self._remote_launch.is_ours(peer.id) and not self._state.closing:
             # Its launcher is about to tell why it has ended.
-            self._late[peer.id] = self._loop.call_later(EXIT_REASON_S, self._told_of_end, peer, reason)
+            self._late[peer.id] = self._loop.call_later(EXIT_REASON_S, self._not_told_of_end, peer, reason)
         else:
             self._gone_afar(peer, reason)
 
     def child_ended(self, child: Child, reason: str) -> None:
         """Take note of the end of a process that was launched here."""
         self._gone(child.ref, reason, in_good_order=child.expected)
+
+    def _not_told_of_end(self, peer: ProcessRef, reason: str) -> None:
+        """Give up a process of this one's on another host, whose launcher has nothing to tell: it may live."""
+        self._remote_launch.give_up(peer, reason)
+        self._told_of_end(peer, reason)
 
     def _told_of_end(self, peer: ProcessRef, reason: str) -> None:
         if (timer := self._late.pop(peer.id, None)) is None:

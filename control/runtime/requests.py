@@ -124,5 +124,7 @@ STOP_LAUNCHED: Request[float, None] = Request("stop_launched")
 """Stop what was started for a mesh, within so many seconds; answer once it has ended."""
 KILL_LAUNCHED: Request[str, None] = Request("kill_launched")
 """Kill what was started for a mesh, with this verdict."""
+KILL_GIVEN_UP: Request[tuple[str, str], None] = Request("kill_given_up")
+"""Kill a process that its owner has lost, by its id, with this verdict."""
 
 AnyRequest = Request[Any, Any]

@@ -12,6 +12,7 @@ from skipper.control.runtime.cast.route import Route
 from skipper.control.runtime.ownership import Ownership
 from skipper.control.runtime.peer_failures import PeerFailures
 from skipper.control.runtime.ports import DeathWatch, PortTable
+from skipper.control.runtime.procs.remote_launch import RemoteLaunch
 from skipper.control.wire.link import Link
 
 
@@ -103,6 +104,11 @@ def _launchers_keep_deaths_to_themselves() -> None:
     _nodes_below_are_given_up()
 
 
+def _given_up_processes_live_on() -> None:
+    """Nobody ends a process on another host that its owner has lost: found by this simulation."""
+    RemoteLaunch.give_up = lambda self, process, reason: None  # type: ignore[method-assign]
+
+
 def _replies_overtake_values() -> None:
     """Replies go up the tree though the actor has sent values by itself."""
     Relays.answers_straight = lambda self, relay: False  # type: ignore[method-assign]
@@ -135,6 +141,7 @@ PLANTED: dict[str, Callable[[], None]] = {
         _owners_are_told_twice,
         _linked_ports_wait_for_the_dead,
         _launchers_keep_deaths_to_themselves,
+        _given_up_processes_live_on,
         _replies_overtake_values,
         _a_break_loses_a_message,
     )

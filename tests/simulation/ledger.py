@@ -1,13 +1,15 @@
 """`Ledger`: what was sent, what came of it, and which ends are to be expected: the invariants of a schedule.
 
-Most are those of `tests.control.chaos`. Every call ends, in a value or in an error that names somebody who is lost. What
-one process says to an actor arrives in order, without a gap and once; whoever lives gets everything. What an actor has
-sent to a port is there before its answer. Who is linked to the dead is told so. An owner is told of each death once.
+Most are those of `tests.control.chaos`. Every call ends, in a value or in an error that names somebody who is lost.
+What one process says to an actor arrives in order, without a gap and once; whoever lives gets everything. What an actor
+has sent to a port is there before its answer. Who is linked to the dead is told so. An owner is told of each death
+once, and what it has lost ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from skipper.control.model.errors import BackpressureError, SupervisionError
@@ -88,6 +90,21 @@ class Sayer:
         answered.add(rank)
 
 
+@dataclass(slots=True)
+class Owned:
+    """The meshes of one actor each, in a process of its own, that one owner makes, one after another.
+
+    Attributes:
+        owner: its process.
+        meshes: the last of them lives.
+        told: the names of those of which the owner was told that they have failed.
+    """
+
+    owner: SimulatedProcess
+    meshes: list[ActorMesh[Any]] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+
+
 class Ledger:
     """What one schedule has to account for."""
 
@@ -95,6 +112,8 @@ class Ledger:
         self.world = world
         self.cluster = cluster
         self.sayers: list[Sayer] = []
+        self.meshes: list[ActorMesh[Any]] = []
+        """Other meshes of the script."""
         self.open: dict[int, tuple[SimulatedProcess, Any]] = {}
         """Futures that have not ended."""
         self.heard: dict[tuple[str, str], int] = {}
@@ -103,6 +122,8 @@ class Ledger:
         """The processes of actors that live, by the id of the actor."""
         self.hurt: set[frozenset[str]] = set()
         """Pairs of processes that may take each other for lost though both live."""
+        self.owned: list[Owned] = []
+        """What others than the script own."""
         self.answers = self.errors = 0
         self._futures = 0
 
@@ -181,6 +202,30 @@ class Ledger:
             if not (sayer.owner.is_dead or sayer.is_broken):
                 yield from self._not_come(sayer)
         yield from self._not_told()
+        yield from self._not_ended()
+        for owned in self.owned:
+            if not self.is_lost(self.cluster.script, owned.owner.id):
+                yield from self._not_replaced(owned)
+
+    def _not_ended(self) -> Iterator[str]:
+        """What the script has lost ends, as long as its launcher is there to end it."""
+        script = self.cluster.script
+        for process in self.cluster.processes:
+            above = self._above(process)
+            if process.is_dead or above not in self.cluster.hosts or self._is_out_of_reach(script, above):
+                continue
+            if self.cluster.root.has_lost(process.id):
+                yield f"{process} lives on, though the script has lost it"
+
+    def _not_replaced(self, owned: Owned) -> Iterator[str]:
+        """An owner is told once of each mesh that it has lost, and makes another."""
+        *before, last = owned.meshes
+        for mesh in before:
+            if (count := owned.told.count(mesh.name)) != 1:
+                yield f"{owned.owner} was told {count} times that it has lost {mesh.name}"
+        member = self.cluster.by_id.get(last.root_members[0].id)
+        if member is None or member.is_dead:
+            yield f"{owned.owner} has not replaced {last.name}"
 
     def _not_come(self, sayer: Sayer) -> Iterator[str]:
         for rank, member in enumerate(sayer.mesh.root_members):
@@ -195,7 +240,7 @@ class Ledger:
         for key, count in root.told.items():
             if count > 1:
                 yield f"the script was told {count} times that {key[0]} has lost {key[1]}"
-        for mesh in {sayer.mesh.uid: sayer.mesh for sayer in self.sayers}.values():
+        for mesh in {mesh.uid: mesh for mesh in (*self.meshes, *(sayer.mesh for sayer in self.sayers))}.values():
             if root.meshes.has_spawned(mesh.uid):
                 for member in mesh.root_members:
                     process = self.cluster.by_id.get(member.id)

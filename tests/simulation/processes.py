@@ -332,6 +332,10 @@ class SimulatedScript(RootActor):
         self.on_failure: Callable[[MeshFailure], object] = lambda failure: None
         self._world = owner.world
 
+    def has_lost(self, process_id: str) -> bool:
+        """Whether it was told that a process is gone."""
+        return any(source == process_id for _, source in self.told)
+
     def owned_failed(self, failure: MeshFailure) -> None:
         """Note it."""
         self._world.tell(f"the script is told: {failure.headline()}")

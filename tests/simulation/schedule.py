@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from skipper.control import Actor, ActorMesh, Channel, Port, context, endpoint, this_host
+from skipper.control import Actor, ActorMesh, Channel, MeshFailure, Port, context, endpoint, this_host
 from skipper.control.api.mesh import HostMesh
 from skipper.control.model import settings as bounds
 from skipper.control.model.errors import ControlError, LinkError, SupervisionError
 from skipper.control.wire.process_ref import ProcessRef
 from tests.simulation import ledger as ledgers
 from tests.simulation import world as worlds
-from tests.simulation.ledger import Ledger, Sayer
+from tests.simulation.ledger import Ledger, Owned, Sayer
 from tests.simulation.network import Ether, Weather
 from tests.simulation.processes import Cluster, SimulatedProcess
 from tests.simulation.world import BEGIN_S, ProcessKilledError, World
@@ -86,6 +86,33 @@ class Leaf(Actor):
         self.sayer.cast(range(first, end))
 
 
+class Branch(Actor):
+    """Owns a leaf in a process that it has launched itself, and has another one made when that has died."""
+
+    def __init__(self) -> None:
+        self.owned = Owned(ledgers.here())
+        ledgers.current().owned.append(self.owned)
+        self.sayer = self._grow()
+
+    def _grow(self) -> Sayer:
+        here = self.owned.owner
+        name = f"leaf {len(self.owned.meshes)} of {here}"
+        leaf = this_host().spawn_procs({"p": 1}, name="leaf").spawn(name, Leaf)
+        self.owned.meshes.append(leaf)
+        return Sayer(ledgers.current(), f"{here} to {name}", here, leaf)
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        self.owned.told.append(failure.mesh_name)
+        if failure.mesh_name == self.owned.meshes[-1].name:
+            self.sayer = self._grow()
+        return True
+
+    @endpoint
+    def speak(self, awaits: bool) -> int:
+        (self.sayer.cast if awaits else self.sayer.broadcast)(range(1))
+        return len(self.owned.meshes)
+
+
 class Schedule:
     """One schedule, to be played once.
 
@@ -124,6 +151,7 @@ class Schedule:
         self.crowds: list[ActorMesh[Any]] = []
         self.sayers: list[Sayer] = []
         self.channels: list[_Told] = []
+        self.branches: list[ActorMesh[Any]] = []
         self.until_s = BEGIN_S + chance.choice((1.0, 3.0, 5.0))
 
     def play(self) -> Outcome:
@@ -208,12 +236,36 @@ class Schedule:
                 sayer.call(first)
             elif what < 0.82:
                 crowd.slice(p=first).speak.broadcast(crowd, ranks.start, ranks.stop)
-            elif what < 0.92:
+            elif what < 0.88:
                 self._tell(crowd, ranks)
+            elif what < 0.96:
+                self._grow()
             elif len(self.crowds) < 3:
                 self._spawn_crowd()
         except ControlError as error:
             self.world.violation(f"the script: {type(error).__name__}: {error}")
+
+    def _grow(self) -> None:
+        """Have a branch, on any host, speak to its leaf."""
+        if len(self.branches) < 2:
+            hosts = self._hosts()
+            host = this_host() if hosts is None else hosts.slice(hosts=slice(1))
+            branch = host.spawn_procs(name="branch").flatten("p").spawn(f"branch {len(self.branches)}", Branch)
+            self.branches.append(branch)
+            self.ledger.meshes.append(branch)
+        branch = self.chance.choice(self.branches)
+        if self.chance.random() < 0.5:
+            branch.speak.broadcast(False)
+        else:
+            answer = branch.speak.call_one(True)
+            self.ledger.expect(self.cluster.script, answer, lambda answer: self._grown(answer, branch))
+
+    def _grown(self, answer: Any, branch: ActorMesh[Any]) -> None:
+        try:
+            answer.get(0)
+        except SupervisionError as error:
+            if self.ledger.rank_of(error, branch, range(1), self.cluster.script) is not None:
+                self.ledger.excuse(self.cluster.script, branch.root_members[0].id, str(error))
 
     def _tell(self, crowd: ActorMesh[Any], ranks: range) -> None:
         told = next((each for each in self.channels if each.crowd is crowd), None)

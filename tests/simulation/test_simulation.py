@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(TIMEOUT_S + 20)
 
 
 def run(*arguments: str, hash_seed: str = "random") -> tuple[int, dict[str, Any], str]:
-    """The command, in a process of its own, which has the clock to itself: status, summary, and what it complains of."""
+    """The command, in a process of its own, which has the clock to itself: status, summary, complaints."""
     command = [sys.executable, "-m", "tests.simulation", *arguments]
     env = {**os.environ, "PYTHONHASHSEED": hash_seed}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)

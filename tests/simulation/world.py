@@ -9,11 +9,12 @@ import random
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from skipper.control.model.future import Gate, set_reader
 from skipper.control.runtime import current_runtime, running
+from skipper.control.runtime.procs import ending
 from skipper.control.support import cgroup
 
 if TYPE_CHECKING:
@@ -218,7 +219,25 @@ def _token_hex(nbytes: int | None = None) -> str:
     return _token_bytes(nbytes).hex()
 
 
-def install(modules: Iterable[str] = ()) -> None:
+class _Thread:
+    """What `Ending` does on a thread of its own happens in a moment; while it waits, other things do."""
+
+    def __init__(self, target: Callable[..., object], args: Sequence[Any], name: str, daemon: bool) -> None:
+        self._target = target
+        self._args = args
+
+    def start(self) -> None:
+        """Have it happen."""
+        assert _world is not None
+        assert _world.current is not None
+        _world.soon(_world.current, self._target, *self._args)
+
+
+class _Threads:
+    Thread = _Thread
+
+
+def install() -> None:
     """Have the virtual clock, and the chance of the world, be those of this process of the operating system, for good.
 
     So it can be no process that does anything else.
@@ -230,6 +249,7 @@ def install(modules: Iterable[str] = ()) -> None:
                 if value is _monotonic:
                     setattr(module, attribute, _virtual_now)
     secrets.randbits, secrets.token_bytes, secrets.token_hex = _randbits, _token_bytes, _token_hex
+    setattr(ending, "threading", _Threads)  # noqa: B010  (a module's own import)
     cgroup.oom_kills = lambda: 0
     cgroup.machine_oom_kills = lambda: 0
 

@@ -17,7 +17,7 @@ from skipper.control.model.future import Future, Promise, both, peek
 from skipper.control.runtime.interfaces import Requester
 from skipper.control.runtime.messages import LaunchOrder, Mail
 from skipper.control.runtime.procs.binding import CpuBinding
-from skipper.control.runtime.requests import ADDRESS, EXIT, KILL_LAUNCHED, LAUNCH, STOP_LAUNCHED
+from skipper.control.runtime.requests import ADDRESS, EXIT, KILL_GIVEN_UP, KILL_LAUNCHED, LAUNCH, STOP_LAUNCHED
 from skipper.control.runtime.stops import HANDED_DOWN
 from skipper.control.wire.addresses import port_of, within_host
 from skipper.control.wire.process_ref import ProcessRef
@@ -65,6 +65,7 @@ class RemoteLaunch:
         requests.serve(LAUNCH, self._asked_to_launch)
         requests.serve(STOP_LAUNCHED, self._asked_to_stop)
         requests.serve(KILL_LAUNCHED, self._asked_to_kill)
+        requests.serve(KILL_GIVEN_UP, self._asked_to_kill_one)
         requests.serve(ADDRESS, self._asked_for_address)
 
     def stand_for_job(self, on_root_gone: Callable[[str], None]) -> None:
@@ -159,6 +160,15 @@ class RemoteLaunch:
         for host in hosts:
             self._requester.request(host, KILL_LAUNCHED, verdict, target=uid)
 
+    def give_up(self, process: ProcessRef, reason: str) -> None:
+        """Have a process killed that was launched for this one and is lost to it; its launcher takes it for alive.
+
+        Others might still reach it, and wait for what it does not pass on.
+        """
+        if process.launcher is not None:
+            verdict = f"was killed because its owner's process has lost it: {reason}"
+            self._requester.request(process.launcher, KILL_GIVEN_UP, (process.id, verdict))
+
     def _launchers(self, members: Sequence[ProcessRef]) -> tuple[bool, tuple[ProcessRef, ...]]:
         """Whether this process has launched some of these, and the others that have: places may have been taken."""
         launchers = {member.launcher.id: member.launcher for member in members if member.launcher is not None}
@@ -205,6 +215,14 @@ class RemoteLaunch:
         """Kill what was launched for a mesh."""
         _, members = self._launched.get(mail.message.target, (None, ()))
         self._children.kill([member.id for member in members], verdict)
+        return Future.of(None)
+
+    def _asked_to_kill_one(self, mail: Mail, given_up: tuple[str, str]) -> Future[None]:
+        """Kill a process that was launched for the one that asks."""
+        process_id, verdict = given_up
+        of_sender = [members for owner, members in list(self._launched.values()) if owner.id == mail.sender.id]
+        if any(member.id == process_id for members in of_sender for member in members):
+            self._children.kill([process_id], verdict)
         return Future.of(None)
 
     def _asked_for_address(self, mail: Mail, process_id: str) -> Future[str]:
