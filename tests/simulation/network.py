@@ -58,7 +58,7 @@ class Ether:
         self.weather = weather
         self.by_id: dict[str, VirtualNetwork] = {}
         self.by_address: dict[str, VirtualNetwork] = {}
-        self.streams: list[VirtualStream] = []
+        self.streams: dict[VirtualStream, None] = {}
         """Both ends of all that stand, or are about to."""
         self._cut: set[tuple[str, str]] = set()
         """Pairs of hosts between which nothing comes through."""
@@ -84,10 +84,6 @@ class Ether:
         self._cut -= {(one, other), (other, one)}
         for stream in list(self.streams):
             stream.go_on()
-
-    def between(self, one: SimulatedProcess, other: SimulatedProcess) -> list[VirtualStream]:
-        """The ends, at one process, of streams to another."""
-        return [each for each in self.streams if each.owner is one and each.other_owner is other]
 
     def process_gone(self, process: SimulatedProcess, *, silently: bool) -> None:
         """The kernel closes what a process had, or its host is gone without a word."""
@@ -195,7 +191,7 @@ class VirtualStream:
         """What has come and is kept by a partition."""
         self._is_asked = False
         """Whether the user wants the next message."""
-        ether.streams.append(self)
+        ether.streams[self] = None
 
     # For both ends
 
@@ -242,8 +238,7 @@ class VirtualStream:
         """Neither send nor deliver anything any more."""
         self._is_over = True
         self._kept.clear()
-        if self in self._ether.streams:
-            self._ether.streams.remove(self)
+        self._ether.streams.pop(self, None)
 
     def go_on(self) -> None:
         """Deliver what a partition has kept."""
