@@ -124,6 +124,8 @@ class Ledger:
         """Pairs of processes that may take each other for lost though both live."""
         self.owned: list[Owned] = []
         """What others than the script own."""
+        self.is_stopping = False
+        """Whether everything is stopped in good order."""
         self.answers = self.errors = 0
         self._futures = 0
 

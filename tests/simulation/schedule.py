@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from skipper.control import Actor, ActorMesh, Channel, MeshFailure, Port, context, endpoint, this_host
+from skipper.control import Actor, ActorMesh, Channel, MeshFailure, Port, ProcMesh, context, endpoint, this_host
 from skipper.control.api.mesh import HostMesh
 from skipper.control.model import settings as bounds
 from skipper.control.model.errors import ControlError, LinkError, SupervisionError
@@ -152,6 +152,9 @@ class Schedule:
         self.sayers: list[Sayer] = []
         self.channels: list[_Told] = []
         self.branches: list[ActorMesh[Any]] = []
+        self.procs: list[ProcMesh] = []
+        self.stops = chance.random() < 0.5
+        """Whether everything is stopped in the end."""
         self.until_s = BEGIN_S + chance.choice((1.0, 3.0, 5.0))
 
     def play(self) -> Outcome:
@@ -166,11 +169,14 @@ class Schedule:
             world.at(self.chance.choice(acts) + self.chance.expovariate(1 / _AFTER_S), None, self._befall)
         world.run(self.until_s)
         bound_s = world.now_s + BOUND_S + (6 * self.heartbeat_s if self.is_silent else 0)
-        while world.now_s < bound_s and any(self._missing()):
+        quiet = 0
+        while world.now_s < bound_s and quiet < 2:  # what is not missing any more does not come twice, either
             world.run(world.now_s + _LOOK_S)
-        world.run(world.now_s + _LOOK_S)  # nothing comes twice, either
+            quiet = 0 if any(self._missing()) else quiet + 1
         for what in self._missing():
             world.violation(what)
+        if self.stops and not world.wrong:
+            self._stop_all()
         return Outcome(
             self.seed,
             tuple(world.wrong),
@@ -187,6 +193,30 @@ class Schedule:
         self.cluster.close()
         worlds.play(None)
         ledgers.play(None)
+
+    def _stop_all(self) -> None:
+        """Stop everything in good order; nobody is told of a failure by that, and nothing is left."""
+        world, script = self.world, self.cluster.script
+        told = sum(self.cluster.root.told.values())
+        ends: list[Any] = []
+        self.ledger.is_stopping = True
+        world.at(world.now_s, script, lambda: ends.extend(procs.stop() for procs in self.procs))
+        bound_s = world.now_s + 2 * bounds.settings().stop_timeout_s
+        while world.now_s < bound_s and any(self._left(ends)):
+            world.run(world.now_s + _LOOK_S)
+        for what in self._left(ends):
+            world.violation(what)
+        if sum(self.cluster.root.told.values()) != told:
+            world.violation("the script was told of failures by a stop in good order")
+
+    def _left(self, ends: list[Any]) -> Iterator[str]:
+        """What has not been stopped."""
+        if not ends or not all(end.done() for end in ends):
+            yield "a stop of processes has not ended"
+        for process in self.cluster.processes:
+            is_over = process.is_dead or self.ledger.is_lost(self.cluster.script, process.id)
+            if process.parent is not None and not is_over:
+                yield f"{process} lives on behind the stop"
 
     def _missing(self) -> Iterator[str]:
         yield from self.ledger.missing()
@@ -205,7 +235,8 @@ class Schedule:
             procs = hosts.spawn_procs({"g": each}, name="crowd")
             flat = procs.flatten("p")
         else:
-            flat = this_host().spawn_procs({"p": each}, name="crowd")
+            procs = flat = this_host().spawn_procs({"p": each}, name="crowd")
+        self.procs.append(procs)
         crowd = flat.spawn(f"crowd {len(self.crowds)}", Leaf)
         self.crowds.append(crowd)
         self.sayers.append(Sayer(self.ledger, f"script to {crowd.name}", self.cluster.script, crowd))
@@ -250,7 +281,9 @@ class Schedule:
         if len(self.branches) < 2:
             hosts = self._hosts()
             host = this_host() if hosts is None else hosts.slice(hosts=slice(1))
-            branch = host.spawn_procs(name="branch").flatten("p").spawn(f"branch {len(self.branches)}", Branch)
+            procs = host.spawn_procs(name="branch")
+            self.procs.append(procs)
+            branch = procs.flatten("p").spawn(f"branch {len(self.branches)}", Branch)
             self.branches.append(branch)
             self.ledger.meshes.append(branch)
         branch = self.chance.choice(self.branches)
@@ -386,7 +419,7 @@ class _Told:
             rank, number = value.get(0)
         except LinkError as error:
             self.is_over = True
-            for member in self.crowd.root_members:
+            for member in () if self.ledger.is_stopping else self.crowd.root_members:
                 self.ledger.excuse(self.script, member.id, f"{self.name}: {error}")
             return
         if number != self.last.get(rank, -1) + 1:
