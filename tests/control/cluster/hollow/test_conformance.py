@@ -10,6 +10,8 @@ from skipper import control
 from skipper.benchmarks.scale.host_sources import HOLLOW, MEASURED, HostSource, hosts_of
 from skipper.control import ActorError, ActorMesh, FailureKind, HostMesh, ProcMesh, SupervisionError, configure
 from skipper.control.model.settings import adopt, settings
+from skipper.control.runtime import current_runtime as runtime
+from skipper.control.runtime.requests import EXIT_REASON
 from tests.control.conftest import PATIENCE_S, Failures, wait_until
 
 from .actors import Plain
@@ -135,3 +137,19 @@ def test_hosts_are_let_go_and_attached_again(hosts: HostMesh, actors: ActorMesh[
         actors.rank.call().get(PATIENCE_S)
     again = source.attach(timeout=PATIENCE_S)
     assert list(again.spawn_procs().spawn("again", Plain).rank.call().get(PATIENCE_S)) == list(range(HOSTS))
+
+
+def test_a_process_whose_link_to_its_owner_has_broken_is_ended_by_its_launcher(
+    actors: ActorMesh[Plain], procs: ProcMesh, failures: Failures
+) -> None:
+    process, lost = runtime.current(), procs.root_members[2]
+    assert lost.launcher is not None
+    end = process.request(lost.launcher, EXIT_REASON, lost.id)
+    link = process.transport.find(lost.id)
+    assert link is not None
+    assert link._stream is not None
+    link._stream.end()
+    assert "its owner's process has lost it" in end.get(PATIENCE_S)
+    with pytest.raises(SupervisionError):
+        actors.slice(hosts=2).rank.call_one().get(PATIENCE_S)
+    assert failures.wait().mesh_name == "plain"
