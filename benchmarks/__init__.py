@@ -1,6 +1,6 @@
 """Measuring Skipper: the bandwidth command line, one report shape, and the statistics behind both.
 
-Run ``skipper bw`` or ``python -m skipper.benchmarks.bandwidth``; `docs/benchmarks.md` says how to read the output.
+Run ``skipper bw`` or ``python -m skipper.benchmarks.bandwidth``. `docs/reference/bandwidth.md` explains the output.
 """
 
 if __name__ != "skipper.benchmarks":  # found by the folder's own name, beside the one package that there is

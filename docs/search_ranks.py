@@ -19,6 +19,7 @@ RANKS = {
     "tutorials/": 2.0,
     "howto/": 2.5,
     "explanation/memory_order.md": 0.4,
+    "explanation/measured_changes.md": 0.6,
     "explanation/": 1.0,
     "reference/errors.md": 0.1,  # names of errors begin with words of other pages
     "reference/skipper.": 0.3,

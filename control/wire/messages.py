@@ -1,11 +1,12 @@
-"""What two processes say to each other: one class for each kind of message, whose fields are its layout, too.
+"""The messages between two processes: one class for each kind of message. Its fields are also its layout.
 
-A field's type says how it is laid out, and `control.wire.codec` reads that; those of fixed size come first. The tables
-of `docs/wire_protocol.md` are made from this file: what is to be known of a field stands under ``Attributes``.
+The type of a field defines its layout, and `control.wire.codec` reads it. Fields of fixed size come first. The tables in
+`docs/wire_protocol.md` are generated from this file: ``Attributes`` describes the fields.
 
-To change the protocol so that those who do not know of it can still talk with those who do (a minor version more, see
-`control.wire.version`): add fields behind those of a class, with a default and `Since`; or add a kind of message. Those
-from 128 on are skipped by who does not know them, any other one ends the link. All else is a major version.
+A change that processes of the previous version can skip needs a new minor version (`control.wire.version`). There are
+two such changes: new fields behind the others of a class, with a default and `Since`; and a new kind of message. A
+process skips unknown kinds from 128 on, and closes the link at any other unknown kind. Every other change needs a new
+major version.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ if TYPE_CHECKING:
     from skipper.control.wire.bulk import Incoming, Outgoing
 
 Payload: TypeAlias = "tuple[bytes | bytearray | memoryview | Outgoing | Incoming, ...]"
-"""A pickle followed by its out-of-band buffers; large ones are lent."""
+"""A pickle followed by its out-of-band buffers. Large ones are lent, not sent."""
 
 NO_EXTENT = Extent()
 
 NOTICE = 1 << 62
-"""Ports from this number on are not waited at: who is behind them is told if the message cannot be delivered."""
+"""Nobody waits at ports from this number on. Their owner learns if the message cannot be delivered."""
 
 FIRST_OPTIONAL = 128
-"""Kinds from here on are skipped by who does not know them."""
+"""A process skips kinds from this number on if it does not know them."""
 
 
 class Whole(bytes):
-    """A segment that is to be a ``bytes`` object where it arrives, too."""
+    """A segment that the receiver must also get as a ``bytes`` object."""
 
 
 class Kind(enum.IntEnum):
-    """What a message is, as a number."""
+    """The kind of a message, as a number."""
 
     CALL = 1
     REPLY = 2
@@ -71,7 +72,7 @@ class Fixed:
 
     Attributes:
         code: as in `struct`.
-        words: what it is, for people.
+        words: description for the documentation.
     """
 
     code: str
@@ -80,12 +81,12 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """A field whose size in bytes stands before it.
+    """A field that follows its size in bytes.
 
     Attributes:
-        code: of the size, as in `struct`.
-        words: what it is, for people.
-        encode: its bytes.
+        code: that of the size, as in `struct`.
+        words: description for the documentation.
+        encode: returns the bytes of a value.
         decode: the inverse; may raise ValueError, TypeError or struct.error.
     """
 
@@ -97,14 +98,14 @@ class Sized:
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """The minor version with which a field came."""
+    """The minor version that added a field."""
 
     minor: int
 
 
 _AXIS = struct.Struct("<IH")
 
-# The same is said again and again: names of endpoints, shapes of meshes.
+# The same names of endpoints and shapes of meshes come again and again.
 
 
 @lru_cache(maxsize=4096)
@@ -118,7 +119,7 @@ def _decode_text(encoded: bytes) -> str:
 
 
 def encode_shape(extent: Extent) -> bytes:
-    """An extent as a message has it."""
+    """The bytes of an extent in a message."""
     return b"" if extent is NO_EXTENT else _encode_axes(extent.axes, extent.sizes)
 
 
@@ -148,7 +149,7 @@ def decode_shape(encoded: bytes) -> Extent:
     """The inverse of `encode_shape`.
 
     Raises:
-        ValueError, struct.error: these bytes are no extent.
+        ValueError, struct.error: the bytes are not an extent.
     """
     return _decode_extent(encoded) if encoded else NO_EXTENT
 
@@ -172,15 +173,20 @@ Text = Annotated[str, Sized("H", "UTF-8", _encode_text, _decode_text)]
 Shape = Annotated[
     Extent,
     Sized(
-        "H", "each axis: its size, 32 bits; that of its name in bytes, 16 bits; its name", encode_shape, decode_shape
+        "H",
+        "for each axis: its size (32 bits), the size of its name in bytes (16 bits), its name",
+        encode_shape,
+        decode_shape,
     ),
 ]
 
 Move: TypeAlias = tuple[int, int, int]
-"""For positions from the one to before the other: how much else was numbered since the last cast of the route."""
-Moves = Annotated[tuple[Move, ...], _rows("<IIQ", "rows of 32, 32 and 64 bits: positions from, to before, by how much")]
+"""First position, end position (exclusive), and how many messages got numbers since the last cast of the route."""
+Moves = Annotated[
+    tuple[Move, ...], _rows("<IIQ", "rows of 32, 32 and 64 bits: first position, end position (exclusive), count")
+]
 Entry: TypeAlias = tuple[int, int, int]
-"""Of an answer: who gives it, by rank; its kind; of how many segments it is."""
+"""An answer: the rank that sends it, its kind, and its number of segments."""
 Entries = Annotated[tuple[Entry, ...], _rows("<IBI", "rows of 32, 8 and 32 bits: rank, kind, number of segments")]
 
 
@@ -189,12 +195,13 @@ Entries = Annotated[tuple[Entry, ...], _rows("<IBI", "rows of 32, 8 and 32 bits:
 
 @dataclass(slots=True, kw_only=True)
 class Message:
-    """What every message may have beside its fields.
+    """What every message may have in addition to its fields.
 
     Attributes:
-        payload: its segments.
-        trace: the ``traceparent`` of the call that it belongs to, as in the W3C's Trace Context.
-        sequence: its place in all that the sender has for the receiving process (see `runtime.cast.order`); 0: none.
+        payload: the segments.
+        trace: the ``traceparent`` of the call, as in W3C Trace Context.
+        sequence: number of the message among all messages of the sender to the receiving process (see
+            `runtime.cast.order`); 0 if it has none.
     """
 
     kind: ClassVar[Kind]
@@ -206,14 +213,14 @@ class Message:
 
 @dataclass(slots=True)
 class Call(Message):
-    """For an actor. The payload is a pickle of its arguments, ``(args, kwargs)``.
+    """Calls an endpoint of an actor. The payload is a pickle of the arguments, ``(args, kwargs)``.
 
     Attributes:
-        target: the number of the mesh that the actor belongs to.
-        reply_to: the port of the sender where the answer is waited for; 0: nowhere.
-        rank: the actor's position in what was called.
-        method: the endpoint.
-        extent: of what was called; empty where that was one actor.
+        target: number of the mesh of the actor.
+        reply_to: port of the sender that waits for the answer; 0 if none does.
+        rank: rank of the actor in the mesh that was called.
+        method: name of the endpoint.
+        extent: extent of the mesh that was called; empty if that was a single actor.
     """
 
     kind = Kind.CALL
@@ -225,29 +232,29 @@ class Call(Message):
     extent: Shape = NO_EXTENT
 
     def for_rank(self, rank: int) -> Call:
-        """The same for an actor of that rank."""
+        """The same call for the actor with that rank."""
         return Call(self.target, self.reply_to, rank, self.method, self.extent, payload=self.payload, trace=self.trace)
 
     @property
     def wants_reply(self) -> bool:
-        """Whether somebody waits for what the endpoint returns or raises."""
+        """Whether the sender waits for what the endpoint returns or raises."""
         return 0 < self.reply_to < NOTICE
 
 
 def is_noticed(message: Message) -> TypeGuard[Call]:
-    """Whether nobody waits for an answer, and somebody is told that it could not be delivered."""
+    """Whether nobody waits for an answer, but the sender learns if the message cannot be delivered."""
     return isinstance(message, Call) and message.reply_to >= NOTICE
 
 
 @dataclass(slots=True)
 class ProcessRequest(Message):
-    """For the process itself: to start an actor, to launch a process, … The payload is a pickle of the argument.
+    """A request to the process itself, such as to start an actor. The payload is a pickle of the argument.
 
     Attributes:
-        target: the number of the mesh or port that it is about; 0: none.
-        reply_to: the port of the sender where the answer is waited for; 0: nowhere.
-        rank: the receiver's position among those that are asked; of a port, the position that is meant.
-        method: what is asked for.
+        target: number of the mesh or port that the request is about; 0 if there is none.
+        reply_to: port of the sender that waits for the answer; 0 if none does.
+        rank: rank of the receiver among the processes that get the request; for a port, the rank at that port.
+        method: name of the request.
     """
 
     kind = Kind.REQUEST
@@ -259,17 +266,17 @@ class ProcessRequest(Message):
 
     @property
     def wants_reply(self) -> bool:
-        """Whether somebody waits for an answer."""
+        """Whether the sender waits for an answer."""
         return self.reply_to != 0
 
 
 @dataclass(slots=True)
 class Answer(Message):
-    """For a port.
+    """A message to a port.
 
     Attributes:
-        port: its number.
-        rank: the position of who answers among those that were asked.
+        port: number of the port.
+        rank: rank of the sender of the answer in the mesh that was called.
     """
 
     port: U64
@@ -278,11 +285,11 @@ class Answer(Message):
 
 @dataclass(slots=True)
 class Reply(Answer):
-    """The answer to a call or a request. The payload is a pickle of it.
+    """The answer to a call or a request. The payload is a pickle of the value.
 
     Attributes:
-        port: where it is waited for.
-        rank: the position of who answers among those that were asked.
+        port: port that waits for the answer.
+        rank: rank of the sender of the answer in the mesh that was called.
     """
 
     kind = Kind.REPLY
@@ -290,11 +297,11 @@ class Reply(Answer):
 
 @dataclass(slots=True)
 class Failure(Answer):
-    """There will be no answer. The payload says why: a pickle of an exception's description.
+    """A call or a request has failed. The payload is a pickle of the description of an exception.
 
     Attributes:
-        port: where it is waited for.
-        rank: the position of who answers among those that were asked.
+        port: port that waits for the answer.
+        rank: rank of the sender of the answer in the mesh that was called.
     """
 
     kind = Kind.FAILURE
@@ -302,11 +309,11 @@ class Failure(Answer):
 
 @dataclass(slots=True)
 class PortValue(Answer):
-    """For a port whatever else comes there. The payload is a pickle of the value.
+    """A value that was sent to a port of a channel. The payload is a pickle of the value.
 
     Attributes:
-        port: of a channel.
-        rank: tells apart those who share a port.
+        port: number of the port.
+        rank: distinguishes senders that share the port.
     """
 
     kind = Kind.VALUE
@@ -314,13 +321,13 @@ class PortValue(Answer):
 
 @dataclass(slots=True)
 class Ping(Message):
-    """A sign of life, eight times in `heartbeat_s`.
+    """A heartbeat, eight times in `heartbeat_s`.
 
-    With what it says others of the same host can look at the sender before they take its silence for its end.
+    If the sender becomes silent, processes of the same host use these fields to check whether it still exists.
 
     Attributes:
-        pid: of the sender; 0: not said.
-        namespace: the inode of the pid namespace that this is meant in.
+        pid: process id of the sender; 0 if it is not given.
+        namespace: inode of the pid namespace of that process id.
     """
 
     kind = Kind.PING
@@ -331,19 +338,19 @@ class Ping(Message):
 
 @dataclass(slots=True)
 class Bye(Message):
-    """The last message of a process that ends in good order."""
+    """The last message of a process that exits normally."""
 
     kind = Kind.BYE
 
 
 @dataclass(slots=True)
 class Credit(Message):
-    """An actor has handled what the receiving process has sent to it.
+    """An actor has handled messages from the receiving process.
 
     Attributes:
-        target: the number of the mesh that the actor belongs to.
-        messages: so many.
-        nbytes: of so many bytes.
+        target: number of the mesh of the actor.
+        messages: number of messages.
+        nbytes: size of these messages in bytes.
     """
 
     kind = Kind.CREDIT
@@ -355,11 +362,11 @@ class Credit(Message):
 
 @dataclass(slots=True)
 class LoanReturned(Message):
-    """A segment that the receiving process has lent is not needed any more.
+    """The sender no longer needs a segment that the receiving process has lent.
 
     Attributes:
-        loan: its number.
-        is_readable: whether the sender has just seen that it can read the receiving process' memory.
+        loan: number of the loan.
+        is_readable: whether the sender was able to read the memory of the receiving process.
     """
 
     kind = Kind.LOAN_RETURNED
@@ -373,17 +380,18 @@ class LoanReturned(Message):
 
 @dataclass(slots=True)
 class Cast(Message):
-    """A call for an actor and those below it in a tree.
+    """A call for an actor and for the actors below it in a tree.
 
     Attributes:
-        route: the number of the tree.
-        number: of the cast on this route; they count from 1 without a gap.
-        settled: up to which cast no answer is waited for any more.
-        target: as in a call.
-        reply_to: as in a call.
-        method: as in a call.
-        extent: as in a call.
-        moves: what was numbered for some of the receivers between the last cast of the route and this one.
+        route: number of the tree.
+        number: number of the cast in this tree; casts count from 1 without a gap.
+        settled: nobody waits for answers to casts up to this number.
+        target: as in `Call`.
+        reply_to: as in `Call`.
+        method: as in `Call`.
+        extent: as in `Call`.
+        moves: how many other messages got numbers between the previous cast of the tree and this one, for the ranks
+            that got some.
     """
 
     kind = Kind.CAST
@@ -398,20 +406,20 @@ class Cast(Message):
     moves: Moves = ()
 
     def call_for(self, rank: int) -> Call:
-        """What it is for the actor of that rank."""
+        """The call for the actor with that rank."""
         return Call(self.target, self.reply_to, rank, self.method, self.extent, payload=self.payload, trace=self.trace)
 
 
 @dataclass(slots=True)
 class CastAnswers(Message):
-    """Answers to a cast, from a part of its tree. The payload has their segments, one answer after the other.
+    """Answers to a cast from a part of its tree. The payload has the segments of one answer after the other.
 
     Attributes:
-        route: the number of the tree.
-        number: of the cast.
-        port: where they are waited for, in the process that has cast.
-        is_home: whether the receiver is that process.
-        entries: whose they are.
+        route: number of the tree.
+        number: number of the cast.
+        port: port that waits for the answers, in the process that sent the cast.
+        is_home: whether the receiver is the process that sent the cast.
+        entries: one row for each answer.
     """
 
     kind = Kind.ANSWERS
@@ -425,25 +433,25 @@ class CastAnswers(Message):
 
 @dataclass(slots=True)
 class RouteOpened(Message):
-    """The receiver is a node of a tree. The payload says which, and who is below, in JSON."""
+    """The receiver becomes a node of a tree. The payload is JSON: which node, and which nodes are below it."""
 
     kind = Kind.ROUTE_OPENED
 
 
 @dataclass(slots=True)
 class RouteBegun(Message):
-    """From here on everything that the sender has for the receiver has a number."""
+    """From now on every message of the sender to the receiver has a number."""
 
     kind = Kind.ROUTE_BEGUN
 
 
 @dataclass(slots=True)
 class RouteDone(Message):
-    """Up the tree: the sender's part of it has handled all casts up to this one.
+    """Goes up the tree: the sender and all nodes below it have handled all casts up to this one.
 
     Attributes:
-        route: the number of the tree.
-        number: of the cast.
+        route: number of the tree.
+        number: number of the cast.
     """
 
     kind = Kind.ROUTE_DONE
@@ -454,11 +462,11 @@ class RouteDone(Message):
 
 @dataclass(slots=True)
 class RouteSettled(Message):
-    """Down the tree: no answer is waited for any more up to this cast.
+    """Goes down the tree: nobody waits for answers to casts up to this one.
 
     Attributes:
-        route: the number of the tree.
-        number: of the cast.
+        route: number of the tree.
+        number: number of the cast.
     """
 
     kind = Kind.ROUTE_SETTLED
@@ -469,13 +477,13 @@ class RouteSettled(Message):
 
 @dataclass(slots=True)
 class RouteCut(Message):
-    """The receiver passes nothing on any more to a node below it.
+    """The receiver must stop forwarding to a node below it.
 
     To the process that casts: the sender has lost a node below it, and asks for another way to that.
 
     Attributes:
-        route: the number of the tree.
-        process: the id of the node's process.
+        route: number of the tree.
+        process: id of the process of that node.
     """
 
     kind = Kind.ROUTE_CUT
@@ -486,10 +494,10 @@ class RouteCut(Message):
 
 @dataclass(slots=True)
 class RouteLost(Message):
-    """The sender has lost the node above it, and asks the process that casts for another way.
+    """The sender has lost the node above it, and asks the root of the tree for another route.
 
     Attributes:
-        route: the number of the tree.
+        route: number of the tree.
     """
 
     kind = Kind.ROUTE_LOST
@@ -499,11 +507,11 @@ class RouteLost(Message):
 
 @dataclass(slots=True)
 class RouteClosed(Message):
-    """Nothing more will come down this tree.
+    """No more casts will come down this tree.
 
     Attributes:
-        route: its number.
-        number: of its last cast.
+        route: number of the tree.
+        number: number of the last cast.
     """
 
     kind = Kind.ROUTE_CLOSED
@@ -514,7 +522,7 @@ class RouteClosed(Message):
 
 @dataclass(slots=True)
 class Filler(Message):
-    """It has a number and says nothing: what was sent just before had to go without one."""
+    """Has a number and no content. It supplies the number for the message before it, which was sent without one."""
 
     kind = Kind.FILLER
 
@@ -531,7 +539,7 @@ OfTree: TypeAlias = (
     | RouteClosed
     | Filler
 )
-"""What the nodes of trees say to each other."""
+"""The messages between nodes of trees."""
 
 ANSWERS: dict[Kind, type[Answer]] = {message.kind: message for message in (Reply, Failure, PortValue)}
 
@@ -556,4 +564,4 @@ MESSAGES: tuple[type[Message], ...] = (
     RouteClosed,
     Filler,
 )
-"""All of them, by their numbers."""
+"""All messages, in the order of their kinds."""
