@@ -1,7 +1,7 @@
 """The messages between two processes: one class for each kind of message. Its fields are also its layout.
 
-The type of a field defines its layout, and `control.wire.codec` reads it. Fields of fixed size come first. The tables in
-`docs/wire_protocol.md` are generated from this file: ``Attributes`` describes the fields.
+The type of a field defines its layout, and `control.wire.codec` reads it. Fields of fixed size come first. The tables
+of messages in `docs/wire_protocol.md` are generated from this file: ``Attributes`` describes the fields.
 
 A change that processes of the previous version can skip needs a new minor version (`control.wire.version`). There are
 two such changes: new fields behind the others of a class, with a default and `Since`; and a new kind of message. A
