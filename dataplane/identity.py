@@ -30,6 +30,18 @@ class OwnerId:
         pid: Process id within that namespace.
         started: When the process started, in clock ticks since boot.
         token: Random, drawn anew by every process and after every fork.
+
+    Example:
+        ```python
+        import os
+
+        import numpy as np
+
+        from skipper.dataplane import OwnerId, RDMABuffer
+
+        owner: OwnerId = RDMABuffer(np.zeros(4)).owner
+        print(owner.pid == os.getpid())  # True
+        ```
     """
 
     host: int

@@ -22,6 +22,19 @@ class Traffic:
         failed: Those that have ended in an error.
         read_nbytes: Bytes that the ones that ended well have read.
         written_nbytes: Bytes that they have written.
+
+    Example:
+        ```python
+        import numpy as np
+
+        from skipper import dataplane
+        from skipper.dataplane import RDMABuffer, Traffic
+
+        RDMABuffer(np.ones(4, np.float32)).read_into(np.empty(4, np.float32)).get(timeout=10)
+        traffic: Traffic | None = dataplane.traffic()
+        assert traffic is not None
+        print(traffic.done, traffic.read_nbytes, traffic.in_flight)  # 1 16 0
+        ```
     """
 
     in_flight: int

@@ -240,6 +240,18 @@ class FetchOperation(Operation):
 
     Attributes:
         previous: For backends: to be set before `part_done(None)`.
+
+    Example:
+        ```python
+        import numpy as np
+
+        from skipper.dataplane import FetchOperation, RDMABuffer
+
+        words = np.zeros(2, np.uint64)
+        buffer = RDMABuffer(words)
+        operation: FetchOperation = buffer.fetch_add(1)
+        print(operation.get(timeout=10), words[0])  # 0 1
+        ```
     """
 
     __slots__ = ("previous",)

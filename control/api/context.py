@@ -11,7 +11,9 @@ from skipper.control.runtime.context import BaseActorInstance, BaseContext
 
 
 class ActorInstance(BaseActorInstance):
-    """An actor as it sees itself; the script's own one is called ``root``.
+    """The running actor, as its own code sees it. That of the script is named ``root``.
+
+    The example of `Context` shows one.
 
     Attributes:
         name: name of its mesh, as given to ``spawn``.
@@ -27,10 +29,25 @@ class ActorInstance(BaseActorInstance):
 
 
 class Context(BaseContext):
-    """What `context` returns.
+    """The actor and the process in which the calling code runs: what `context` returns.
 
     Attributes:
         actor_instance: the actor whose code runs.
+
+    Example:
+        ```python
+        from skipper.control import Actor, ActorInstance, Creator, context, endpoint, this_host
+
+        class Worker(Actor):
+            @endpoint
+            def who(self) -> tuple[str, int, str]:
+                me: ActorInstance = context().actor_instance
+                by: Creator | None = me.creator
+                return me.name, me.rank.rank, by.name if by else ""
+
+        workers = this_host().spawn_procs({"gpus": 2}).spawn("workers", Worker)
+        print(workers.slice(gpus=1).who.call_one().get(timeout=60))  # ('workers', 1, 'root')
+        ```
     """
 
     __slots__ = ()

@@ -106,6 +106,19 @@ class ServedJob:
         name: its name among the user's jobs of this host.
         path: its connection file, which holds the job's secret. Pass the path around, never the content.
         address: where processes of other hosts join it, ``tcp://IP:PORT``; None: they do not.
+
+    Example:
+        ```python
+        import subprocess
+        import sys
+
+        from skipper.control import serve_job
+
+        visitor = "import sys; from skipper import control; control.join(sys.argv[1], name='visitor'); print('joined')"
+        with serve_job() as served:
+            said = subprocess.check_output([sys.executable, "-c", visitor, served.path], text=True)
+        print(said.strip())  # joined
+        ```
     """
 
     def __init__(self, process: Process, connection: Connection, path: Path, gate: _Gate | None = None) -> None:

@@ -21,7 +21,10 @@ P = ParamSpec("P")
 
 
 class ReplicaState(enum.Enum):
-    """The state of a replica."""
+    """The state of a replica.
+
+    The example of `ServiceTemplate` shows one.
+    """
 
     STARTING = "starting"
     """Its processes or its actors are not up yet."""
@@ -40,6 +43,8 @@ class ReplicaState(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class ReplicaMetrics:
     """The counts of one replica, over all that have had its number and all processes that call the service.
+
+    The example of `ServiceTemplate` shows one.
 
     Attributes:
         replica: its number.
@@ -69,6 +74,8 @@ class ReplicaMetrics:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceOptions:
     """What a service is made of and how it is kept.
+
+    The example of `ServiceTemplate` shows one.
 
     Attributes:
         procs: processes of one replica, with an actor in each, along the axis ``procs``.
@@ -130,7 +137,35 @@ class ServiceOptions:
 
 @dataclass(frozen=True, slots=True)
 class ServiceTemplate(Generic[P, S]):
-    """An actor class with the options of a service; what `Actor.options` returns."""
+    """An actor class with the options of a service; what `Actor.options` returns.
+
+    Example:
+        ```python
+        from skipper.control import Actor, endpoint
+        from skipper.control.services import (
+            ReplicaMetrics,
+            ReplicaState,
+            ServiceMethod,
+            ServiceOptions,
+            ServiceTemplate,
+        )
+
+        class Policy(Actor):
+            @endpoint
+            def generate(self, prompt: str) -> str:
+                return prompt[::-1]
+
+        template: ServiceTemplate = Policy.options(procs=1, num_replicas=2)
+        options: ServiceOptions = template.options
+        policy = template.as_service()
+        policy.initialized.get(timeout=60)
+        generate: ServiceMethod = policy.generate
+        print(generate.route("abc").get(timeout=60), options.num_replicas)  # cba 2
+        metrics: list[ReplicaMetrics] = policy.metrics().get(timeout=60)
+        print(all(each.state is ReplicaState.READY for each in metrics))  # True
+        policy.stop().get(timeout=60)
+        ```
+    """
 
     actor_class: type[Actor]
     options: ServiceOptions

@@ -126,6 +126,23 @@ class SpmdActor(Actor):
     Raises:
         FileNotFoundError: there is no such script; as all of these, the actor's ``__init__`` fails with it.
         TypeError: ``main`` is none of these.
+
+    Example:
+        ```python
+        from skipper.control import SpmdActor, this_host
+
+        def train(steps: int) -> float:
+            import torch
+            import torch.distributed as dist
+
+            dist.init_process_group("gloo")
+            loss = torch.tensor(1.0 / (steps + dist.get_rank()))
+            dist.all_reduce(loss)
+            return float(loss)
+
+        trainers = this_host().spawn_procs({"gpus": 2}).spawn("trainers", SpmdActor, train, 1)
+        print(trainers.run.call().get(timeout=60))  # [1.5, 1.5]
+        ```
     """
 
     def __init__(self, main: Callable[..., Any] | str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:

@@ -9,7 +9,10 @@ from skipper.control.model.shape import Point
 
 
 class FailureKind(enum.Enum):
-    """What happened, at the root of a failure."""
+    """What happened, at the root of a failure.
+
+    The example of `RecoveryPolicy` shows one.
+    """
 
     CONSTRUCTION = "construction"
     """``__init__`` raised."""

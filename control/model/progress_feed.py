@@ -33,18 +33,41 @@ _CLOSE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a task is.
+    """The state of a task.
 
     Attributes:
         task_id: the number of the task, unique in its process.
         process: the name of the process that does it, such as ``trainers{'gpus': 3}``; empty for this one.
-        description: what is done, such as ``spawn trainers`` or ``get policy``.
-        completed: how much of it is done, in ``unit``.
-        total: how much there is to do; None where that is not known.
-        unit: what is counted: ``processes``, ``actors``, ``hosts``, ``bytes``, or a word of the program's own.
-        elapsed_s: seconds since it began.
-        waiting_for: names of those that are not done yet, 16 at most, where what is counted has names.
-        state: ``running``; or, the last time that this task is told of, ``finished`` or ``failed``.
+        description: what the task does, such as ``spawn trainers`` or ``get policy``.
+        completed: how much is done, in ``unit``.
+        total: how much there is to do; None if it is not known.
+        unit: what is counted: ``processes``, ``actors``, ``hosts``, ``bytes``, or a word that the program chooses.
+        elapsed_s: seconds since the task began.
+        waiting_for: names that are not done yet, at most 16, if the counted things have names.
+        state: ``running``; in the last report of a task ``finished`` or ``failed``.
+
+    Example:
+        ```python
+        import threading
+
+        from skipper import control
+        from skipper.control import Progress, ProgressSubscription, ProgressTask
+
+        ended = threading.Event()
+
+        def show(progress: Progress) -> None:
+            if progress.state == "finished":
+                print(progress.description, progress.completed, progress.total, progress.unit)
+                ended.set()
+
+        subscription: ProgressSubscription = control.on_progress(show)
+        task: ProgressTask
+        with control.track_progress("tokenize", total=3, unit="files") as task:
+            for _ in range(3):
+                task.advance()
+        ended.wait(60)  # tokenize 3 3 files
+        subscription.close()
+        ```
     """
 
     task_id: int
@@ -75,7 +98,10 @@ Follower = Callable[[Sequence[Progress]], None]
 
 
 class ProgressTask:
-    """A task as whoever does it reports it; a context manager. For any thread."""
+    """A task whose progress the program reports; a context manager. Any thread may use it.
+
+    The example of `Progress` shows one.
+    """
 
     def __init__(
         self, feed: ProgressFeed, number: int, description: str, total: int | None, unit: str, names: Iterable[str]
@@ -141,6 +167,8 @@ class ProgressTask:
 
 class ProgressSubscription:
     """What `on_progress` returns: it calls the function until it is closed; a context manager.
+
+    The example of `Progress` shows one.
 
     Attributes:
         interval_s: seconds between two calls about tasks that go on.

@@ -23,27 +23,36 @@ _LEAST = {"max_unhandled": 256, "max_unhandled_nbytes": 16 << 20, "tree_threshol
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Bounds; those that end in ``_s`` are seconds.
+    """Limits of the runtime. Values whose names end in ``_s`` are seconds.
 
     Attributes:
-        heartbeat_s: a process that shows no sign of life for this long counts as dead, unless the operating system says
-            that it is alive: that it is not stopped, and merely short of CPU time or of its interpreter lock.
-        unresponsive_s: then it counts as dead after this long, without the time for which it was kept from running;
+        heartbeat_s: a process that sends no heartbeat for this long counts as dead, unless the operating system shows
+            that it is alive: not stopped, but without CPU time or without the GIL.
+        unresponsive_s: such a process counts as dead after this long, without the time in which it could not run;
             None: ten times `heartbeat_s`.
-        connect_timeout_s: how long a process may take to be reachable, from its launch.
-        init_timeout_s: how long the ``__init__`` of an actor may take; models are loaded there.
-        stop_timeout_s: how long a `stop` may take: for actors to drain their messages and clean up, those of what they
-            own included, and for processes to end. What still runs when most of it has passed is cut short.
-        exit_grace_s: the same when the script ends; then processes are killed.
-        fault_exit_s: how long the main thread may take to end, with its ``finally`` blocks, once it is interrupted for
-            a failure that nobody has heard of; then the process ends without it.
-        send_timeout_s: how long a sender waits for room in the mailbox of an actor that is behind.
-        max_unhandled: messages of one process that may be unhandled at one actor before its senders wait; 256 or more.
-        max_unhandled_nbytes: the same in bytes of their payloads; 16 MiB or more.
+        connect_timeout_s: time for a process to become reachable after its launch.
+        init_timeout_s: time for the ``__init__`` of an actor, which may load a model.
+        stop_timeout_s: time for a `stop`: actors handle their messages and clean up, also in the meshes that they own,
+            and processes end. When most of the time has passed, what still runs is interrupted.
+        exit_grace_s: the same at the end of the script. Afterwards processes are killed.
+        fault_exit_s: time for the main thread to end, with its ``finally`` blocks, after it was interrupted for a
+            failure that nobody has heard of. Afterwards the process ends without it.
+        send_timeout_s: how long a sender waits for room in the mailbox of an actor.
+        max_unhandled: unhandled messages from one process to one actor before senders wait; 256 or more.
+        max_unhandled_nbytes: the same in bytes of payload; 16 MiB or more.
         tree_threshold: a cast to more actors than this goes down a tree of their processes; 1 or more.
-        tree_fanout: to how many a node of such a tree passes on at most, the sender included; 2 or more.
-        preload: modules that processes have imported when they start, since they are forked from one that has; None
-            leaves it to the environment variable ``SKIPPER_PRELOAD``, and without that there are none.
+        tree_fanout: maximum number of processes to which a node of the tree forwards, the sender included; 2 or more.
+        preload: modules that processes have already imported when they start, because they are forked from a process
+            that has; None: those of the environment variable ``SKIPPER_PRELOAD``, if it is set.
+
+    Example:
+        ```python
+        from skipper import control
+        from skipper.control import Settings
+
+        settings: Settings = control.configure(heartbeat_s=5.0, preload=["statistics"])
+        print(settings.heartbeat_s, settings.unresponsive(), settings.preload)  # 5.0 50.0 ('statistics',)
+        ```
     """
 
     heartbeat_s: float = 10.0

@@ -65,6 +65,19 @@ class Dashboard(PageServer):
             rest for all users of this host.
         interval_s: seconds between looks.
         bounds: when a call is shown as slow, and when as one that hangs.
+
+    Example:
+        ```python
+        from urllib.request import urlopen
+
+        from skipper.control import this_host
+        from skipper.control.observe import Dashboard, PageServer, serve_dashboard
+
+        this_host().spawn_procs({"gpus": 2}, name="workers").initialized.get(timeout=60)
+        dashboard: Dashboard
+        with serve_dashboard() as dashboard:  # on 127.0.0.1, at a free port
+            print(isinstance(dashboard, PageServer), urlopen(dashboard.url).status)  # True 200
+        ```
     """
 
     def __init__(

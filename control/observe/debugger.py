@@ -63,20 +63,43 @@ class DebugOrder:
 
 @dataclass(frozen=True, slots=True)
 class BreakpointReport:
-    """One session, and what its command said.
+    """A thread that has stopped at a breakpoint, and the output of its last command.
 
     Attributes:
-        process_id: where it is.
-        number: unique in its process.
-        actor: name and rank of the actor; or name of the process and the thread, where it is no actor's.
-        labels: by which it can be chosen.
-        function: that it is in.
-        file: of that.
-        line: where in the file.
-        code: that line.
+        process_id: id of the process.
+        number: number of the thread's session, unique in its process.
+        actor: name and rank of the actor; or names of process and thread, if the thread belongs to no actor.
+        labels: names by which commands select it.
+        function: function that the thread is in.
+        file: file of the function.
+        line: line in the file.
+        code: text of the line.
         for_s: seconds since the breakpoint.
-        state: ``parked``; ``running`` while a command goes on; ``gone`` once it is let go.
-        output: of the command.
+        state: ``parked``; ``running`` during a command; ``gone`` after the thread was released.
+        output: output of the command.
+
+    Example:
+        ```python
+        from skipper.control import Actor, endpoint, this_host
+        from skipper.control.observe import BreakpointReport, cast_command, parked
+
+        class Trainer(Actor):
+            @endpoint
+            def step(self, batch: int) -> int:
+                loss = batch * 2
+                breakpoint()
+                return loss
+
+        trainer = this_host().spawn_procs(name="workers").spawn("trainer", Trainer)
+        loss = trainer.step.call_one(21)
+        reports: list[BreakpointReport] = []
+        while not reports:
+            reports = parked()
+        print(reports[0].function)  # Trainer.step
+        cast_command("!loss = 100")
+        cast_command("continue")
+        print(loss.get(timeout=60))  # 100
+        ```
     """
 
     process_id: str

@@ -51,7 +51,9 @@ _FOR_ERRORS = 0.25
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """What becomes of the output; `Logs.change` changes it while the job runs.
+    """How the output of processes is shown; `Logs.change` changes it while the job runs.
+
+    The example of `Logs` shows one.
 
     Attributes:
         shown: whether it comes to the script's standard output and error at all.
@@ -84,6 +86,25 @@ class Logs:
     Attributes:
         options: those in force.
         dropped: lines that were not shown, since there were too many, or the script's output was too slow.
+
+    Example:
+        ```python
+        import tempfile
+
+        from skipper.control import Actor, endpoint, this_host
+        from skipper.control.observe import LogOptions, Logs, collect_logs
+
+        class Sampler(Actor):
+            @endpoint
+            def sample(self) -> None:
+                print("8 prompts")
+
+        samplers = this_host().spawn_procs({"gpus": 2}).spawn("samplers", Sampler)
+        logs: Logs
+        with collect_logs(options=LogOptions(max_lines_per_s=1000), folder=tempfile.mkdtemp()) as logs:
+            samplers.sample.call().get(timeout=60)  # [samplers x2] 8 prompts
+            logs.change(shown=False)  # from now on in the files only
+        ```
     """
 
     def __init__(

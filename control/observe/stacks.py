@@ -57,7 +57,10 @@ _KNOCK_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A line of code that is being run, or waited at."""
+    """One frame of a stack: the line of code that runs or waits.
+
+    The example of `ProcessStacks` shows one.
+    """
 
     file: str
     line: int
@@ -67,13 +70,15 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class ThreadStacks:
-    """A thread, or a task of an event loop.
+    """The stack of a thread, or of a task of an event loop.
+
+    The example of `ProcessStacks` shows one.
 
     Attributes:
-        name: of the thread, or of the task.
-        actor: the actor that it belongs to, with its rank; empty for other threads.
-        doing: the endpoint that the actor runs, and for how long, in words.
-        frames: the innermost first.
+        name: name of the thread or task.
+        actor: its actor, with the rank; empty for other threads.
+        doing: the endpoint that the actor is running, and for how long, as text.
+        frames: the frames, innermost first.
     """
 
     name: str
@@ -95,15 +100,28 @@ class ThreadStacks:
 
 @dataclass(frozen=True, slots=True)
 class ProcessStacks:
-    """A process.
+    """The stacks of a process.
 
     Attributes:
-        name: of the process.
-        pid: on its host; None where it is not known.
+        name: name of the process.
+        pid: process id on its host; None if it is not known.
         labels: its actors, as ``name{rank}`` and as ``name:number of the rank``.
-        threads: what it says itself; empty where it says nothing.
-        problem: why it said nothing; empty where it did.
-        text: what was seen from outside, if that was tried.
+        threads: stacks that the process reports; empty if it did not answer.
+        problem: why it did not answer; empty if it did.
+        text: stacks that were read from outside, if that was tried.
+
+    Example:
+        ```python
+        from skipper.control import this_host
+        from skipper.control.observe import Frame, ProcessStacks, ThreadStacks, job_stacks
+
+        this_host().spawn_procs({"gpus": 1}, name="workers").initialized.get(timeout=60)
+        process: ProcessStacks
+        for process in job_stacks():
+            thread: ThreadStacks = process.threads[0]
+            frame: Frame = thread.frames[0]
+            print(f"{process.name}: {thread.name} is at {frame.file}:{frame.line}")
+        ```
     """
 
     name: str

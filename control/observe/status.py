@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """An endpoint that an actor runs, and for how many seconds it has."""
+    """An endpoint that an actor is running, and for how many seconds.
+
+    The example of `JobStatus` shows one.
+    """
 
     endpoint: str
     for_s: float
@@ -37,20 +40,22 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class ActorStatus:
-    """One actor.
+    """The state of one actor.
+
+    The example of `JobStatus` shows one.
 
     Attributes:
-        name: of its mesh, as given to ``spawn``.
+        name: name of its mesh, as given to ``spawn``.
         rank: its index along each axis of the mesh.
         actor_id: unique in the job.
-        class_name: of the actor; empty before it is constructed.
+        class_name: class of the actor; empty before ``__init__`` has returned.
         state: ``starting``, ``idle``, ``busy``, ``parked`` (in a debugger), ``ending``.
-        doing: the endpoints that it runs.
-        queued: messages that wait for it.
-        handled: messages that it has handled.
-        errors: how many of them ended in an exception.
-        last_error: the latest of these.
-        latencies: how long its latest calls took, by endpoint.
+        doing: endpoints that it is running.
+        queued: number of messages that wait.
+        handled: number of messages that it has handled.
+        errors: number of handled messages that ended in an exception.
+        last_error: the latest of these exceptions.
+        latencies: times of its latest calls, by endpoint.
     """
 
     name: str
@@ -73,14 +78,16 @@ class ActorStatus:
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """What a process has begun to read and write through the data plane; those it is done to count it themselves.
+    """Transfers through the data plane that a process has started itself.
+
+    The example of `JobStatus` shows one.
 
     Attributes:
-        in_flight: transfers under way.
-        done: those that have ended well.
-        failed: those that have ended in an error.
-        read_nbytes: what the ones that ended well have read.
-        written_nbytes: what they have written.
+        in_flight: number of transfers in flight.
+        done: number of transfers that succeeded.
+        failed: number of transfers that failed.
+        read_nbytes: bytes read by successful transfers.
+        written_nbytes: bytes written by successful transfers.
     """
 
     in_flight: int
@@ -92,30 +99,32 @@ class Transfers:
 
 @dataclass(frozen=True, slots=True)
 class ProcessReport:
-    """What a process says of itself.
+    """What a process reports about itself.
+
+    The example of `JobStatus` shows one.
 
     Attributes:
-        host: name of the host that it runs on.
-        started_s: since when it belongs to the job, as `time.time` counts.
-        rss_nbytes: of its memory, what is in RAM.
+        host: name of its host.
+        started_s: when it joined the job, as `time.time` counts.
+        rss_nbytes: resident memory.
         cpu_s: CPU time that it has used.
-        threads: how many it has.
-        links: processes that it is connected with.
-        unhandled: messages that it has sent to actors of others and that are not known to be handled.
-        lent: large parts of messages that it has sent and that others may still read.
-        lent_nbytes: their size.
-        heard_messages: messages of any kind that have come from other processes.
-        heard_nbytes: their size on the way, without what is lent.
-        transfers: through the data plane; None where the process has not used that.
-        actors: those that live here.
-        deaths: the latest processes launched from here that have died.
-        deaths_total: how many there have been.
-        restarts: for each process that runs and was launched from here: how many of its name have died before.
-        errors_total: exceptions that left an endpoint, or ended an actor, in this process.
-        errors: the latest of them.
-        last_error: the very latest.
-        figures: what other parts of the process report (see `report_figures`), by the part's name.
-        tables: the tables that they report (see `report_table`), where these were asked for.
+        threads: number of threads.
+        links: number of processes to which it is connected.
+        unhandled: messages to actors of other processes that have not been credited yet.
+        lent: number of large parts of messages that receivers may still read from this process.
+        lent_nbytes: size of these parts.
+        heard_messages: messages of any kind that it has received from other processes.
+        heard_nbytes: their size, without lent parts.
+        transfers: transfers through the data plane; None if the process has not used it.
+        actors: actors of this process.
+        deaths: the latest deaths of processes that this one launched.
+        deaths_total: number of all such deaths.
+        restarts: for each running process that this one launched: how many processes of that name have died before.
+        errors_total: number of exceptions that left an endpoint, or ended an actor, in this process.
+        errors: the latest of these exceptions.
+        last_error: the last one.
+        figures: figures that parts of the process report (see `report_figures`), by name of the part.
+        tables: tables that they report (see `report_table`), if the caller asked for tables.
     """
 
     host: str
@@ -145,17 +154,18 @@ class ProcessReport:
 class ProcessStatus:
     """One process of the job.
 
+    The example of `JobStatus` shows one.
+
     Attributes:
-        id: unique for ever.
-        name: as given to ``spawn_procs``, with its rank; ``script`` for the script.
-        pid: on its host; None where it is not known.
+        id: unique id of the process.
+        name: name that was given to ``spawn_procs``, with its rank; ``script`` for the script.
+        pid: process id on its host; None if it is not known.
         parent_id: id of the process that launched it, or that it has joined; empty for the script.
-        host: where it runs: the address of an attached host, or else the name that the host has for itself; empty
-            where neither is known.
+        host: address of the attached host, or else the host's own name; empty if neither is known.
         restarts: how many processes of this name have died before.
         state: ``up``, ``silent`` or ``starting``.
-        problem: why nothing is known of it; empty where it is up.
-        report: what it says; None where it says nothing.
+        problem: why it has not answered; empty if it is up.
+        report: its answer; None if there is none.
     """
 
     id: str
@@ -171,12 +181,44 @@ class ProcessStatus:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """A job at one moment.
+    """The state of a job at one moment.
 
     Attributes:
-        job: its id.
-        taken_s: when, as `time.time` counts.
-        processes: parents before children, the script first.
+        job: id of the job.
+        taken_s: time of this status, as `time.time` counts.
+        processes: all processes, parents before children, the script first.
+
+    Example:
+        ```python
+        from skipper.control import Actor, endpoint, this_host
+        from skipper.control.observe import (
+            Activity,
+            ActorStatus,
+            EndpointLatency,
+            JobStatus,
+            ProcessReport,
+            ProcessStatus,
+            Transfers,
+            job_status,
+        )
+
+        class Trainer(Actor):
+            @endpoint
+            def step(self) -> None: ...
+
+        trainers = this_host().spawn_procs({"gpus": 2}, name="workers").spawn("trainer", Trainer)
+        trainers.step.call().get(timeout=60)
+
+        status: JobStatus = job_status()
+        script: ProcessStatus = status.processes[0]
+        report: ProcessReport | None = script.report
+        transfers: Transfers | None = report.transfers if report else None
+        actor: ActorStatus = status.actors[0]
+        doing: list[Activity] = list(actor.doing)
+        latency: EndpointLatency = actor.latencies[0]
+        print(status.is_healthy, script.name, script.state, actor.handled)  # True script up 1
+        print(latency.endpoint, latency.calls, doing, transfers)  # step 1 [] None
+        ```
     """
 
     job: str

@@ -25,6 +25,8 @@ class GcsResolver:
     Where on a machine the service is, the machine's metadata says: under the key ``skipper-service-NAME`` the URL,
     such as ``grpc://:7000/controller``, whose host may be left out. Then it is the machine's first internal address.
 
+    The example of `ChainResolver` shows one.
+
     Args:
         project: id of the project; None: that of the application default credentials.
         url: where a service is on machines whose metadata does not say, as there; ``{name}`` stands for its name.

@@ -219,6 +219,20 @@ class MetadataServer(ActorServer):
         certs: as of `ActorServer`.
         insecure: listen beyond the host without TLS.
         allow_json: serve whoever comes without a proof. Whoever can reach it can then take names.
+
+    Example:
+        ```python
+        from skipper.control.rpc import ActorServer, MetadataMapping, MetadataResolver, MetadataServer, RpcClient
+
+        class Curriculum:
+            def level(self) -> int:
+                return 3
+
+        with MetadataServer() as names, ActorServer("127.0.0.1", 0, MetadataMapping(names.address)) as server:
+            server.register("curriculum", Curriculum())
+            client = RpcClient(MetadataResolver(names.address), Curriculum, name="curriculum")
+            print(client.level.sync())  # 3
+        ```
     """
 
     def __init__(
@@ -284,6 +298,8 @@ class _MetadataClient:
 class MetadataResolver(_MetadataClient):
     """Asks the metadata service.
 
+    The example of `MetadataServer` shows one.
+
     Args:
         address: its ``host:port``; None: what the environment variable ``SKIPPER_METADATA`` says.
         namespace: that names are meant in; None: that of `namespaces.namespace`.
@@ -340,6 +356,8 @@ class MetadataMapping(_MetadataClient):
     The registrations end within ``lease_s`` of the end of this process, however that comes, and so they do while it
     stands still. It renews them on a thread of its own, every third of that time, and registers again whatever the
     service has forgotten.
+
+    The example of `MetadataServer` shows one.
 
     Args:
         address: the service's ``host:port``; None: what the environment variable ``SKIPPER_METADATA`` says.

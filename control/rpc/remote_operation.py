@@ -33,6 +33,21 @@ class RemoteOperation(Generic[R]):
 
     Attributes:
         id: of the operation.
+
+    Example:
+        ```python
+        from skipper.control.rpc import ActorServer, FixedResolver, RemoteOperation, RpcClient
+
+        class Evaluation:
+            def run(self, samples: int) -> str:
+                return f"{samples} samples"
+
+        with ActorServer("127.0.0.1", 0) as server:
+            server.register("evaluation", Evaluation())
+            client = RpcClient(FixedResolver(f"actor://{server.address}/evaluation"), Evaluation)
+            operation: RemoteOperation[str] = client.run.start(8).get()
+            print(operation.result(timeout=60).get())  # 8 samples
+        ```
     """
 
     def __init__(

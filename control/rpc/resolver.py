@@ -91,6 +91,15 @@ class ChainResolver:
 
     Raises:
         ValueError: there is none.
+
+    Example:
+        ```python
+        from skipper.control.rpc import ChainResolver, FixedResolver, GcsResolver
+
+        known = FixedResolver({"controller": "grpc://10.0.0.1:7000/controller"})
+        resolver = ChainResolver(known, GcsResolver("my-project"))  # Google Cloud is asked for other names
+        print(resolver.resolve("controller"))  # ['grpc://10.0.0.1:7000/controller']
+        ```
     """
 
     def __init__(self, *resolvers: Resolver) -> None:

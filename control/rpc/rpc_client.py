@@ -37,6 +37,26 @@ class ActorHandle:
     Attributes:
         url: where it lives.
         handle: which of all actors that have lived there it is.
+
+    Example:
+        ```python
+        from skipper.control import HandleExpiredError
+        from skipper.control.rpc import ActorHandle, ActorServer, FixedResolver, RpcClient
+
+        class Counter:
+            def read(self) -> int:
+                return 0
+
+        with ActorServer("127.0.0.1", 0) as server:
+            server.register("counter", Counter())
+            client = RpcClient(FixedResolver(f"actor://{server.address}/counter"), Counter)
+            handle: ActorHandle = client.pin()
+            server.register("counter", Counter(), replace=True)
+            try:
+                RpcClient(handle, Counter).read.sync()
+            except HandleExpiredError:
+                print("another counter has the name")  # another counter has the name
+        ```
     """
 
     url: str
@@ -49,7 +69,7 @@ class ActorHandle:
 
 @dataclass(frozen=True, slots=True)
 class RpcOptions:
-    """How calls are made.
+    """Options of calls: deadline and retries.
 
     Attributes:
         timeout: seconds for a call, whatever happens on its way, retries included; None sets no bound. A call that is
@@ -57,6 +77,24 @@ class RpcOptions:
         retries: how often a call may be made again after its first attempt. An attempt is one request that is sent to
             a server, or a search that has found none to send it to. Only what was surely not delivered is sent again,
             or what may run twice (`control.idempotent`).
+
+    Example:
+        ```python
+        from skipper.control import idempotent
+        from skipper.control.rpc import ActorServer, FixedResolver, RpcClient, RpcMethod, RpcOptions
+
+        class Table:
+            @idempotent
+            def read(self, key: str) -> str:
+                return key.upper()
+
+        with ActorServer("127.0.0.1", 0) as server:
+            server.register("table", Table())
+            resolver = FixedResolver(f"actor://{server.address}/table")
+            client = RpcClient(resolver, Table, RpcOptions(timeout=10, retries=2))
+            read: RpcMethod = client.read
+            print(read.sync("a"), read("b").get())  # A B
+        ```
     """
 
     timeout: float | None = None
@@ -175,10 +213,12 @@ class RpcClient(Generic[T]):
 
 
 class RpcMethod(Generic[P, R]):
-    """A method of an actor, as a client has it.
+    """A method of a remote actor, as a client calls it.
 
     `RpcClient` makes them. By hand they are made for methods whose names the client itself has:
     ``RpcMethod(client, "close", RpcOptions(), Cls)(...)``.
+
+    The example of `RpcOptions` shows one.
 
     Args:
         client: whose.

@@ -17,13 +17,21 @@ ACTOR, GRPC = "actor", "grpc"
 
 @dataclass(frozen=True, slots=True)
 class ServiceUrl:
-    """Where a service is, and what it speaks.
+    """The address of a service, and its protocol.
 
     Attributes:
         scheme: ``actor`` for an actor of an `ActorServer`, ``grpc`` for any other gRPC server.
         host: name or address; that of IPv6 without its brackets.
         port: 1 to 65535.
         path: which service of the server: of an actor, its name.
+
+    Example:
+        ```python
+        from skipper.control.rpc import ServiceUrl
+
+        url = ServiceUrl.parse("actor://10.0.0.1:7000/curriculum")
+        print(url.scheme, url.host, url.port, url.path)  # actor 10.0.0.1 7000 curriculum
+        ```
     """
 
     scheme: str

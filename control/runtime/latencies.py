@@ -19,6 +19,8 @@ KEPT_ENDPOINTS = 64
 class EndpointLatency:
     """How long the latest calls of one endpoint took to handle, without their time in the queue.
 
+    The example of `JobStatus` shows one.
+
     Attributes:
         endpoint: its name.
         calls: how many calls that is, `KEPT_CALLS` at most.

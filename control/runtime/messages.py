@@ -137,7 +137,9 @@ class OwnerRef:
 @growing
 @dataclass(frozen=True, slots=True)
 class Creator:
-    """An actor as those see it that it has spawned.
+    """The actor that spawned another actor.
+
+    The example of `Context` shows one.
 
     Attributes:
         name: of its mesh; ``root`` for the script.

@@ -26,6 +26,8 @@ _log = logging.getLogger("skipper.control")
 class Waterfall:
     """How rows of a table are drawn as bars, each row of a group below the other on one axis of time.
 
+    The example of `Table` shows one.
+
     Attributes:
         group: name of the column whose rows of one value belong together.
         begin: of the column that says when a row's bar begins, as `time.time` counts.
@@ -39,7 +41,7 @@ class Waterfall:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Something to be shown as a table.
+    """A table that a part of a process adds to the status and the dashboard.
 
     Attributes:
         title: for people; tables of one title from several processes are shown one below the other.
@@ -47,6 +49,20 @@ class Table:
         rows: as many entries each; None where there is nothing to say.
         left_out: how many rows there are beside these.
         waterfall: how it is drawn where it can be; None: as a table.
+
+    Example:
+        ```python
+        import time
+
+        from skipper.control.observe import Occurrence, Table, Waterfall, report_occurrences, report_table
+
+        now_s = time.time()
+        drawn = Waterfall(group="step", begin="began", stages=("load s", "train s"))
+        steps = Table("Steps", ("step", "began", "load s", "train s"), [(1, now_s, 0.2, 1.5)], waterfall=drawn)
+        report_table("steps", lambda: steps)
+        saved = [Occurrence(now_s, "checkpoint 7", {"nbytes": 3 << 30, "seconds": 12.5})]
+        report_occurrences("checkpoints", lambda since_s: [each for each in saved if each.at_s >= since_s])
+        ```
     """
 
     title: str
@@ -58,7 +74,9 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """Something that a part of a process has done.
+    """An event that a part of a process reports.
+
+    The example of `Table` shows one.
 
     Attributes:
         at_s: when it was done, as `time.time` counts.

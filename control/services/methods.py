@@ -61,6 +61,8 @@ class ServiceMethod(Method, Generic[P, R_co]):
 
     They check the arguments against the endpoint's signature and pickle them before anything is sent, as those of
     meshes do, and return at once. What type checkers know of them is in control/api/views.pyi.
+
+    The example of `ServiceTemplate` shows one.
     """
 
     __slots__ = ()
@@ -148,7 +150,10 @@ class ServiceMethod(Method, Generic[P, R_co]):
 
 
 class SessionMethod(Method, Generic[P, R_co]):
-    """One endpoint of the replica of a session."""
+    """One endpoint of the replica of a session.
+
+    The example of `Session` shows one.
+    """
 
     __slots__ = ("_binding",)
 

@@ -36,6 +36,7 @@ class Session(Generic[A]):
     Example:
         ```python
         from skipper.control import Actor, endpoint
+        from skipper.control.services import SessionMethod
 
         class Chat(Actor):
             def __init__(self) -> None:
@@ -48,8 +49,9 @@ class Session(Generic[A]):
 
         chat = Chat.options(procs=1, num_replicas=2).as_service()
         with chat.session() as session:  # every call goes to the same replica
-            session.say.route("hello").get(timeout=60)
-            print(session.say.route("again").get(timeout=60))  # ['hello', 'again']
+            say: SessionMethod = session.say
+            say.route("hello").get(timeout=60)
+            print(say.route("again").get(timeout=60))  # ['hello', 'again']
         chat.stop().get(timeout=60)
         ```
     """

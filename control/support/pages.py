@@ -113,6 +113,8 @@ class PageServer:
     Requests that a page of another site has a browser make are refused: on this host's own addresses by the name that
     they were sent to (DNS rebinding), everywhere by the origin that the browser tells.
 
+    The example of `Dashboard` shows one.
+
     Args:
         pages: see `Pages`. An exception in a page is an answer with status 500 that names its type.
         port: to listen on; 0: one that is free.

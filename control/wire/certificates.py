@@ -351,7 +351,7 @@ def _kind(*, is_rsa: bool) -> tuple[object, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """What one end of a connection to an actor server has for TLS; all of it PEM, and most of it optional.
+    """TLS certificates and key of one end of a connection to an actor server, as PEM. Most of it is optional.
 
     Links between the hosts of a job take nothing but the whole of it, from a folder: see `Certificates`.
 
@@ -360,6 +360,30 @@ class Tls:
         certificate: this end's, with those between it and the authority.
         key: this end's private key.
         server_name: at a client, the name that the server's certificate is for, where that is not the address.
+
+    Example:
+        ```python
+        import subprocess
+        import sys
+        import tempfile
+        from pathlib import Path
+
+        from skipper.control.rpc import ActorServer, FixedResolver, RpcClient, Tls
+
+        class Echo:
+            def echo(self, text: str) -> str:
+                return text
+
+        folder = tempfile.mkdtemp()
+        for command in ("init authority", "issue authority node1 --role host --host 127.0.0.1"):
+            words = [sys.executable, "-m", "skipper", "certs", *command.split()]
+            subprocess.run(words, cwd=folder, check=True, capture_output=True)
+        tls = Tls(*(Path(folder, "node1", name).read_bytes() for name in ("ca.pem", "cert.pem", "key.pem")))
+        with ActorServer("127.0.0.1", 0, tls=tls) as server:
+            server.register("echo", Echo())
+            client = RpcClient(FixedResolver(f"actor://{server.address}/echo"), Echo, tls=tls)
+            print(client.echo.sync("encrypted"))  # encrypted
+        ```
     """
 
     authority: bytes | None = None

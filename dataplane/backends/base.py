@@ -25,7 +25,18 @@ Done = Callable[[BaseException | None], None]
 
 @dataclass(frozen=True, slots=True)
 class BackendStatus:
-    """Whether a backend can be used in this process, and why not."""
+    """Whether a backend can be used in this process, and why not.
+
+    Example:
+        ```python
+        from skipper import dataplane
+        from skipper.dataplane import BackendStatus
+
+        status: BackendStatus
+        for status in dataplane.backends():
+            print(f"{status.name}: {'usable' if status.usable else status.reason}")
+        ```
+    """
 
     name: str
     usable: bool

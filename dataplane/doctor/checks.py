@@ -16,7 +16,10 @@ SCHEMA_VERSION = 1
 
 
 class Verdict(enum.StrEnum):
-    """How a thing stands."""
+    """The verdict of a check.
+
+    The example of `Examination` shows one.
+    """
 
     OK = "ok"
     ABSENT = "absent"  # this machine does not have it, and nothing is wrong with that
@@ -29,7 +32,9 @@ _BY_WEIGHT = (Verdict.PROBLEM, Verdict.WARNING)
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at.
+    """The result of one check.
+
+    The example of `Examination` shows one.
 
     Attributes:
         area: What it belongs to: backends, within a host, memory, network, rdma, gpu.
@@ -48,7 +53,19 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """All checks, and the facts that they rest on."""
+    """All checks, and the facts that they rest on.
+
+    Example:
+        ```python
+        from skipper.dataplane.doctor import Check, Examination, Verdict, examine
+
+        examination: Examination = examine()
+        check: Check
+        for check in examination.checks:
+            if check.verdict is Verdict.PROBLEM:
+                print(check.name, check.found, check.advice)
+        ```
+    """
 
     checks: Sequence[Check]
     facts: Mapping[str, Any]

@@ -31,7 +31,23 @@ _SMALL = "skipper.tensor_engine.worker.data:small"
 
 
 class Fetched(Generic[T]):
-    """What a fetch brings; wait for it by `get`, or ``await`` it."""
+    """The result of a fetch. Wait for it with `get` or ``await``.
+
+    Example:
+        ```python
+        import torch
+
+        from skipper.control import this_host
+        from skipper.tensor_engine import Fetched, fetch_shard
+
+        procs = this_host().spawn_procs({"gpus": 2})
+        with procs.activate():
+            x = torch.ones(2) * procs.rank_tensor("gpus")
+        later: Fetched[torch.Tensor] = fetch_shard(x, gpus=1)
+        x.add_(5)  # the fetch has the value from before
+        print(later.get(timeout=60).tolist())  # [1.0, 1.0]
+        ```
+    """
 
     def __init__(self, answers: list[Future[Any]], open_answers: Callable[[list[Any]], T]) -> None:
         self._answers = answers

@@ -30,6 +30,27 @@ class RemoteProcessGroup:
 
     Attributes:
         spec: what workers are told of it.
+
+    Example:
+        ```python
+        import torch
+        import torch.distributed as dist
+
+        from skipper.control import this_host
+        from skipper.tensor_engine import RemoteProcessGroup, inspect, process_group, remote
+
+        def total(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+            x = x.clone()
+            dist.all_reduce(x, group=group)
+            return x
+
+        summed = remote(total, propagate=lambda x, group: torch.empty_like(x))
+        procs = this_host().spawn_procs({"gpus": 2})
+        with procs.activate():
+            group: RemoteProcessGroup = process_group(procs, ("gpus",))
+            x = summed(torch.ones(2), group)
+        print(group.size(), inspect(x).tolist())  # 2 [2.0, 2.0]
+        ```
     """
 
     def __init__(self, spec: ProcessGroupSpec, mesh: ProcMesh) -> None:

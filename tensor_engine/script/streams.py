@@ -37,14 +37,15 @@ class Stream:
         import torch
 
         from skipper.control import this_host
-        from skipper.tensor_engine import Stream, get_active_stream, inspect
+        from skipper.tensor_engine import Borrow, Stream, get_active_stream, inspect
 
         with this_host().spawn_procs().activate():
             main, loader = get_active_stream(), Stream("loader")
             with loader.activate():
                 batch = torch.ones(4)  # made beside what the main stream does
-            with main.borrow(batch) as x:
-                total = x.sum()
+            borrow: Borrow = main.borrow(batch)
+            total = borrow.tensor.sum()
+            borrow.drop()
         print(inspect(total))  # tensor(4.)
         ```
     """
@@ -113,6 +114,8 @@ def stream_of(key: StreamKey) -> Stream:
 
 class Borrow:
     """A tensor that a stream has borrowed: `Stream.borrow` makes it.
+
+    The example of `Stream` shows one.
 
     Args:
         tensor: as below.

@@ -23,6 +23,26 @@ class OpaqueRef:
 
     Args:
         value: the object, on a worker.
+
+    Example:
+        ```python
+        import torch
+
+        from skipper.control import this_host
+        from skipper.tensor_engine import OpaqueRef, inspect, remote
+
+        def make_table(size: int) -> OpaqueRef:
+            return OpaqueRef({"sum": torch.ones(size)})  # stays on the worker
+
+        def look_up(table: OpaqueRef, key: str) -> torch.Tensor:
+            return table.value[key]
+
+        make = remote(make_table, propagate=lambda size: OpaqueRef())
+        look = remote(look_up, propagate=lambda table, key: torch.empty(4))
+        with this_host().spawn_procs({"gpus": 2}).activate():
+            found = look(make(4), "sum")
+        print(inspect(found).tolist())  # [1.0, 1.0, 1.0, 1.0]
+        ```
     """
 
     __slots__ = ("_held",)

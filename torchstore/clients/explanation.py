@@ -18,7 +18,9 @@ _PROBE_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class ReadLink:
-    """One way that bytes take.
+    """One source of a read, and how its bytes move.
+
+    The example of `Explanation` shows one.
 
     Attributes:
         source: Whose memory is read: a volume, or a publisher's process.
@@ -51,6 +53,21 @@ class Explanation:
             destination cuts; 0 where the version has no checksums.
         saved_nbytes: ``delta=True``: bytes that the destination holds already and that do not move.
         rate_from: What the prediction rests on: "last read" of this process, or "memcpy", which bounds it from below.
+
+    Example:
+        ```python
+        import torch
+
+        from skipper import torchstore
+        from skipper.torchstore import sync as ts
+
+        ts.initialize()
+        ts.put_state_dict({"w": torch.ones(256)}, "policy")
+        plan: torchstore.Explanation = ts.explain("policy", {"w": torch.empty(256)})
+        link: torchstore.ReadLink = plan.links[0]
+        print(plan.nbytes, plan.amplification, link.nbytes, len(plan.links))  # 1024 1.0 1024 1
+        ts.shutdown()
+        ```
     """
 
     key: str

@@ -46,6 +46,22 @@ class LocalClient:
     """Puts and gets for the calling process; `torchstore.client()` makes one for each store.
 
     Its methods are those of `torchstore`, where they are described.
+
+    Example:
+        ```python
+        import asyncio
+
+        from skipper import torchstore as ts
+
+        async def main() -> None:
+            await ts.initialize()
+            client: ts.LocalClient = await ts.client()
+            await client.put("step", 1)
+            print(await client.get("step"))  # 1
+            await ts.shutdown()
+
+        asyncio.run(main())
+        ```
     """
 
     def __init__(self, remote: RemoteStore) -> None:

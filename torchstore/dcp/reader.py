@@ -47,6 +47,8 @@ class StoreReader(Keyed, StorageReader):
     gone. When ``load`` returns, all ranks have read. If you call the methods by hand, close the reader or use it as a
     context manager.
 
+    The example of `StoreWriter` shows one.
+
     Args:
         key: As it was saved; a ``checkpoint_id`` given to ``load`` is another one.
         store_name: Which store.

@@ -52,6 +52,26 @@ class StoreWriter(Keyed, StorageWriter):
     Raises:
         TypeError: One of these is of another type.
         ValueError: It is out of its range.
+
+    Example:
+        ```python
+        import warnings
+
+        import torch
+        import torch.distributed.checkpoint as dcp
+
+        from skipper.torchstore import sync as ts
+        from skipper.torchstore.dcp import StoreReader, StoreWriter
+
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # there is one rank
+        ts.initialize()
+        state = {"w": torch.arange(4.0), "step": 7}
+        dcp.save(state, storage_writer=StoreWriter("run"))
+        into = {"w": torch.zeros(4), "step": 0}
+        dcp.load(into, storage_reader=StoreReader("run"))
+        print(into["w"].tolist(), into["step"])  # [0.0, 1.0, 2.0, 3.0] 7
+        ts.shutdown()
+        ```
     """
 
     def __init__(

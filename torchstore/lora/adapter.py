@@ -27,6 +27,8 @@ _CONFIG_FILE = "adapter_config.json"
 class BaseVersion:
     """The weights that an adapter was trained on.
 
+    The example of `LoRAMerger` shows one.
+
     Attributes:
         key: Of the base in a store, or any name that both sides agree on, such as that of a checkpoint.
         version: Its number.
@@ -58,6 +60,8 @@ class LowRank:
 @dataclass(frozen=True, slots=True)
 class LoRAAdapter:
     """An adapter, or one version of it.
+
+    The example of `LoRAMerger` shows one.
 
     Attributes:
         tensors: By the names that PEFT writes into ``adapter_model.safetensors`` and `set_peft_model_state_dict` takes:

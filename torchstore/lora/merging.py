@@ -26,6 +26,35 @@ class LoRAMerger:
         base: The parameters of the model, by name (its ``state_dict()``); plain tensors or DTensors of any layout.
         version: Which version of the base that is; adapters of another one are refused. None: any.
         device: Where the copies are kept.
+
+    Example:
+        ```python
+        import torch
+
+        from skipper import torchstore
+        from skipper.torchstore import BaseVersion, LoRAAdapter, LoRAMerger
+        from skipper.torchstore import sync as ts
+
+        class Projection(torch.nn.Module):  # PEFT's layers have these names
+            def __init__(self) -> None:
+                super().__init__()
+                self.weight = torch.nn.Parameter(torch.randn(8, 8))
+                self.lora_A = torch.nn.Linear(8, 2, bias=False)
+                self.lora_B = torch.nn.Linear(2, 8, bias=False)
+
+        ts.initialize()
+        model = torch.nn.ModuleDict({"proj": Projection()})
+        base = BaseVersion("policy", ts.put_state_dict({"proj.weight": model["proj"].weight}, "policy"))
+        ts.put_lora(torchstore.lora_adapter_of(model, config={"r": 2, "lora_alpha": 4}, base=base), "policy-lora")
+
+        served = ts.get_state_dict("policy", version=base.version)
+        adapter: LoRAAdapter = ts.get_lora("policy-lora", base=base)
+        merger = LoRAMerger(served, version=base)
+        merger.merge(adapter)  # W = base + scale * (B @ A)
+        merger.unmerge()
+        print(torch.equal(served["proj.weight"], model["proj"].weight))  # True
+        ts.shutdown()
+        ```
     """
 
     def __init__(

@@ -57,6 +57,33 @@ class Mirror:
     Raises:
         ValueError: An argument is out of its range, or fsspec knows no such file system.
         ImportError: The package of that file system is not installed.
+
+    Example:
+        ```python
+        import asyncio
+        import tempfile
+
+        import torch
+
+        from skipper import torchstore as ts
+        from skipper.torchstore.mirror import Mirror, MirrorReader, SigningKey, VerifyingKey
+
+        async def main(url: str) -> None:  # "s3://bucket/run7", or a folder
+            await ts.initialize()
+            key = SigningKey.generate()
+            public: VerifyingKey = key.verifying_key
+            with Mirror(url, "policy", signer=key) as mirror:
+                await ts.put_state_dict({"w": torch.ones(4)}, "policy")
+                await mirror.publish()
+            mine = {"w": torch.zeros(4)}
+            with MirrorReader(url, "policy", verifier=public) as reader:  # in another job
+                await reader.get_state_dict(mine)
+            print(mine["w"].tolist())  # [1.0, 1.0, 1.0, 1.0]
+            await ts.shutdown()
+
+        with tempfile.TemporaryDirectory() as folder:
+            asyncio.run(main(folder))
+        ```
     """
 
     def __init__(

@@ -67,6 +67,8 @@ class MirrorReader:
     Signature and hashes are verified before a byte is used, and all that a read needs has arrived before the first
     tensor is written: a failed read leaves the tensors as they were. A rank fetches the chunks that its boxes touch.
 
+    The example of `Mirror` shows one.
+
     Args:
         url: As the publisher has it, or a copy of it.
         key: As the publisher has it.

@@ -46,6 +46,19 @@ class SharedSecret:
 
     Raises:
         ValueError: It is shorter.
+
+    Example:
+        ```python
+        import tempfile
+        from pathlib import Path
+
+        from skipper.torchstore.mirror import SharedSecret
+
+        path = Path(tempfile.mkdtemp(), "secret")
+        secret = SharedSecret.generate()
+        secret.save(path)
+        print(SharedSecret.load(path).sign(b"manifest") == secret.sign(b"manifest"))  # True
+        ```
     """
 
     scheme = "hmac-sha256"
@@ -88,7 +101,10 @@ class SharedSecret:
 
 
 class VerifyingKey:
-    """The public half of a `SigningKey`: no secret. Needs the package ``cryptography``."""
+    """The public half of a `SigningKey`: no secret. Needs the package ``cryptography``.
+
+    The example of `Mirror` shows one.
+    """
 
     scheme = "ed25519"
 
@@ -132,7 +148,10 @@ class VerifyingKey:
 
 
 class SigningKey:
-    """The private half, for the publisher alone. Needs the package ``cryptography``."""
+    """The private half, for the publisher alone. Needs the package ``cryptography``.
+
+    The example of `Mirror` shows one.
+    """
 
     scheme = "ed25519"
 

@@ -17,7 +17,7 @@ from skipper.torchstore.tensors.local_tensors import is_dtensor, why_not_dense
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """What `record_plan` has seen a model's `load_weights` do.
+    """What a model's `load_weights` does; `record_plan` records it.
 
     Attributes:
         parameters: Each tensor of the model that is filled by a copy or a fill.
@@ -26,6 +26,35 @@ class LoadPlan:
         fills: Padding.
         whole: What the model's own `load_weights` is still needed for.
         skipped: Checkpoint tensors of which nothing is used.
+
+    Example:
+        ```python
+        import tempfile
+        from pathlib import Path
+
+        import torch
+
+        from skipper import torchstore
+        from skipper.torchstore import sync as ts
+
+        class Model(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.fused = torch.nn.Parameter(torch.empty(8, 4))
+
+            def load_weights(self, weights):
+                for name, tensor in weights:
+                    self.fused.data.narrow(0, 0 if name == "q" else 4, 4).copy_(tensor)
+
+        ts.initialize()
+        ts.put_state_dict({"q": torch.ones(4, 4), "k": torch.zeros(4, 4)}, "policy")
+        plan: torchstore.LoadPlan = torchstore.record_plan(Model(), ts.get_meta("policy").tensors)
+        plan.save(path := Path(tempfile.mkdtemp(), "plan.jsonl"))
+        model = Model()
+        ts.load_by_plan("policy", torchstore.LoadPlan.load(path), model)
+        print(plan.nbytes, model.fused.sum().item())  # 128 16.0
+        ts.shutdown()
+        ```
     """
 
     parameters: Mapping[str, RecordedTensor]

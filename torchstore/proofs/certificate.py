@@ -41,7 +41,8 @@ class Certificate:
         ts.initialize()
         model = torch.nn.Linear(4, 4)
         ts.put_state_dict(model.state_dict(), "policy", certify=True)
-        proof = torchstore.prove(model.state_dict(), ts.certificate("policy"))  # raises ProofError where a bit differs
+        certificate = ts.certificate("policy")
+        proof: torchstore.Proof = torchstore.prove(model.state_dict(), certificate)  # ProofError if a bit differs
         print(proof.covered)  # 1.0
         ts.shutdown()
         ```

@@ -43,6 +43,8 @@ class WrongTile:
 class Proof:
     """What one process, or several together, hold of a certified version.
 
+    The example of `Certificate` shows one.
+
     Attributes:
         key: Of the version.
         version: Its number.

@@ -17,6 +17,8 @@ from skipper.torchstore.tensors.values import dtype_named
 class TensorMeta:
     """One stored tensor as a whole, however it is sharded.
 
+    The example of `ValueMeta` shows one.
+
     Attributes:
         dtype: As torch prints it: ``"torch.bfloat16"``.
         shape: Of the whole tensor.
@@ -50,6 +52,21 @@ class ValueMeta:
         publishers: How many processes have put parts of it.
         volumes: For each of them, in the order of their ranks, the volumes that hold its part now: one for each copy.
             No volume does in direct mode, of a value in a message, and of a part without tensors.
+
+    Example:
+        ```python
+        import torch
+
+        from skipper import torchstore
+        from skipper.torchstore import sync as ts
+
+        ts.initialize()
+        ts.put_state_dict({"w": torch.ones(4, 2)}, "policy")
+        meta: torchstore.ValueMeta = ts.get_meta("policy")
+        tensor: torchstore.TensorMeta = meta.tensors["w"]
+        print(meta.version, meta.kind, tensor.shape, tensor.dtype, meta.nbytes)  # 1 state_dict (4, 2) torch.float32 32
+        ts.shutdown()
+        ```
     """
 
     key: str

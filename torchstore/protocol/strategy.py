@@ -25,6 +25,35 @@ class TorchStoreStrategy:
 
     Raises:
         TypeError: It is something else.
+
+    Example:
+        ```python
+        from skipper.control import Actor, current_rank, endpoint, this_host
+        from skipper.torchstore import TorchStoreStrategy
+        from skipper.torchstore import sync as ts
+
+        class ByParity(TorchStoreStrategy):  # one volume for even ranks, one for odd ones
+            @classmethod
+            def get_volume_id(cls) -> str:
+                return str(current_rank().rank % 2)
+
+            @classmethod
+            def get_client_id(cls) -> str:
+                return str(current_rank().rank % 2)
+
+        class Worker(Actor):
+            @endpoint
+            async def put(self) -> None:
+                from skipper import torchstore
+
+                await torchstore.put(f"rank {current_rank().rank}", 1)
+
+        ts.initialize(2, ByParity())
+        workers = this_host().spawn_procs({"gpus": 2}).spawn("workers", Worker)
+        workers.put.call().get(timeout=60)
+        print(ts.get("rank 1"))  # 1
+        ts.shutdown()
+        ```
     """
 
     def __init__(self, default_transport_type: TransportType = TransportType.Unset) -> None:
@@ -56,7 +85,19 @@ class TorchStoreStrategy:
 
 
 class ControllerStorageVolumes(TorchStoreStrategy):
-    """One volume, in the process of the store's controller: the default."""
+    """One volume, in the process of the store's controller: the default.
+
+    Example:
+        ```python
+        from skipper.torchstore import ControllerStorageVolumes
+        from skipper.torchstore import sync as ts
+
+        ts.initialize(strategy=ControllerStorageVolumes())
+        ts.put("step", 1)
+        print(ts.get("step"))  # 1
+        ts.shutdown()
+        ```
+    """
 
     @classmethod
     def get_volume_id(cls) -> str:
@@ -70,7 +111,19 @@ class ControllerStorageVolumes(TorchStoreStrategy):
 
 
 class SingletonStrategy(TorchStoreStrategy):
-    """One volume, in a process of its own."""
+    """One volume, in a process of its own.
+
+    Example:
+        ```python
+        from skipper.torchstore import SingletonStrategy
+        from skipper.torchstore import sync as ts
+
+        ts.initialize(strategy=SingletonStrategy())
+        ts.put("step", 1)
+        print(ts.get("step"))  # 1
+        ts.shutdown()
+        ```
+    """
 
     @classmethod
     def get_volume_id(cls) -> str:
@@ -112,7 +165,30 @@ class HostStrategy(TorchStoreStrategy):
 
 
 class LocalRankStrategy(TorchStoreStrategy):
-    """One volume for each rank: a client's is named by RANK, or else LOCAL_RANK, or else its actor's rank."""
+    """One volume for each rank: a client's is named by RANK, or else LOCAL_RANK, or else its actor's rank.
+
+    Example:
+        ```python
+        import torch
+
+        from skipper import torchstore
+        from skipper.control import Actor, current_rank, endpoint, this_host
+        from skipper.torchstore import LocalRankStrategy
+        from skipper.torchstore import sync as ts
+
+        class Worker(Actor):
+            @endpoint
+            async def put(self) -> None:
+                rank = current_rank().rank
+                await torchstore.put(f"rank {rank}", torch.full((4,), float(rank)))  # into the volume of this rank
+
+        ts.initialize(2, LocalRankStrategy())
+        workers = this_host().spawn_procs({"gpus": 2}).spawn("workers", Worker)
+        workers.put.call().get(timeout=60)
+        print(ts.get("rank 1").tolist())  # [1.0, 1.0, 1.0, 1.0]
+        ts.shutdown()
+        ```
+    """
 
     @classmethod
     def get_volume_id(cls) -> str:

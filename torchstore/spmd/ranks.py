@@ -32,6 +32,18 @@ class SPMDEnv:
         local_world_size: How many there are on each host.
         master_addr: Where the ranks meet.
         master_port: Where the ranks meet.
+
+    Example:
+        ```python
+        import os
+
+        from skipper.torchstore import SPMDEnv
+
+        # torchrun sets these:
+        os.environ |= {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
+        env = SPMDEnv.from_env(master_addr="127.0.0.1", master_port=29500)
+        print(env.rank, env.group_rank, env.num_hosts)  # 5 1 2
+        ```
     """
 
     rank: int

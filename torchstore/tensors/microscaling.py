@@ -54,6 +54,20 @@ class MXFP8(Quantization):
 
     Raises:
         ValueError: Another rounding or dtype.
+
+    Example:
+        ```python
+        import torch
+
+        from skipper import torchstore
+        from skipper.torchstore import sync as ts
+
+        ts.initialize()
+        ts.put_state_dict({"w": torch.randn(64, 64)}, "policy", transfer_dtype=torchstore.MXFP8(rounding="ceil"))
+        stored = ts.get_state_dict("policy")
+        print(stored["w"].dtype, stored["w_scale"].shape)  # torch.float8_e4m3fn torch.Size([64, 2])
+        ts.shutdown()
+        ```
     """
 
     format: ClassVar[str] = "MXFP8"
@@ -119,6 +133,22 @@ class NVFP4(Quantization):
 
     Raises:
         ValueError: Another dtype.
+
+    Example:
+        ```python
+        import torch
+
+        from skipper import torchstore
+        from skipper.torchstore import sync as ts
+
+        ts.initialize()
+        ts.put_state_dict({"w": torch.randn(64, 64)}, "policy", transfer_dtype=torchstore.NVFP4())
+        stored = ts.get_state_dict("policy")
+        print(stored["w"].shape, stored["w_scale"].shape)  # torch.Size([64, 32]) torch.Size([64, 4])
+        mine = {"w": torch.zeros(64, 64)}
+        ts.get_state_dict("policy", mine)  # dequantized
+        ts.shutdown()
+        ```
     """
 
     format: ClassVar[str] = "NVFP4"

@@ -6,7 +6,16 @@ from enum import Enum, auto
 
 
 class TransportType(Enum):
-    """A way between a client and a volume. Strategies take one and check it; the choice is that of `dataplane`."""
+    """A way between a client and a volume. Strategies take one and check it; the choice is that of `dataplane`.
+
+    Example:
+        ```python
+        from skipper.torchstore import HostStrategy
+        from skipper.torchstore.transport import TransportType
+
+        strategy = HostStrategy(TransportType.Unset)  # accepted, and not needed
+        ```
+    """
 
     Unset = auto()
     MonarchRPC = auto()

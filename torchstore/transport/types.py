@@ -24,6 +24,16 @@ class Request:
         tensor_val: The local tensor; None for an object.
         tensor_slice: Which part of the global tensor it is; None for all of it.
         objects: The value, where it is no tensor.
+
+    Example:
+        ```python
+        import torch
+
+        from skipper.torchstore.transport import Request
+
+        request = Request.from_any("w", torch.ones(4))
+        print(request.key, request.is_object)  # w False
+        ```
     """
 
     key: str

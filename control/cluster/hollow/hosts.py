@@ -34,7 +34,9 @@ _SECRET_NBYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class HostsUsage:
-    """What the processes of some hosts use, together.
+    """The resources that the processes of all hollow hosts use together.
+
+    The example of `HollowHosts` shows one.
 
     Attributes:
         cpu_s: CPU time since their start.
@@ -50,7 +52,7 @@ class HostsUsage:
 
 
 class HollowHosts:
-    """Hosts that speak the protocol of hosts, and their processes that of processes, without a machine behind them.
+    """Simulated hosts. They and their processes speak the real protocol, without a machine for each.
 
     Links, handshakes, heartbeats, trees, replies and the ways of failures are the real code. Their actors share one
     thread for all in a process of the operating system: they have sync endpoints, which answer and wait for nothing.
@@ -67,6 +69,25 @@ class HollowHosts:
     Raises:
         ValueError: there is none, or there are more than `MAX_HOSTS`.
         HollowHostError: one of their processes has not started.
+
+    Example:
+        ```python
+        from skipper import control
+        from skipper.control import Actor, current_rank, endpoint
+        from skipper.control.cluster.hollow import HollowHosts, HostsUsage
+
+        class Counter(Actor):
+            @endpoint
+            def count(self, by: int) -> int:
+                return current_rank().rank * by
+
+        with HollowHosts(10) as hollow:
+            counters = hollow.attach().spawn_procs().spawn("counters", Counter)
+            print(sum(counters.count.call(2).get(timeout=60)))  # 90
+            usage: HostsUsage = hollow.usage()
+            print(usage.threads > 0)  # True
+            control.shutdown()
+        ```
     """
 
     def __init__(self, count: int, *, own_ips: bool = False, per_process: int | None = None) -> None:

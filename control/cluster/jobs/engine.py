@@ -10,7 +10,10 @@ from typing import Protocol
 
 
 class PlaceState(StrEnum):
-    """What has become of one place of a job."""
+    """The state of one place of a job.
+
+    The example of `Job` shows one.
+    """
 
     PENDING = "pending"
     """The engine has not started its agent yet, or the agent does not listen yet."""
@@ -25,10 +28,12 @@ class PlaceState(StrEnum):
 class Place:
     """One of the machines, or parts of machines, that an engine gives to a job.
 
+    The example of `Job` shows one.
+
     Attributes:
-        state: what has become of it.
-        address: where its agent listens, ``tcp://HOST:PORT``; None before it does.
-        name: what the engine calls it, for people: a task, a pod, a node.
+        state: its state.
+        address: where its agent listens, ``tcp://HOST:PORT``; None before it listens.
+        name: name of the task, pod or node in the engine.
         reason: why it failed, in the engine's words; empty otherwise.
     """
 

@@ -55,6 +55,17 @@ class Job:
 
     Raises:
         ValueError: there is not one place at least.
+
+    Example:
+        ```python
+        from skipper.control.cluster.jobs import Job, LocalJob, Place, PlaceState
+
+        job: Job = LocalJob(2)  # or SlurmJob, RayJob, KubernetesJob, LoginJob
+        with job:
+            print(job.hosts().extent)  # {'hosts': 2}
+            places: list[Place] = list(job.places())
+            print(all(place.state is PlaceState.RUNNING for place in places))  # True
+        ```
     """
 
     def __init__(

@@ -55,6 +55,27 @@ class KubernetesJob(Job):
             missed later.
         ValueError: there is not one place at least, or the name is none for Kubernetes, or ``secret_name`` comes
             without the ``authority`` that is in it.
+
+    Example:
+        ```python
+        import tempfile
+        from pathlib import Path
+
+        from skipper.control.cluster.jobs import KubernetesJob, Pods
+
+        kubeconfig = Path(tempfile.mkdtemp(), "config")
+        kubeconfig.write_text('''
+        apiVersion: v1
+        kind: Config
+        current-context: here
+        clusters: [{name: here, cluster: {server: "https://127.0.0.1:6443"}}]
+        users: [{name: me, user: {token: secret}}]
+        contexts: [{name: here, context: {cluster: here, user: me, namespace: rl}}]
+        ''')
+        pods = Pods(image="registry.example/trainer:1", gpus=8, memory="512Gi", shared_memory="64Gi")
+        job = KubernetesJob(2, pods, name="trainers", kubeconfig=kubeconfig, insecure=True)
+        print([manifest["kind"] for manifest in job.manifests()])  # ['Job', 'Service', 'Secret']
+        ```
     """
 
     engine: KubernetesEngine

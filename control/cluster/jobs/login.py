@@ -44,6 +44,17 @@ class LoginJob(Job):
 
     Raises:
         ValueError: there are no machines, one is named twice, or nobody knows its name.
+
+    Example:
+        ```python
+        import sys
+
+        from skipper.control.cluster.jobs import LoginJob
+
+        shell = ["sh", "-c", 'exec sh -c "$1"']  # here a shell of this machine; the default is ssh
+        with LoginJob(["127.0.0.1"], login=shell, python=sys.executable) as job:
+            print(job.hosts().extent)  # {'hosts': 1}
+        ```
     """
 
     def __init__(

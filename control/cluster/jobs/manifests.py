@@ -24,6 +24,8 @@ _PULL_POLICIES = (None, "Always", "IfNotPresent", "Never")
 class Pods:
     """What the pods of a job are. Amounts are written as Kubernetes has them: ``"64Gi"``, ``"500m"``.
 
+    The example of `KubernetesJob` shows one.
+
     Attributes:
         image: with this library and its ``skipper`` on the PATH, and the ``hosts`` extra for TLS.
         cpus: cores for each.

@@ -63,6 +63,14 @@ class RayJob(Job):
         JobLibraryError: (an `ImportError`) Ray is not installed.
         ValueError: there is not one place at least, or no such strategy, or resources are negative or none at all.
         TypeError: ``init`` or ``env`` holds what JSON has not.
+
+    Example:
+        ```python
+        from skipper.control.cluster.jobs import RayJob
+
+        job = RayJob(2, cpus=8, gpus=8, resources={"rdma": 1})
+        # `with job:` asks Ray for the bundles, and job.hosts() attaches their agents, as with any Job.
+        ```
     """
 
     def __init__(

@@ -76,6 +76,14 @@ class SlurmJob(Job):
 
     Raises:
         ValueError: there is not one place at least, or a bound is not positive.
+
+    Example:
+        ```python
+        from skipper.control.cluster.jobs import SlurmJob
+
+        job = SlurmJob(2, partition="gpu", gpus_per_node=8, time_min=240, setup=["module load cuda"])
+        # `with job:` submits the array, and job.hosts() waits for its agents, as with any Job.
+        ```
     """
 
     def __init__(

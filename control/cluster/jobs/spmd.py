@@ -145,6 +145,29 @@ class SpmdJob:
         CertificateError: (a `ValueError`) ``certs`` is not what TLS needs.
         UnsafeFileError: others can read the secret.
         ValueError: there are several nodes and no secret, or that is no address.
+
+    Example:
+        ```python
+        import os
+
+        from skipper.control import Actor, endpoint
+        from skipper.control.cluster.jobs import SpmdJob
+
+        for name in ("RANK", "LOCAL_RANK"):
+            os.environ.setdefault(name, "0")  # torchrun sets these
+        for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+            os.environ.setdefault(name, "1")
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+        os.environ.setdefault("MASTER_PORT", "29500")
+
+        class Trainer(Actor):
+            @endpoint
+            def rank(self) -> str:
+                return os.environ["RANK"]
+
+        with SpmdJob() as job:  # rank 0 runs the body; the others run actors
+            print(job.procs().spawn("trainers", Trainer).rank.call().get(timeout=60))  # ['0']
+        ```
     """
 
     def __init__(

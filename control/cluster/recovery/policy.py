@@ -17,7 +17,10 @@ from skipper.control.model.failure import FailureKind, MeshFailure
 
 
 class Action(enum.Enum):
-    """What is done about a failure."""
+    """What is done about a failure.
+
+    The example of `Decision` shows one.
+    """
 
     RESTART = "restart"
     """The processes are started again, where they were."""
@@ -38,12 +41,13 @@ class Replacer(Protocol):
 class Restart:
     """Start the processes again where they were: ``attempts`` times within ``within_s`` seconds.
 
+    The example of `RecoveryPolicy` shows one.
+
     Attributes:
-        attempts: so many; those before the last change of hosts do not count.
-        within_s: those longer ago do not count either.
-        backoff_s: what is waited before the second attempt, and twice as much before each further one; before the
-            first nothing is.
-        longest_backoff_s: the most that is waited.
+        attempts: maximum number of attempts; those before the last change of hosts do not count.
+        within_s: attempts longer ago than this do not count either.
+        backoff_s: seconds before the second attempt; it doubles with each further one. The first starts at once.
+        longest_backoff_s: maximum of these seconds.
     """
 
     attempts: int = 3
@@ -74,13 +78,15 @@ class ReplaceHost:
 
     It may be passed to actors of the process that has the job (``this_proc().spawn``), and to no others.
 
+    The example of `AttachedHosts` shows one.
+
     Attributes:
-        job: whom to ask.
-        attempts: so many.
-        within_s: those longer ago do not count.
-        timeout_s: how long the engine may take.
-        backoff_s: what is waited before the second attempt, and twice as much before each further one.
-        longest_backoff_s: the most that is waited.
+        job: the job that is asked for another host.
+        attempts: maximum number of attempts.
+        within_s: attempts longer ago than this do not count.
+        timeout_s: time for the engine.
+        backoff_s: seconds before the second attempt; it doubles with each further one.
+        longest_backoff_s: maximum of these seconds.
     """
 
     job: Replacer
@@ -122,7 +128,10 @@ class ReplaceHost:
 
 @dataclass(frozen=True, slots=True)
 class Escalate:
-    """Leave it to the owner's owner."""
+    """Pass the failure on to the owner of the owner.
+
+    The example of `RecoveryPolicy` shows one.
+    """
 
     def propose(self, history: Sequence[Attempt], now_s: float) -> Decision | None:
         """What to do by this strategy: always the same."""
@@ -134,12 +143,14 @@ Strategy = Restart | ReplaceHost | Escalate
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Something that was done about a failure, or was tried.
+    """An attempt to recover from a failure.
+
+    The example of `Decision` shows one.
 
     Attributes:
-        action: what.
-        at_s: when (`time.monotonic`).
-        is_done: whether it could be done; an engine may have no other host.
+        action: what was tried.
+        at_s: when, as `time.monotonic` counts.
+        is_done: whether it succeeded; an engine may have no other host.
     """
 
     action: Action
@@ -149,13 +160,24 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is to be done about a failure.
+    """What a policy decides about a failure.
 
     Attributes:
-        action: this.
-        delay_s: after so many seconds.
-        reason: for people.
-        replace: how, where hosts are to be replaced.
+        action: what to do.
+        delay_s: seconds to wait before it.
+        reason: explanation for people.
+        replace: the strategy that replaces the host, if that is the action.
+
+    Example:
+        ```python
+        from skipper.control.cluster.recovery import Action, Attempt, Decision, Restart
+
+        restart = Restart(attempts=2, within_s=60.0, backoff_s=0.5)
+        first: Decision | None = restart.propose([], now_s=100.0)
+        print(first is not None and first.action is Action.RESTART and first.delay_s)  # 0.0
+        history = [Attempt(Action.RESTART, at_s=100.0), Attempt(Action.RESTART, at_s=101.0)]
+        print(restart.propose(history, now_s=102.0))  # None
+        ```
     """
 
     action: Action

@@ -44,6 +44,50 @@ class Recoverable(Generic[A]):
         policy: what to do about failures.
         hosts: where; None: this host. What takes the place of a lost host takes it here, too.
         on_made: called with this whenever a life has been made, the first one included.
+
+    Example:
+        ```python
+        import asyncio
+        import os
+        import signal
+
+        from skipper.control import Actor, ActorMesh, HostMesh, MeshFailure, ProcMesh
+        from skipper.control import SupervisionError, endpoint, this_proc
+        from skipper.control.cluster.recovery import Recoverable, RecoveryPolicy
+
+        class Worker(Actor):
+            @endpoint
+            def pid(self) -> int:
+                return os.getpid()
+
+        def make(hosts: HostMesh, name: str) -> tuple[ProcMesh, ActorMesh[Worker]]:
+            procs = hosts.spawn_procs({"gpus": 2}, name=name)
+            return procs, procs.spawn(name, Worker)
+
+        class Owner(Actor):
+            def __init__(self) -> None:
+                self.crew = Recoverable("crew", make, RecoveryPolicy())
+
+            async def __supervise__(self, failure: MeshFailure) -> bool:
+                return self.crew.supervise(failure)
+
+            @endpoint
+            async def pids(self) -> tuple[int, list[int]]:
+                while True:
+                    if self.crew.actors is not None:  # None between two lives
+                        try:
+                            return self.crew.life, list(await self.crew.actors.pid.call())
+                        except SupervisionError:
+                            pass
+                    await asyncio.sleep(0.01)
+
+        owner = this_proc().spawn("owner", Owner)
+        life, pids = owner.pids.call_one().get(timeout=60)
+        os.kill(pids[0], signal.SIGKILL)
+        while owner.pids.call_one().get(timeout=60)[0] == life:
+            pass
+        print(len(owner.pids.call_one().get(timeout=60)[1]))  # 2
+        ```
     """
 
     def __init__(
@@ -198,6 +242,18 @@ class AttachedHosts:
 
     Raises:
         ValueError: they are this host.
+
+    Example:
+        ```python
+        from skipper import control
+        from skipper.control.cluster.hollow import HollowHosts
+        from skipper.control.cluster.recovery import AttachedHosts, RecoveryPolicy, ReplaceHost
+
+        with HollowHosts(2) as hollow:  # in place of two machines with an agent each
+            hosts = hollow.attach()
+            policy = RecoveryPolicy(host=ReplaceHost(AttachedHosts(hosts), attempts=20))
+            control.shutdown()
+        ```
     """
 
     def __init__(self, hosts: HostMesh) -> None:

@@ -28,7 +28,7 @@ _BATCH_NBYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class SyncReport:
-    """What a sync has done.
+    """The result of `sync_workspace`.
 
     Attributes:
         hosts: names of the hosts whose folder was looked at; without those that see the script's folder itself.
@@ -37,6 +37,23 @@ class SyncReport:
         changed: files whose content has changed on some host, by their paths in the folder.
         reloaded: modules that were imported anew in some process.
         seconds: how long it took.
+
+    Example:
+        ```python
+        import tempfile
+        from pathlib import Path
+
+        from skipper.control import this_host
+        from skipper.control.cluster.workspace import SyncReport, sync_workspace
+
+        procs = this_host().spawn_procs({"gpus": 2})
+        with tempfile.TemporaryDirectory() as folder:
+            source, target = Path(folder, "source"), Path(folder, "target")
+            source.mkdir()
+            (source / "task.py").write_text("REWARD = 1")
+            report: SyncReport = sync_workspace(procs, source, target)
+            print(report.changed, report.moved)  # ('task.py',) 10
+        ```
     """
 
     hosts: tuple[str, ...]

@@ -11,7 +11,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, Weight
 
 @dataclass
 class TorchStoreInitInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not there to be typed
-    """What a worker is told once, by the trainer.
+    """The message with which the trainer initializes a worker.
 
     Attributes:
         address: The trainer's job, as `control.join` takes it: a path, or ``tcp://HOST:PORT``; never a secret.
@@ -38,7 +38,7 @@ class TorchStoreInitInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM 
 
 @dataclass
 class TorchStoreUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """What a worker is told of one piece of an update.
+    """The message about one piece of an update, from the trainer to a worker.
 
     Attributes:
         key: Where it was put.

@@ -32,7 +32,7 @@ RecordedLoads = dict[Any, RecordedLoad]
 
 @dataclass(frozen=True)
 class UpdateRecord:
-    """What the last update that this worker has loaded took.
+    """The costs of the last update that this worker has loaded.
 
     Attributes:
         version: Of the (last) piece.
