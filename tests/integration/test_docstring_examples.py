@@ -76,9 +76,9 @@ def test_an_example_runs_and_prints_what_it_says(example: Example) -> None:
 
 def public_classes() -> dict[str, str]:
     """The docstring of each public class that is no exception and no protocol, by its name."""
-    public = {
-        (_home(package, name), name) for package in packages() if package.name != NEEDS_VLLM for name in package.names
-    }
+    known = {package.name: package for package in packages()}
+    public = {(_home(package, name, known), name) for package in known.values() for name in package.names}
+    public = {(home, name) for home, name in public if not home.startswith(NEEDS_VLLM)}
     found: dict[str, str] = {}
     for module, name in public:
         file = ROOT.joinpath(*module.split(".")[1:]).with_suffix(".py")
@@ -88,9 +88,8 @@ def public_classes() -> dict[str, str]:
     return found
 
 
-def _home(package: Package, name: str) -> str:
+def _home(package: Package, name: str, known: dict[str, Package]) -> str:
     """The module that defines a public name, whatever packages pass it on."""
-    known = {each.name: each for each in packages()}
     module = package.origins.get(name, package.name)
     while module in known and known[module].origins.get(name, module) != module:
         module = known[module].origins[name]
