@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,8 +31,16 @@ if TYPE_CHECKING:
 
 _SHORTEST_HOLD_S = 0.005
 _LONGEST_HOLD_S = 0.1
-"""How long replies wait for others of the same subtree before they go up without them: as long again as they took to
-come, within these. What is slow everywhere goes up as few messages, and a slow rank holds nobody up for long."""
+"""How long replies wait while more come from the same subtree: as long again as the first of them took, within these.
+What comes bit by bit goes up as a few messages."""
+
+_SHORTEST_QUIET_S = 0.005
+_LONGEST_QUIET_S = 0.05
+_QUIET_PART = 1 / 4
+"""How long they wait where nothing more comes: for that part of the time which they took, within these. So those that
+are ready do not wait for a slow rank."""
+
+_TIMER_SLACK_S = 0.001
 
 _REPORT_MESSAGES = 64
 _REPORT_NBYTES = 4 << 20
@@ -41,6 +49,9 @@ _REPORT_NBYTES = 4 << 20
 _KEPT_MESSAGES = 1024
 _KEPT_NBYTES = 4 << 20
 """Own replies that are kept until the caster is known to have them; what exceeds this goes straight."""
+
+_OWN = ""
+"""In place of the id of a node below: the node itself."""
 
 _BUCKETS = 1024
 """Casts of which it is remembered how many have replied; beyond that, the rest of an old cast waits for its time."""
@@ -58,13 +69,45 @@ class _Below:
 
 @dataclass(slots=True)
 class _Bucket:
-    """Replies to one cast that are gathered here."""
+    """Replies to one cast that are gathered here.
+
+    Attributes:
+        port: where they are waited for.
+        began_s: when the cast came.
+        missing: how many have not come from each node below, and from this one; those that have all come are left out.
+        answers: what has come and not gone up.
+        heard: from which of these nodes something has come since the last went up.
+        leave_s: when they go up at the latest, though more come.
+        due_s: when they go up where nothing more comes.
+    """
 
     port: int
     began_s: float
+    missing: dict[str, int]
     answers: list[GivenAnswer] = field(default_factory=list)
-    count: int = 0
-    is_timed: bool = False
+    heard: set[str] = field(default_factory=set)
+    leave_s: float = 0.0
+    due_s: float = 0.0
+
+    def add(self, node_id: str, answers: Sequence[GivenAnswer], now: float) -> None:
+        """Take answers that have come by way of a node."""
+        took_s = now - self.began_s
+        if not self.answers:
+            self.leave_s = now + min(max(took_s, _SHORTEST_HOLD_S), _LONGEST_HOLD_S)
+        quiet_s = min(max(took_s * _QUIET_PART, _SHORTEST_QUIET_S), _LONGEST_QUIET_S)
+        self.due_s = min(now + quiet_s, self.leave_s)
+        self.answers += answers
+        missing = self.missing.get(node_id, 0) - len(answers)
+        if missing > 0:
+            self.missing[node_id] = missing
+            self.heard.add(node_id)
+        else:
+            self.missing.pop(node_id, None)
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether nothing is worth waiting for: what is missing has been waited for, by a node below."""
+        return self.missing.keys() <= self.heard
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +178,9 @@ class Relay:
         self._order = opening.starts[0][0]
         """The number of the last cast that has come, in the order of all that comes from the caster."""
         self._lock = threading.Lock()
-        self._size = len(opening.span)
         self._buckets: OrderedDict[int, _Bucket] = OrderedDict()
+        self._looks_s = math.inf
+        """When the loop looks for what is due."""
         self._came_s: OrderedDict[int, float] = OrderedDict()
         """When casts came here that somebody may be asked to answer."""
         self._kept: dict[int, _Kept] = {}
@@ -168,7 +212,7 @@ class Relay:
         with self._lock:
             self._settle(cast.settled)
             if own.wants_reply and self.below:
-                self._came_s[cast.number] = time.monotonic()
+                self._came_s[cast.number] = self._loop.time()
                 if len(self._came_s) > _BUCKETS:
                     self._came_s.popitem(last=False)
         for node in self.below.values():
@@ -224,8 +268,10 @@ class Relay:
         with self._lock:
             node = self.below.pop(process_id, None)
             if node is not None:
-                self._size -= len(node.span)
                 self._report()
+                for number, bucket in list(self._buckets.items()):
+                    bucket.missing.pop(process_id, None)
+                    self._go_up(number, bucket)
 
     # Up
 
@@ -240,19 +286,19 @@ class Relay:
                     return False  # straight, it need not be kept
                 self._kept[number] = _Kept(call.reply_to, answer, nbytes)
                 self._kept_nbytes += nbytes
-            self._gather(number, call.reply_to, [answer])
+            self._gather(number, call.reply_to, _OWN, [answer])
         return True
 
-    def gather(self, port: int, number: int, answers: list[GivenAnswer]) -> None:
-        """Take replies that come from below; on any thread."""
+    def gather(self, sender_id: str, port: int, number: int, answers: list[GivenAnswer]) -> None:
+        """Take replies that come from a process below; on any thread."""
         with self._lock:
-            self._gather(number, port, answers)
+            self._gather(number, port, sender_id, answers)
 
     def undelivered(self, process_id: str, cast: Cast, payload: Payload) -> None:
         """Answer a broadcast for a node below that is gone, to which it was not even sent."""
         node = self.below.get(process_id)
         if node is not None:
-            self.gather(cast.reply_to, cast.number, [GivenAnswer(node.rank, Kind.FAILURE, payload)])
+            self.gather(process_id, cast.reply_to, cast.number, [GivenAnswer(node.rank, Kind.FAILURE, payload)])
 
     def flush(self) -> None:
         """Send up whatever waits for others."""
@@ -291,36 +337,48 @@ class Relay:
             self._reported = done
             self._sender.pass_on(self.parent, RouteDone(self.number, done))
 
-    def _gather(self, number: int, port: int, answers: list[GivenAnswer]) -> None:
+    def _gather(self, number: int, port: int, node_id: str, answers: list[GivenAnswer]) -> None:
+        now = self._loop.time()
         bucket = self._buckets.get(number)
         if bucket is None:
-            now = time.monotonic()
-            bucket = self._buckets[number] = _Bucket(port, self._came_s.pop(number, now))
+            missing = {_OWN: 1, **{below_id: len(node.span) for below_id, node in self.below.items()}}
+            bucket = self._buckets[number] = _Bucket(port, self._came_s.pop(number, now), missing)
             if len(self._buckets) > _BUCKETS:
                 self._empty(*self._buckets.popitem(last=False))
-        bucket.answers += answers
-        bucket.count += len(answers)
-        if bucket.count >= self._size:
-            del self._buckets[number]
+        bucket.add(node_id, answers, now)
+        if any(answer.kind is Kind.FAILURE for answer in answers):
             self._empty(number, bucket)
-        elif any(answer.kind is Kind.FAILURE for answer in answers):
-            self._empty(number, bucket)
-        elif not bucket.is_timed:
-            bucket.is_timed = True
-            took_s = time.monotonic() - bucket.began_s
-            hold_s = min(max(took_s, _SHORTEST_HOLD_S), _LONGEST_HOLD_S)
+        if not self._go_up(number, bucket) and bucket.due_s < self._looks_s:
+            self._looks_s = bucket.due_s
             with contextlib.suppress(RuntimeError):  # the loop is closed: this process ends
-                self._loop.call_soon_threadsafe(self._loop.call_later, hold_s, self._time_is_up, number)
+                self._loop.call_soon_threadsafe(self._loop.call_at, bucket.due_s, self._look)
 
-    def _time_is_up(self, number: int) -> None:
+    def _go_up(self, number: int, bucket: _Bucket) -> bool:
+        """Send what is there where nothing is worth waiting for; whether nothing is left that is to go up later."""
+        if not bucket.missing:
+            self._buckets.pop(number, None)
+        if bucket.may_leave:
+            self._empty(number, bucket)
+        return not bucket.answers
+
+    def _look(self) -> None:
+        """Send up what has waited for long enough; on the loop thread."""
         with self._lock:
-            bucket = self._buckets.get(number)
-            if bucket is not None:
-                bucket.is_timed = False
-                self._empty(number, bucket)
+            now = self._loop.time() + _TIMER_SLACK_S
+            if now < self._looks_s:
+                return  # another look is going to follow
+            self._looks_s = math.inf
+            for number, bucket in self._buckets.items():
+                if bucket.answers and bucket.due_s <= now:
+                    self._empty(number, bucket)
+                elif bucket.answers:
+                    self._looks_s = min(self._looks_s, bucket.due_s)
+            if self._looks_s < math.inf:
+                self._loop.call_at(self._looks_s, self._look)
 
     def _empty(self, number: int, bucket: _Bucket) -> None:
         answers, bucket.answers = bucket.answers, []
+        bucket.heard.clear()
         if answers:
             self._send_up(number, bucket.port, answers)
 

@@ -183,7 +183,7 @@ class CastSender:
                     for answer in given:
                         self._ports.deliver(message.port, answer.rank, answer.kind, answer.payload)
                 elif (relay := self.relays.get(message.route)) is not None:
-                    relay.gather(message.port, message.number, given)
+                    relay.gather(sender.id, message.port, message.number, given)
             case RouteDone() if (route := self._routes.get(message.route)) is not None:
                 with self._lock:
                     route.done(sender.id, message.number)
