@@ -94,7 +94,8 @@ def page(report: Report) -> str:
         "they share a process of the operating system, one thread for all actors, and so one core |",
         "| *modelled* | a simulation of the tree, with costs from CPU times and from calls of one host |",
         "",
-        "The script is the same real one in all of them. " + _net(report),
+        "The script is the same real one in all of them. What a cast takes is what is used beyond that of an idle job, "
+        "without its signs of life. " + _net(report),
         "",
         "## What was found",
     ]

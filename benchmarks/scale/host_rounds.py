@@ -65,7 +65,8 @@ class RootUsage:
         memory_nbytes: Resident.
         descriptors: Open ones.
         threads: Running ones.
-        messages: That have come from others.
+        messages: That have come from others, but for signs of life.
+        signs: Signs of life that have.
         nbytes: That have.
     """
 
@@ -74,15 +75,18 @@ class RootUsage:
     descriptors: int
     threads: int
     messages: int
+    signs: int
     nbytes: int
 
     @staticmethod
     def now() -> RootUsage:
         """Of this process."""
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        heard = current_runtime.current().transport.heard()
+        transport = current_runtime.current().transport
+        messages, nbytes = transport.heard()
+        signs = transport.heard_signs()
         descriptors, threads = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
-        return RootUsage(time.process_time(), resident, descriptors, threads, *heard)
+        return RootUsage(time.process_time(), resident, descriptors, threads, messages - signs, signs, nbytes)
 
     def since(self, before: RootUsage) -> RootUsage:
         """The difference."""
@@ -92,6 +96,7 @@ class RootUsage:
             self.descriptors - before.descriptors,
             self.threads - before.threads,
             self.messages - before.messages,
+            self.signs - before.signs,
             self.nbytes - before.nbytes,
         )
 
@@ -107,8 +112,9 @@ class HostsFound:
         first_s: From the spawn of a process and an actor on each to the first answers of all.
         held: What the script's process used more of once they were there.
         calls_ns: Durations of calls to all.
-        called: What the script used for these, together.
-        hosts_call_ns: CPU time of the hosts for one of these, per host.
+        called: What the script used meanwhile, together.
+        called_s: For how long that was.
+        called_hosts_s: CPU time of the hosts meanwhile.
         one_ns: Durations of calls to one host alone.
         one_cpu_ns: CPU time of the hosts for one of these.
         one_called_ns: CPU time of the script for one of these.
@@ -131,7 +137,8 @@ class HostsFound:
     held: RootUsage | None = None
     calls_ns: list[int] = field(default_factory=list)
     called: RootUsage | None = None
-    hosts_call_ns: float = 0.0
+    called_s: float = 0.0
+    called_hosts_s: float = 0.0
     one_ns: list[int] = field(default_factory=list)
     one_cpu_ns: float = 0.0
     one_called_ns: float = 0.0
@@ -145,6 +152,25 @@ class HostsFound:
     silences_s: list[float] = field(default_factory=list)
     all_deaths_s: float | None = None
     all_deaths_cpu_s: float = 0.0
+
+    def root_call_s(self) -> float:
+        """CPU time of the script for a call to all, beyond what it uses in that time with nothing to do."""
+        assert self.called is not None  # it was measured whole
+        assert self.idle is not None
+        return self._beyond_idle(self.called.cpu_s, self.idle.cpu_s)
+
+    def root_call_nbytes(self) -> float:
+        """Likewise, of what comes to the script."""
+        assert self.called is not None  # it was measured whole
+        assert self.idle is not None
+        return self._beyond_idle(self.called.nbytes, self.idle.nbytes)
+
+    def host_call_s(self) -> float:
+        """Likewise, CPU time of one host."""
+        return self._beyond_idle(self.called_hosts_s, self.idle_hosts_s) / self.hosts
+
+    def _beyond_idle(self, called: float, idle: float) -> float:
+        return max(called - idle * self.called_s / self.idle_s, 0.0) / len(self.calls_ns)
 
 
 def measure_apart(label: str, count: int, plan: HostsPlan) -> HostsFound:
@@ -232,7 +258,8 @@ def _all(members: ActorMesh[Member], source: HostSource, plan: HostsPlan, found:
     before, hosts_before_s = RootUsage.now(), source.usage().cpu_s
     found.calls_ns = time_runs(call, plan.calls)
     found.called = RootUsage.now().since(before)
-    found.hosts_call_ns = (source.usage().cpu_s - hosts_before_s) * 1e9 / plan.calls / found.hosts
+    found.called_s = sum(found.calls_ns) / 1e9
+    found.called_hosts_s = source.usage().cpu_s - hosts_before_s
 
 
 def _broadcasts(members: ActorMesh[Member], plan: HostsPlan, found: HostsFound) -> None:

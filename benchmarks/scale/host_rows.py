@@ -36,17 +36,17 @@ def host_rows(found: HostsFound) -> Iterator[Result]:
         yield one("root_memory_nbytes_per_host", "B", found.held.memory_nbytes / found.hosts)
         yield one("root_descriptors_per_host", "1", found.held.descriptors / found.hosts)
         yield one("root_threads_per_host", "1", found.held.threads / found.hosts)
-    if found.called is not None:
+    if found.called is not None and found.idle is not None:
         calls = len(found.calls_ns)
         yield many("cast_us", "us", [ns / 1e3 for ns in found.calls_ns])
-        yield one("root_cast_cpu_us", "us", found.called.cpu_s * 1e6 / calls)
-        yield one("host_cast_cpu_us", "us", found.hosts_call_ns / 1e3)
+        yield one("root_cast_cpu_us", "us", found.root_call_s() * 1e6)
+        yield one("host_cast_cpu_us", "us", found.host_call_s() * 1e6)
         yield one("root_cast_messages", "1", found.called.messages / calls)
-        yield one("root_cast_nbytes", "B", found.called.nbytes / calls)
+        yield one("root_cast_nbytes", "B", found.root_call_nbytes())
     yield many("call_one_us", "us", [ns / 1e3 for ns in found.one_ns])
     yield one("broadcast_msgs_per_s", "1/s", found.broadcasts_per_s)
     if found.idle is not None:
-        yield one("idle_root_messages_per_s", "1/s", found.idle.messages / found.idle_s)
+        yield one("idle_root_messages_per_s", "1/s", (found.idle.messages + found.idle.signs) / found.idle_s)
         yield one("idle_root_cores", "1", found.idle.cpu_s / found.idle_s)
         yield one("idle_hosts_cores", "1", found.idle_hosts_s / found.idle_s)
     if found.deaths_s:
@@ -97,9 +97,8 @@ def _costs(hollow: Sequence[HostsFound], plan: HostsPlan) -> dict[int, Costs]:
     """The costs at each number of hosts, as `costs_of` finds them."""
     times = Times()
     for each in hollow:
-        assert each.called is not None  # it was measured whole
         way = "straight" if _fanout(each.hosts, plan) is None else "tree"
-        times.caster_cpu[way, each.hosts] = [each.called.cpu_s * 1e9 / len(each.calls_ns)]
+        times.caster_cpu[way, each.hosts] = [each.root_call_s() * 1e9]
         times.member_cpu[each.hosts] = [each.one_cpu_ns]
         times.one[each.hosts] = each.one_ns
     one_ns = statistics.median(each.one_called_ns for each in hollow)

@@ -63,6 +63,8 @@ class Link:
         """The pid namespace that this id belongs to."""
         self.heard_messages = 0
         """How many messages have come."""
+        self.heard_signs = 0
+        """How many of them were signs of life."""
         self.heard_nbytes = 0
         """How many bytes have, of whole frames and of pieces."""
         self._deliver = deliver
@@ -156,6 +158,7 @@ class Link:
                     self._end(STOPPED)
                     return False
                 if isinstance(message, Ping):
+                    self.heard_signs += 1
                     self.peer_pid, self.peer_namespace = message.pid, message.namespace
                 else:
                     self._deliver(self.peer, message)

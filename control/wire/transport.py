@@ -101,6 +101,7 @@ class Transport:
             pid=network.pid,
         )
         self._heard_of_forgotten = (0, 0)
+        self._signs_of_forgotten = 0
         self._lock = threading.RLock()
         self._dials: dict[str, Dial] = {}
         """The dials that have neither succeeded nor failed, by the dialed process; on the loop thread."""
@@ -155,6 +156,10 @@ class Transport:
         messages, nbytes = self._heard_of_forgotten
         return messages + sum(link.heard_messages for link in links), nbytes + sum(link.heard_nbytes for link in links)
 
+    def heard_signs(self) -> int:
+        """How many of these messages were signs of life."""
+        return self._signs_of_forgotten + sum(link.heard_signs for link in list(self._links.values()))
+
     def heard_from_elsewhere(self) -> int:
         """How many messages have come from processes on other hosts with which this one has a link."""
         return sum(link.heard_messages for link in list(self._links.values()) if self.is_elsewhere(link.peer))
@@ -204,6 +209,7 @@ class Transport:
             del self._links[process_id]
             messages, nbytes = self._heard_of_forgotten
             self._heard_of_forgotten = messages + link.heard_messages, nbytes + link.heard_nbytes
+            self._signs_of_forgotten += link.heard_signs
 
     def stand_still(self) -> None:
         """Send nothing more and hear nothing, with every stream still open, as a process that is stopped. For good."""

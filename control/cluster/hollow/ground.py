@@ -19,6 +19,8 @@ from skipper.control.wire.process_ref import ProcessRef
 from skipper.control.wire.sockets import Sockets
 
 _CLOSE_TIMEOUT_S = 5.0
+_FROZEN_TOGETHER = 32
+"""Births in a row, at most, before the collector of garbage is told to leave alone what is there."""
 
 _log = logging.getLogger("skipper.control.cluster.hollow")
 
@@ -67,12 +69,14 @@ class Ground:
         self.loop_thread.close(timeout=_CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:
+        done = 0
         while (job := self._jobs.get()) is not None:
+            done += 1
             try:
                 job()
             except ControlError as error:
                 _log.error("a hollow process could not be made: %s", error)
-            if self._jobs.empty():
+            if self._jobs.empty() or done % _FROZEN_TOGETHER == 0:
                 gc.freeze()  # what lives as long as the job is not looked through again and again
 
 
