@@ -1,8 +1,8 @@
 # cython: boundscheck=False, wraparound=False
-"""Frames of calls and their answers, to bytes and back in C, as nearly all are; `control.wire.frames` does all others.
+"""Frames of calls, casts and their answers, to bytes and back in C; `control.wire.frames` does all others.
 
 That can do these as well, by the layouts of `control.wire.codec`. So whatever is not quite usual is left to it, with the
-frame that it is in: other messages, payloads that are lent or of several segments, frames that do not parse.
+frame that it is in: other messages, payloads that are lent, calls with several segments, frames that do not parse.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -11,7 +11,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
 from skipper.control.wire.codec import HEADER, LAYOUTS, NUMBERED, SIZE, TRACED
-from skipper.control.wire.messages import NO_EXTENT, Call, Kind, Reply, decode_shape, encode_shape
+from skipper.control.wire.messages import NO_EXTENT, Call, Cast, CastAnswers, Kind, Reply, decode_shape, encode_shape
 
 cdef extern from "Python.h":
     object PyType_GenericAlloc(type cls, Py_ssize_t count)
@@ -29,11 +29,18 @@ cdef enum:
     REPLIES_ = 3
     CALL_ = 1
     REPLY_ = 2
+    CAST_ = 9
+    ANSWERS_ = 10
     TRACED_ = 1
     NUMBERED_ = 2
     HEAD_NBYTES_ = 18  # kind, options, size of the fields, number of segments, size of the only one
     CALL_NBYTES_ = 24  # target, port, rank, size of the method, size of the extent
     REPLY_NBYTES_ = 12  # port, rank
+    SIZE_NBYTES_ = 8  # of a segment
+    # route, number, what is settled, target, port, sizes of the method, the extent and the moves
+    CAST_NBYTES_ = 48
+    ANSWERS_NBYTES_ = 29  # route, number, port, whether they are home, size of the entries
+    ENTRY_NBYTES_ = 9  # rank, kind, number of segments
     MOST_NBYTES_ = 1 << 14
     # Larger segments arrive as views of their frame, smaller ones as bytes of their own: those cost no more, and what
     # is not opened for long keeps no frame in memory.
@@ -44,13 +51,21 @@ MOST_NBYTES = MOST_NBYTES_
 
 cdef type _Call = Call
 cdef type _Reply = Reply
+cdef type _Cast = Cast
+cdef type _Answers = CastAnswers
 cdef object _NO_EXTENT = NO_EXTENT
 cdef object _encode_shape = encode_shape
 cdef object _decode_shape = decode_shape
 cdef str _method = ""  # of the last call that has come: the next one is often for the same
 
-_known = (LAYOUTS[Call].codes, LAYOUTS[Reply].codes, HEADER.size + SIZE.size, Kind.CALL, Kind.REPLY, TRACED, NUMBERED)
-if _known != ("QQIHH", "QI", HEAD_NBYTES_, CALL_, REPLY_, TRACED_, NUMBERED_):
+_codes = tuple(LAYOUTS[cls].codes for cls in (Call, Reply, Cast, CastAnswers))
+_kinds = (Kind.CALL, Kind.REPLY, Kind.CAST, Kind.ANSWERS)
+_others = (HEADER.size + SIZE.size, SIZE.size, TRACED, NUMBERED)
+if (
+    _codes != ("QQIHH", "QI", "QQQQQHHI", "QQQ?I")
+    or _kinds != (CALL_, REPLY_, CAST_, ANSWERS_)
+    or _others != (HEAD_NBYTES_, SIZE_NBYTES_, TRACED_, NUMBERED_)
+):
     raise AssertionError("control.wire._frames does not know these layouts")
 
 
@@ -68,7 +83,11 @@ def encode_short(messages):
     for message in messages:
         is_call = type(message) is _Call
         if not is_call and type(message) is not _Reply:
-            return None
+            end = _put_of_tree(frame, end, message)
+            if end < 0:
+                return None
+            frame[0] = WHOLE_
+            continue
         payload = message.payload
         if type(payload) is not tuple or len(<tuple>payload) != 1:
             return None
@@ -132,6 +151,12 @@ def decode_short(bytes frame not None):
         if end - position < HEAD_NBYTES_:
             return None
         kind, options = <uint8_t>data[position], <uint8_t>data[position + 1]
+        if kind == CAST_ or kind == ANSWERS_:
+            message = _take_of_tree(frame, &position) if data[0] == WHOLE_ else None
+            if message is None:
+                return None
+            messages.append(message)
+            continue
         nbytes, size = _get32(data + position + 2), _get64(data + position + 10)
         fields = position + HEAD_NBYTES_
         if _get32(data + position + 6) != 1 or nbytes > end - fields or options > (TRACED_ | NUMBERED_):
@@ -183,6 +208,144 @@ def decode_short(bytes frame not None):
         position += size
         messages.append(message)
     return messages or None
+
+
+cdef Py_ssize_t _put_of_tree(char *frame, Py_ssize_t end, message) except -2:
+    """Put a cast, or answers to one, behind a frame's end; its new end. -1: that is not for this module."""
+    cdef char *at
+    cdef const char *method = NULL
+    cdef const char *shape = NULL
+    cdef Py_ssize_t nbytes, place, count, room, trace_nbytes, method_nbytes = 0, shape_nbytes = 0
+    cdef bint is_cast = type(message) is _Cast
+    cdef uint64_t sequence
+    cdef tuple payload, entries
+    cdef bytes trace, segment
+    if (not is_cast and type(message) is not _Answers) or type(message.payload) is not tuple:
+        return -1
+    payload, trace, sequence = message.payload, message.trace, message.sequence
+    count, trace_nbytes = len(payload), len(trace)
+    if is_cast:
+        name, extent = message.method, message.extent
+        method = PyUnicode_AsUTF8AndSize(name, &method_nbytes)
+        if extent is not _NO_EXTENT:
+            packed = _encode_shape(extent)
+            shape, shape_nbytes = PyBytes_AS_STRING(<bytes?>packed), PyBytes_GET_SIZE(packed)
+        if count != 1 or message.moves or method_nbytes > 0xFFFF or shape_nbytes > 0xFFFF:
+            return -1
+        nbytes = CAST_NBYTES_ + method_nbytes + shape_nbytes
+    else:
+        if type(message.entries) is not tuple:
+            return -1
+        entries = message.entries
+        nbytes = ANSWERS_NBYTES_ + len(entries) * ENTRY_NBYTES_
+    room = MOST_NBYTES_ - end - HEAD_NBYTES_ - count * SIZE_NBYTES_ - nbytes - 1 - trace_nbytes - 8
+    for place in range(count):
+        if type(payload[place]) is not bytes:
+            return -1
+        room -= PyBytes_GET_SIZE(payload[place])
+        if room < 0:
+            return -1
+    if room < 0 or trace_nbytes > 0xFF:
+        return -1
+    at = frame + end
+    at[0] = CAST_ if is_cast else ANSWERS_
+    at[1] = (TRACED_ if trace_nbytes else 0) | (NUMBERED_ if sequence else 0)
+    at = _put32(_put32(at + 2, nbytes), count)
+    for place in range(count):
+        at = _put64(at, PyBytes_GET_SIZE(payload[place]))
+    if is_cast:
+        at = _put64(_put64(_put64(at, message.route), message.number), message.settled)
+        at = _put64(_put64(at, message.target), message.reply_to)
+        at = _put32(_put16(_put16(at, method_nbytes), shape_nbytes), 0)
+        at = _put(_put(at, method, method_nbytes), shape, shape_nbytes)
+    else:
+        at = _put64(_put64(_put64(at, message.route), message.number), message.port)
+        at[0] = 1 if message.is_home else 0
+        at = _put32(at + 1, nbytes - ANSWERS_NBYTES_)
+        for rank, kind, segments in entries:
+            at = _put32(at, rank)
+            at[0] = <char><uint8_t>kind
+            at = _put32(at + 1, segments)
+    if trace_nbytes:
+        at[0] = <char><uint8_t>trace_nbytes
+        at = _put(at + 1, PyBytes_AS_STRING(trace), trace_nbytes)
+    if sequence:
+        at = _put64(at, sequence)
+    for place in range(count):
+        segment = <bytes>payload[place]
+        at = _put(at, PyBytes_AS_STRING(segment), PyBytes_GET_SIZE(segment))
+    return at - frame
+
+
+cdef object _take_of_tree(bytes frame, uint64_t *where):
+    """The cast, or the answers, at a position of a frame, which then is behind it. None: that is not for this module."""
+    cdef const char *data = PyBytes_AS_STRING(frame)
+    cdef const char *at
+    cdef uint64_t end = PyBytes_GET_SIZE(frame), position = where[0], sizes, nbytes, size, sequence = 0, begin
+    cdef uint32_t count, place, rest_nbytes
+    cdef uint16_t method_nbytes, shape_nbytes
+    cdef bint is_cast = data[position] == CAST_
+    cdef uint8_t options = <uint8_t>data[position + 1]
+    cdef bytes trace = b""
+    cdef list entries, segments = []
+    nbytes, count = _get32(data + position + 2), _get32(data + position + 6)
+    sizes = position + HEAD_NBYTES_ - SIZE_NBYTES_
+    if <uint64_t>count * SIZE_NBYTES_ > end - sizes or (is_cast and count != 1) or options > (TRACED_ | NUMBERED_):
+        return None
+    begin = sizes + <uint64_t>count * SIZE_NBYTES_
+    at = data + begin
+    if nbytes > end - begin or nbytes < <uint64_t>(CAST_NBYTES_ if is_cast else ANSWERS_NBYTES_):
+        return None
+    position = begin + nbytes
+    if is_cast:
+        method_nbytes, shape_nbytes, rest_nbytes = _get16(at + 40), _get16(at + 42), _get32(at + 44)
+        if rest_nbytes or nbytes - CAST_NBYTES_ < <uint64_t>method_nbytes + shape_nbytes:
+            return None
+        message = PyType_GenericAlloc(_Cast, 0)
+        message.route, message.number, message.settled = _get64(at), _get64(at + 8), _get64(at + 16)
+        message.target, message.reply_to, message.moves = _get64(at + 24), _get64(at + 32), ()
+        try:
+            message.method = _text(at + CAST_NBYTES_, method_nbytes)
+            begin += CAST_NBYTES_ + method_nbytes
+            message.extent = _decode_shape(frame[begin : begin + shape_nbytes]) if shape_nbytes else _NO_EXTENT
+        except Exception:
+            return None
+    else:
+        rest_nbytes = _get32(at + 25)
+        if rest_nbytes % ENTRY_NBYTES_ or nbytes - ANSWERS_NBYTES_ < rest_nbytes:
+            return None
+        message = PyType_GenericAlloc(_Answers, 0)
+        message.route, message.number, message.port = _get64(at), _get64(at + 8), _get64(at + 16)
+        message.is_home = at[24] != 0
+        at += ANSWERS_NBYTES_
+        entries = []
+        for place in range(rest_nbytes // ENTRY_NBYTES_):
+            entries.append((_get32(at), <uint8_t>at[4], _get32(at + 5)))
+            at += ENTRY_NBYTES_
+        message.entries = tuple(entries)
+    if options & TRACED_:
+        if end - position < 1 or end - position - 1 < <uint8_t>data[position]:
+            return None
+        begin = position + 1
+        position = begin + <uint8_t>data[position]
+        trace = frame[begin:position]
+    if options & NUMBERED_:
+        if end - position < 8:
+            return None
+        sequence = _get64(data + position)
+        position += 8
+    for place in range(count):
+        size = _get64(data + sizes + <uint64_t>place * SIZE_NBYTES_)
+        if size > end - position:
+            return None
+        if size <= SMALL_NBYTES_:
+            segments.append(PyBytes_FromStringAndSize(data + position, size))
+        else:
+            segments.append(memoryview(frame)[position : position + size])
+        position += size
+    message.trace, message.sequence, message.payload = trace, sequence, tuple(segments)
+    where[0] = position
+    return message
 
 
 cdef str _text(const char *data, Py_ssize_t nbytes):

@@ -10,7 +10,20 @@ from skipper.control.model.errors import ProtocolError
 from skipper.control.model.shape import Extent
 from skipper.control.wire._frames import MOST_NBYTES, decode_short, encode_short
 from skipper.control.wire.frames import Decoder, encode
-from skipper.control.wire.messages import NO_EXTENT, Bye, Call, Credit, Failure, Message, Reply, Whole
+from skipper.control.wire.messages import (
+    NO_EXTENT,
+    Bye,
+    Call,
+    Cast,
+    CastAnswers,
+    Credit,
+    Failure,
+    Kind,
+    Message,
+    Reply,
+    RouteDone,
+    Whole,
+)
 from tests.control.wire.plain import plain
 
 U64 = st.integers(0, 2**64 - 1)
@@ -21,9 +34,12 @@ COMMON = {
     "sequence": st.just(0) | U64,
 }
 EXTENTS = st.sampled_from([NO_EXTENT, Extent(("gpus",), (4,)), Extent(("hösts", "gpus"), (2, 8))])
-CALLS = st.builds(
-    Call, U64, U64, U32, st.text(st.characters(exclude_categories=("Cs",)), max_size=40), EXTENTS, **COMMON
-)
+METHODS = st.text(st.characters(exclude_categories=("Cs",)), max_size=40)
+CALLS = st.builds(Call, U64, U64, U32, METHODS, EXTENTS, **COMMON)
+CASTS = st.builds(Cast, U64, U64, U64, U64, U64, METHODS, EXTENTS, **COMMON)
+ENTRIES = st.lists(st.tuples(U32, st.integers(0, 255), U32), max_size=5).map(tuple)
+SEVERAL = st.lists(st.binary(max_size=3000), max_size=4).map(tuple)
+ANSWERS = st.builds(CastAnswers, U64, U64, U64, st.booleans(), ENTRIES, **{**COMMON, "payload": SEVERAL})
 REPLIES = st.builds(Reply, U64, U32, **COMMON)
 
 
@@ -35,7 +51,7 @@ def at_length(messages: list[Message]) -> bytes:
     return tag + frame[1 : 1 - len(last)]
 
 
-@given(st.lists(CALLS | REPLIES, min_size=1, max_size=4))
+@given(st.lists(CALLS | REPLIES | CASTS | ANSWERS, min_size=1, max_size=4))
 def test_frames_are_the_same_byte_for_byte(messages: list[Message]) -> None:
     frame = at_length(messages)
     short = encode_short(messages)
@@ -47,7 +63,7 @@ def test_frames_are_the_same_byte_for_byte(messages: list[Message]) -> None:
     assert [plain(message) for message in Decoder().feed(frame)] == messages
 
 
-@given(st.lists(CALLS | REPLIES, min_size=1, max_size=2), st.data())
+@given(st.lists(CALLS | REPLIES | CASTS | ANSWERS, min_size=1, max_size=2), st.data())
 def test_what_is_cut_or_changed_is_read_as_the_layouts_say(messages: list[Message], data: st.DataObject) -> None:
     mangled = bytearray(at_length(messages))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -76,6 +92,11 @@ def test_what_is_cut_or_changed_is_read_as_the_layouts_say(messages: list[Messag
         Reply(1, payload=(Whole(b"a"),)),
         Reply(1, payload=(bytes(MOST_NBYTES),)),
         Call(1, method="m" * 70_000, payload=(b"a",)),
+        Cast(1, 2, 3, 4, moves=((0, 1, 1),), payload=(b"a",)),
+        Cast(1, 2, 3, 4, payload=(memoryview(b"a"),)),
+        CastAnswers(1, 2, 3, True, ((0, Kind.REPLY, 2),), payload=(b"a", Whole(b"b"))),
+        CastAnswers(1, 2, 3, True, ((0, Kind.REPLY, 1),) * 2000, payload=(b"a",) * 2000),
+        RouteDone(1, 2),
     ],
 )
 def test_all_else_is_left_to_the_layouts(message: Message) -> None:
@@ -90,7 +111,14 @@ def test_no_frame_without_messages() -> None:
 
 
 def test_numbers_that_do_not_fit_are_refused() -> None:
-    for message in (Reply(2**64, payload=(b"a",)), Reply(-1, payload=(b"a",)), Reply(1, 2**32, payload=(b"a",))):
+    for message in (
+        Reply(2**64, payload=(b"a",)),
+        Reply(-1, payload=(b"a",)),
+        Reply(1, 2**32, payload=(b"a",)),
+        CastAnswers(1, 2, 3, False, ((0, 256, 1),), payload=(b"a",)),
+        CastAnswers(1, 2, 3, False, ((2**32, 2, 1),), payload=(b"a",)),
+        Cast(2**64, 2, 3, 4, payload=(b"a",)),
+    ):
         with pytest.raises((OverflowError, struct.error)):
             next(encode([message]))
 
