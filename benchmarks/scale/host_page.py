@@ -217,7 +217,9 @@ def _limits(report: Report) -> list[str]:
             found.append((limit / each.value, f"{what}: {why}"))
     if (idle := largest.get("idle_root_cores")) is not None and idle.value > 0:
         hosts = int(idle.parameters["hosts"] or 0)
-        found.append((hosts / idle.value, "heartbeats: one core of the script, with nothing else to do"))
+        found.append(
+            (hosts / idle.value, "heartbeats and the wakes of threads: one core of the script, with nothing else to do")
+        )
     if (cast := largest.get("root_cast_cpu_us")) is not None and cast.value > 0:
         hosts = int(cast.parameters["hosts"] or 0)
         found.append((hosts * 1e5 / cast.value, "results: 100 ms of the script's CPU time for those of one cast"))
