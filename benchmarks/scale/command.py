@@ -140,7 +140,13 @@ def _run_hosts(argv: Sequence[str], given: argparse.Namespace, prog: str) -> int
     if given.quick:
         plan = replace(plan, calls=5, broadcasts=5, turns=8, deaths=2, idle_s=1.0, freezes=False)
     runs = [*((MEASURED, count) for count in given.real), *((HOLLOW, count) for count in given.hollow)]
-    config = {"tool": "scale", "hollow": list(given.hollow), "real": list(given.real), **asdict(plan)}
+    config = {
+        "tool": "scale",
+        "hollow": list(given.hollow),
+        "real": list(given.real),
+        "beyond_idle": True,
+        **asdict(plan),
+    }
 
     def measure_hosts(results: list[Result]) -> None:
         found: list[HostsFound] = []

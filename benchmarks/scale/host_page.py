@@ -94,8 +94,7 @@ def page(report: Report) -> str:
         "they share a process of the operating system, one thread for all actors, and so one core |",
         "| *modelled* | a simulation of the tree, with costs from CPU times and from calls of one host |",
         "",
-        "The script is the same real one in all of them. What a cast takes is what is used beyond that of an idle job, "
-        "without its signs of life. " + _net(report),
+        "The script is the same real one in all of them. " + _casts(report) + _net(report),
         "",
         "## What was found",
     ]
@@ -217,9 +216,7 @@ def _limits(report: Report) -> list[str]:
             found.append((limit / each.value, f"{what}: {why}"))
     if (idle := largest.get("idle_root_cores")) is not None and idle.value > 0:
         hosts = int(idle.parameters["hosts"] or 0)
-        found.append(
-            (hosts / idle.value, "heartbeats and the wakes of threads: one core of the script, with nothing else to do")
-        )
+        found.append((hosts / idle.value, "heartbeats: one core of the script, with nothing else to do"))
     if (cast := largest.get("root_cast_cpu_us")) is not None and cast.value > 0:
         hosts = int(cast.parameters["hosts"] or 0)
         found.append((hosts * 1e5 / cast.value, "results: 100 ms of the script's CPU time for those of one cast"))
@@ -230,6 +227,12 @@ def _limits(report: Report) -> list[str]:
         "",
     ]
     return lines + [f"* at {significant(hosts, 2)} hosts: {why}" for hosts, why in sorted(found)]
+
+
+def _casts(report: Report) -> str:
+    if not report.config.get("beyond_idle"):
+        return ""  # of an older run
+    return "What a cast takes is what is used beyond that of an idle job, without its signs of life. "
 
 
 def _net(report: Report) -> str:
