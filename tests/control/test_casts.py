@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,6 +62,15 @@ class Witness(Recorder):
 
     @endpoint
     def read_to_the_end(self, path: str) -> None:
+        self.read_file(path)
+
+    @endpoint
+    def waiting(self, rank: int, path: str) -> int:
+        if current_rank().rank == rank:
+            self.read_file(path)
+        return current_rank().rank
+
+    def read_file(self, path: str) -> None:
         with open(path, encoding="utf-8") as file:
             file.read()
 
@@ -148,6 +158,17 @@ def test_a_cast_has_a_value_of_every_rank_and_the_tree_carried_it(
     part = witnesses.slice(p=slice(1, SIZE))
     assert list(part.rank.call().get(PATIENCE_S)) == list(range(SIZE - 1))  # the rank in the slice
     assert sorted(ends_of(part.rank.stream())) == list(range(SIZE - 1))
+
+
+@pytest.mark.parametrize("slow", [RELAY, DEEP])
+def test_a_rank_that_answers_late_holds_up_no_other(witnesses: ActorMesh[Any], tmp_path: Path, slow: int) -> None:
+    path = tmp_path / "gate"
+    os.mkfifo(path)
+    answers = iter(witnesses.waiting.stream(slow, str(path)))
+    others = sorted(next(answers).get(PATIENCE_S) for _ in range(SIZE - 1))
+    assert others == [rank for rank in range(SIZE) if rank != slow]
+    path.write_text("go on")
+    assert ends_of(answers) == [slow]
 
 
 def test_an_error_of_one_rank_is_that_ranks_and_nobody_elses(witnesses: ActorMesh[Any]) -> None:

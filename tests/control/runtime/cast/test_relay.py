@@ -118,8 +118,9 @@ class _SenderOf:
     def send(self, to: ProcessRef, message: Message) -> None:
         raise AssertionError("a relay sends nothing straight")
 
-    def pass_on(self, to: ProcessRef, message: Message) -> None:
+    def pass_on(self, to: ProcessRef, message: Message) -> Any:
         self._tree.pass_on(to, message, self._me)
+        return True
 
 
 def ranks_that_came(tree: Tree) -> list[int]:
