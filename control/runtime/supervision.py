@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -57,7 +58,10 @@ class RootActor:
         self._state = state
         self._shutdown = shutdown
         self._hook_lock = threading.Lock()
-        self._hooks: list[threading.Thread] = []
+        self._to_tell: deque[MeshFailure] = deque()
+        """Failures that a hook of the user has not been told of."""
+        self._hook: threading.Thread | None = None
+        """The thread that the hook runs on, while there are any."""
         self._tests: dict[str, str] = {}
         """The pytest test that has spawned a mesh, by the name of the mesh."""
         self.note_crash: Callable[[str], str] = lambda report: ""
@@ -83,13 +87,16 @@ class RootActor:
         if _find_hook() is unhandled_fault_hook:
             self.take(failure)
             return
-        hook = threading.Thread(target=self._call_fault_hook, args=(failure,), name="control-fault", daemon=True)
+        with self._hook_lock:
+            self._to_tell.append(failure)
+            if self._hook is not None:
+                return  # it goes on with this one
+            self._hook = hook = threading.Thread(target=self._tell_hook, name="control-fault", daemon=True)
         try:
             hook.start()
         except RuntimeError:  # the interpreter ends
-            self._call_fault_hook(failure)
-            return
-        self._hooks = [*(known for known in self._hooks if known.is_alive()), hook]
+            self._hook = None
+            self._tell_hook()
 
     def take(self, failure: MeshFailure) -> None:
         """Do what is done by default: wait until it is clear whether somebody hears of the failure."""
@@ -128,9 +135,9 @@ class RootActor:
 
     def end_of_faults(self, deadline: float) -> None:
         """Report what nobody has heard of now that the job is over, and have the process end with code 1 for it."""
-        for hook in self._hooks:
-            if hook is not threading.current_thread() and hook.is_alive():
-                hook.join(max(deadline - time.monotonic(), 0))
+        hook = self._hook
+        if hook is not None and hook is not threading.current_thread() and hook.is_alive():
+            hook.join(max(deadline - time.monotonic(), 0))
         unheard = self.faults.close()
         if not unheard:
             return
@@ -142,15 +149,24 @@ class RootActor:
         else:
             front_end.tell(f"control: unhandled failure, found when the job ended\n{report}")
 
+    def _tell_hook(self) -> None:
+        """Tell the hook of one failure after the other, until there are no more."""
+        while True:
+            with self._hook_lock:
+                if not self._to_tell:
+                    self._hook = None
+                    return
+                failure = self._to_tell.popleft()
+            self._call_fault_hook(failure)
+
     def _call_fault_hook(self, failure: MeshFailure) -> None:
-        with self._hook_lock:
-            try:
-                _find_hook()(failure)
-            except SystemExit as leave:
-                self._leave(leave.code if isinstance(leave.code, int) else int(leave.code is not None))
-            except BaseException:  # noqa: BLE001  (a hook that fails must not hide that the job has failed)
-                traceback.print_exc()
-                self._leave(1)
+        try:
+            _find_hook()(failure)
+        except SystemExit as leave:
+            self._leave(leave.code if isinstance(leave.code, int) else int(leave.code is not None))
+        except BaseException:  # noqa: BLE001  (a hook that fails must not hide that the job has failed)
+            traceback.print_exc()
+            self._leave(1)
 
     def _nobody_heard(self, failure: MeshFailure) -> None:
         """End the script for a failure; at a prompt or in a test, raise it in what the user runs."""

@@ -1,5 +1,6 @@
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 
 from skipper import control
 from skipper.control import ActorError, ActorMesh, FailureKind, MeshFailure, ProcMesh, SupervisionError, this_host
+from skipper.control.runtime import current_runtime
 from tests.control.actors import Answerer, AsyncManager, BadConstruction, Cleaner, Echo, Manager
 from tests.control.conftest import PATIENCE_S, Failures, Output, alive, wait_until
 
@@ -104,6 +106,28 @@ def test_a_bootstrap_that_raises_is_the_end_of_the_process(failures: Failures, o
 
 def refuse_to_start() -> None:
     raise RuntimeError("not today")
+
+
+def test_failures_in_numbers_wait_for_the_hook_on_one_thread(procs: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, told, threads = threading.Event(), [], set()
+
+    def hook(failure: MeshFailure) -> None:
+        gate.wait(PATIENCE_S)
+        told.append(failure.mesh_name)
+        threads.add(threading.get_ident())
+
+    monkeypatch.setattr(control, "unhandled_fault_hook", hook)
+    root = current_runtime.current().root_actor
+    assert root is not None
+    names = [f"mesh {number}" for number in range(50)]
+    for name in names:
+        root.owned_failed(MeshFailure(name, name, None, FailureKind.PROCESS, "died"))
+    gate.set()
+    wait_until(lambda: len(told) == len(names), "the hook is told of all")
+    assert told == names
+    assert len(threads) == 1
+    root.owned_failed(MeshFailure("last", "last", None, FailureKind.PROCESS, "died"))
+    wait_until(lambda: told[-1] == "last", "a failure after all of them is told, too")
 
 
 def test_a_handled_failure_goes_no_further(procs: ProcMesh) -> None:
