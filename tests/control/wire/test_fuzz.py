@@ -39,10 +39,12 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "64 bits": st.integers(0, 2**64 - 1),
     "8 bits, 0 or 1": st.booleans(),
     "UTF-8": st.text(max_size=20),
-    "each axis: its size, 32 bits; that of its name in bytes, 16 bits; its name": st.one_of(
+    "for each axis: its size (32 bits), the size of its name in bytes (16 bits), its name": st.one_of(
         st.just(NO_EXTENT), extents
     ),
-    "rows of 32, 32 and 64 bits: positions from, to before, by how much": st.lists(rows[16], max_size=3).map(tuple),
+    "rows of 32, 32 and 64 bits: first position, end position (exclusive), count": st.lists(rows[16], max_size=3).map(
+        tuple
+    ),
     "rows of 32, 8 and 32 bits: rank, kind, number of segments": st.lists(rows[8], max_size=3).map(tuple),
 }
 """What a field may be, by what is said of its layout."""
