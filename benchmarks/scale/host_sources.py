@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from skipper.benchmarks.errors import BenchmarkError
-from skipper.control.cluster.hollow import HollowHosts, HostsUsage
+from skipper.control.cluster.hollow import HollowHosts
 from skipper.control.cluster.hosts import HostMesh, attach_to_hosts
 from skipper.control.cluster.hosts.command import main as host_command
 
@@ -24,7 +24,6 @@ HOLLOW, MEASURED = "hollow", "measured"
 """Labels of cells: of hollow hosts, and of real ones with a process of the operating system for each of theirs."""
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_PAGE_NBYTES = os.sysconf("SC_PAGE_SIZE")
 _STOPPED = "TtZX"
 """The letters by which the kernel says that a process is stopped or has ended (proc(5))."""
 _STOP_POLL_S = 0.001
@@ -48,8 +47,8 @@ class HostSource(Protocol):
     def kill_all(self) -> float:
         """End all hosts at once, likewise."""
 
-    def usage(self) -> HostsUsage:
-        """What their processes use."""
+    def cpu_s(self) -> float:
+        """CPU time that their processes have used; hardly any for the answer."""
 
 
 @contextlib.contextmanager
@@ -110,15 +109,9 @@ class _Agents:
         """Kill all agents and their processes."""
         return _signal([pid for agent in self._agents for pid in _family(agent.pid)], signal.SIGKILL)
 
-    def usage(self) -> HostsUsage:
-        """What agents and their processes use."""
-        found = [_usage(pid) for agent in self._agents for pid in _family(agent.pid)]
-        return HostsUsage(
-            sum(each.cpu_s for each in found),
-            sum(each.memory_nbytes for each in found),
-            sum(each.descriptors for each in found),
-            sum(each.threads for each in found),
-        )
+    def cpu_s(self) -> float:
+        """CPU time that agents and their processes have used."""
+        return sum(_cpu_s(pid) for agent in self._agents for pid in _family(agent.pid))
 
     def close(self) -> None:
         """End the agents and what is left below them."""
@@ -187,11 +180,9 @@ def _state(pid: int) -> str:
         return "X"  # it has just ended
 
 
-def _usage(pid: int) -> HostsUsage:
+def _cpu_s(pid: int) -> float:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_NBYTES
-        descriptors = len(os.listdir(f"/proc/{pid}/fd"))
     except OSError:
-        return HostsUsage(0.0, 0, 0, 0)  # it has just ended
-    return HostsUsage((int(fields[11]) + int(fields[12])) / _TICKS_PER_S, resident, descriptors, int(fields[17]))
+        return 0.0  # it has just ended
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S

@@ -160,6 +160,10 @@ class HollowHosts:
         sums: dict[str, Any] = {name: sum(found[name] for found in each) for name in each[0]}
         return HostsUsage(**sums)
 
+    def cpu_s(self) -> float:
+        """The CPU time that their processes have used, which costs less to ask than `usage`; the rest as there."""
+        return float(sum(program.ask({"do": "cpu"})["cpu_s"] for program in self._programs))
+
     def close(self) -> None:
         """End them; idempotent."""
         for program in self._programs:

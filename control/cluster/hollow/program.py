@@ -57,6 +57,8 @@ def _serve(agents: HollowAgents, answers: TextIO) -> None:
 def _do(agents: HollowAgents, command: dict[str, Any]) -> dict[str, Any]:
     if command["do"] == "usage":
         return usage()
+    if command["do"] == "cpu":
+        return {"cpu_s": time.process_time()}
     host: HollowHost = agents.hosts[command["host"]]
     at_s = time.monotonic()
     if command["do"] == "kill":
