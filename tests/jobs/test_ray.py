@@ -180,9 +180,9 @@ def test_what_is_lost_is_replaced_on_its_node_or_on_one_that_comes(cluster: Clus
         _agent_on(cluster, HEAD).kill()
         wait_until(lambda: job.places()[first].state is PlaceState.FAILED, "the death of the agent is known")
         assert "its agent ended with status -9" in job.places()[first].reason
+        failures.wait()  # what the agent has launched ends a moment after it
         with pytest.raises(SupervisionError):
             speakers.slice(hosts=first).speak.call_one("gone").get(PATIENCE_S)
-        failures.wait()
         again = job.replace(timeout=UP_S)
         assert again.names[first].startswith(f"{HEAD}:")
         assert again.names[first] != hosts.names[first]
