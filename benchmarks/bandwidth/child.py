@@ -7,7 +7,6 @@ memory, settings or a crash behind for the next one.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import socket
@@ -36,10 +35,10 @@ from skipper.benchmarks.bandwidth.messages import (
 )
 from skipper.benchmarks.bandwidth.side import Side, configure, footprint, patience, require_feasible
 from skipper.benchmarks.errors import PeerError
+from skipper.benchmarks.parent import follow_parent
 from skipper.dataplane.errors import DataplaneError
 
 _TIMEOUT_S = 60.0
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 # Bad input, a failed transfer, no memory: the client is told.
 _CLIENTS_TO_KNOW = (DataplaneError, ValueError, TypeError, OSError, RuntimeError, MemoryError)
@@ -55,10 +54,9 @@ def main(arguments: list[str]) -> int:
     net_devices, listen = (argument or None for argument in arguments[3:])
     # Ctrl-C reaches the whole process group; the parent alone answers it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    secret = sys.stdin.buffer.read()
-    if os.getppid() != parent:  # it died before the line above could tie this process to it
+    if not follow_parent(parent, signal.SIGKILL):
         return 1
+    secret = sys.stdin.buffer.read()
     with MessageChannel(socket.socket(fileno=fileno), peer=client or "the client", timeout=_TIMEOUT_S) as channel:
         try:
             serve_client(channel, net_devices=net_devices, listen=listen, secret=secret)

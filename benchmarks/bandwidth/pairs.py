@@ -10,7 +10,6 @@ pairs wait for the slowest is in the figure.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import multiprocessing
 import os
@@ -33,6 +32,7 @@ from skipper.benchmarks.bandwidth.server import reach
 from skipper.benchmarks.bandwidth.side import FarSide, Side, configure, patience
 from skipper.benchmarks.bandwidth.timing import TimeSpan, Together
 from skipper.benchmarks.errors import BenchmarkError, IntegrityError, PeerLostError, PeerTimeoutError
+from skipper.benchmarks.parent import follow_parent
 from skipper.benchmarks.report import Result
 from skipper.benchmarks.statistics import time_runs
 from skipper.dataplane.errors import DataplaneError
@@ -48,7 +48,6 @@ _LEAD_NS = 3_000_000
 _LEAD_OF_A_PAIR_NS = 500_000
 _START_S = 60.0
 _STOP_S = 10.0
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _KNOWN = (BenchmarkError, DataplaneError, OSError, MemoryError, ValueError)
 
 
@@ -246,8 +245,7 @@ def _pairs(setup: Setup, count: int) -> Iterator[list[Connection[Any, Any]]]:
 def pair_main(pipe: Connection[Any, Any], setup: Setup) -> None:
     """Be one pair until the parent sends `Stop`, or ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent alone answers Ctrl-C
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != setup.parent:  # it died before the line above could tie this process to it
+    if not follow_parent(setup.parent, signal.SIGKILL):
         return
     try:
         timeout = setup.workload.timeout_s

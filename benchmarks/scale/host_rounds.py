@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import multiprocessing
 import os
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from skipper import control
+from skipper.benchmarks.parent import follow_parent
 from skipper.benchmarks.scale.crowd import TIMEOUT_S, Member
 from skipper.benchmarks.scale.host_sources import HOLLOW, HostSource, hosts_of
 from skipper.benchmarks.statistics import time_runs, timed
@@ -23,8 +23,6 @@ from skipper.control.model.settings import adopt, settings
 from skipper.control.runtime import current_runtime
 
 __all__ = ["HostsFound", "HostsPlan", "RootUsage", "measure_apart", "measure_hosts"]
-
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +184,9 @@ def measure_apart(label: str, count: int, plan: HostsPlan) -> HostsFound:
 
 def _measure_below(parent: int, label: str, count: int, plan: HostsPlan) -> HostsFound:
     """`measure_hosts`, which is interrupted, and so ends the hosts, when this parent ends, however that comes about."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
+    lives = follow_parent(parent, signal.SIGINT)
     try:
-        if os.getppid() != parent:
+        if not lives:
             raise KeyboardInterrupt
         return measure_hosts(label, count, plan)
     finally:
