@@ -139,10 +139,9 @@ def encode_short(messages):
 def decode_short(bytes frame not None):
     """The messages of a piece that is a whole frame; None where that is not for this module."""
     cdef const char *data = PyBytes_AS_STRING(frame)
-    cdef uint64_t end = PyBytes_GET_SIZE(frame), position = 1, fields, nbytes, size, sequence, begin
+    cdef uint64_t end = PyBytes_GET_SIZE(frame), position = 1, fields, nbytes, size, begin
     cdef uint16_t method_nbytes, shape_nbytes
     cdef uint8_t kind, options
-    cdef bytes trace
     cdef list messages = []
     view = None
     if data[0] != WHOLE_ and data[0] != REPLIES_:
@@ -184,21 +183,8 @@ def decode_short(bytes frame not None):
                 return None
         else:
             return None
-        trace, sequence = b"", 0
-        if options & TRACED_:
-            if end - position < 1 or end - position - 1 < <uint8_t>data[position]:
-                return None
-            begin = position + 1
-            position = begin + <uint8_t>data[position]
-            trace = frame[begin:position]
-        if options & NUMBERED_:
-            if end - position < 8:
-                return None
-            sequence = _get64(data + position)
-            position += 8
-        if size > end - position:
+        if not _take_options(message, options, frame, &position) or size > end - position:
             return None
-        message.trace, message.sequence = trace, sequence
         if size <= SMALL_NBYTES_:
             message.payload = (PyBytes_FromStringAndSize(data + position, size),)
         else:
@@ -277,16 +263,36 @@ cdef Py_ssize_t _put_of_tree(char *frame, Py_ssize_t end, message) except -2:
     return at - frame
 
 
+cdef bint _take_options(message, uint8_t options, bytes frame, uint64_t *where) except -1:
+    """Give a message the trace and the number at a position of a frame, which then is behind them; whether they fit."""
+    cdef const char *data = PyBytes_AS_STRING(frame)
+    cdef uint64_t end = PyBytes_GET_SIZE(frame), position = where[0], begin, sequence = 0
+    cdef bytes trace = b""
+    if options & TRACED_:
+        if end - position < 1 or end - position - 1 < <uint8_t>data[position]:
+            return False
+        begin = position + 1
+        position = begin + <uint8_t>data[position]
+        trace = frame[begin:position]
+    if options & NUMBERED_:
+        if end - position < 8:
+            return False
+        sequence = _get64(data + position)
+        position += 8
+    message.trace, message.sequence = trace, sequence
+    where[0] = position
+    return True
+
+
 cdef object _take_of_tree(bytes frame, uint64_t *where):
     """The cast, or the answers, at a position of a frame, which then is behind it. None: that is not for this module."""
     cdef const char *data = PyBytes_AS_STRING(frame)
     cdef const char *at
-    cdef uint64_t end = PyBytes_GET_SIZE(frame), position = where[0], sizes, nbytes, size, sequence = 0, begin
+    cdef uint64_t end = PyBytes_GET_SIZE(frame), position = where[0], sizes, nbytes, size, begin
     cdef uint32_t count, place, rest_nbytes
     cdef uint16_t method_nbytes, shape_nbytes
     cdef bint is_cast = data[position] == CAST_
     cdef uint8_t options = <uint8_t>data[position + 1]
-    cdef bytes trace = b""
     cdef list entries, segments = []
     nbytes, count = _get32(data + position + 2), _get32(data + position + 6)
     sizes = position + HEAD_NBYTES_ - SIZE_NBYTES_
@@ -323,17 +329,8 @@ cdef object _take_of_tree(bytes frame, uint64_t *where):
             entries.append((_get32(at), <uint8_t>at[4], _get32(at + 5)))
             at += ENTRY_NBYTES_
         message.entries = tuple(entries)
-    if options & TRACED_:
-        if end - position < 1 or end - position - 1 < <uint8_t>data[position]:
-            return None
-        begin = position + 1
-        position = begin + <uint8_t>data[position]
-        trace = frame[begin:position]
-    if options & NUMBERED_:
-        if end - position < 8:
-            return None
-        sequence = _get64(data + position)
-        position += 8
+    if not _take_options(message, options, frame, &position):
+        return None
     for place in range(count):
         size = _get64(data + sizes + <uint64_t>place * SIZE_NBYTES_)
         if size > end - position:
@@ -343,7 +340,7 @@ cdef object _take_of_tree(bytes frame, uint64_t *where):
         else:
             segments.append(memoryview(frame)[position : position + size])
         position += size
-    message.trace, message.sequence, message.payload = trace, sequence, tuple(segments)
+    message.payload = tuple(segments)
     where[0] = position
     return message
 
