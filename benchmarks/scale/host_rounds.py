@@ -6,6 +6,7 @@ import functools
 import multiprocessing
 import os
 import signal
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -23,6 +24,9 @@ from skipper.control.model.settings import adopt, settings
 from skipper.control.runtime import current_runtime
 
 __all__ = ["HostsFound", "HostsPlan", "RootUsage", "measure_apart", "measure_hosts"]
+
+_RUN = 8
+"""Calls of which CPU times are measured together. A collection of garbage spoils one such run in many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +118,8 @@ class HostsFound:
         called_s: For how long that was.
         called_hosts_s: CPU time of the hosts meanwhile.
         one_ns: Durations of calls to one host alone.
-        one_cpu_ns: CPU time of the hosts for one of these.
-        one_called_ns: CPU time of the script for one of these.
+        one_cpu_ns: CPU time of the hosts for one of these, the median of several runs of them.
+        one_called_ns: CPU time of the script for one of these, likewise.
         broadcasts_per_s: Messages without answers that all hosts together handled in a second.
         idle: What the script used while nothing was done, for `idle_s`.
         idle_s: For how long that was.
@@ -166,6 +170,10 @@ class HostsFound:
     def host_call_s(self) -> float:
         """Likewise, CPU time of one host."""
         return self._beyond_idle(self.called_hosts_s, self.idle_hosts_s) / self.hosts
+
+    def hosts_idle_cores(self) -> float:
+        """The part of a core that all hosts together use with nothing to do."""
+        return self.idle_hosts_s / self.idle_s
 
     def _beyond_idle(self, called: float, idle: float) -> float:
         return max(called - idle * self.called_s / self.idle_s, 0.0) / len(self.calls_ns)
@@ -235,10 +243,14 @@ def _one_by_one(members: ActorMesh[Member], source: HostSource, plan: HostsPlan,
     each = [some[turn % len(some)] for turn in range(plan.turns)]
     for member in each * 2:  # the links are made, and what follows from that is over
         _ask(member, message)
-    before, hosts_before_s = time.process_time_ns(), source.cpu_s()
-    found.one_ns = [timed(functools.partial(_ask, member, message)) for member in each]
-    found.one_called_ns = (time.process_time_ns() - before) / plan.turns
-    found.one_cpu_ns = (source.cpu_s() - hosts_before_s) * 1e9 / plan.turns
+    used_ns, hosts_used_ns = [], []
+    for first in range(0, plan.turns, _RUN):
+        run = each[first : first + _RUN]
+        before, hosts_before_s = time.process_time_ns(), source.cpu_s()
+        found.one_ns += [timed(functools.partial(_ask, member, message)) for member in run]
+        used_ns.append((time.process_time_ns() - before) / len(run))
+        hosts_used_ns.append((source.cpu_s() - hosts_before_s) * 1e9 / len(run))
+    found.one_called_ns, found.one_cpu_ns = statistics.median(used_ns), statistics.median(hosts_used_ns)
 
 
 def _ask(member: ActorMesh[Member], message: bytes) -> None:

@@ -48,7 +48,7 @@ def host_rows(found: HostsFound) -> Iterator[Result]:
     if found.idle is not None:
         yield one("idle_root_messages_per_s", "1/s", (found.idle.messages + found.idle.signs) / found.idle_s)
         yield one("idle_root_cores", "1", found.idle.cpu_s / found.idle_s)
-        yield one("idle_hosts_cores", "1", found.idle_hosts_s / found.idle_s)
+        yield one("idle_hosts_cores", "1", found.hosts_idle_cores())
     if found.deaths_s:
         yield many("process_death_known_ms", "ms", [seconds * 1e3 for seconds in found.process_deaths_s])
         yield many("death_known_ms", "ms", [seconds * 1e3 for seconds in found.deaths_s])
@@ -73,7 +73,7 @@ def modelled_rows(found: Sequence[HostsFound], plan: HostsPlan) -> list[Result]:
     rows = []
     for each in hollow:
         measured_us = percentile(sorted(each.calls_ns), 50) / 1e3
-        value = latency_us(each.hosts, _fanout(each.hosts, plan), costs[each.hosts], cores=1, caster_apart=True)
+        value = latency_us(each.hosts, _fanout(each.hosts, plan), costs[each.hosts], cores=1 - each.hosts_idle_cores(), caster_apart=True)
         among: dict[str, Scalar] = {
             "hosts": each.hosts,
             "label": MODELLED,
@@ -99,7 +99,7 @@ def _costs(hollow: Sequence[HostsFound], plan: HostsPlan) -> dict[int, Costs]:
     for each in hollow:
         way = "straight" if _fanout(each.hosts, plan) is None else "tree"
         times.caster_cpu[way, each.hosts] = [each.root_call_s() * 1e9]
-        times.member_cpu[each.hosts] = [each.one_cpu_ns]
+        times.member_cpu[each.hosts] = [each.one_cpu_ns - statistics.median(each.one_ns) * each.hosts_idle_cores()]
         times.one[each.hosts] = each.one_ns
     one_ns = statistics.median(each.one_called_ns for each in hollow)
     times.caster_cpu.setdefault(("straight", 1), [one_ns])

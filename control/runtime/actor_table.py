@@ -27,6 +27,9 @@ SPAWN_GRACE_S = 10.0
 """How long messages are kept for an actor that is not spawned yet. A reference can reach a third process, whose
 call can arrive before the message of the spawner does."""
 
+_LATE_S = 1.0
+"""A timer that fires this much too late tells that the process was stopped, or had no CPU time."""
+
 _TOMBSTONES = 4096
 
 
@@ -148,7 +151,7 @@ class ActorTable:
                 early = self._early.setdefault(uid, [])
                 early.append(mail)
                 if len(early) == 1:
-                    self._loop.call_soon_threadsafe(self._loop.call_later, SPAWN_GRACE_S, self._give_up_on, uid)
+                    self._loop.call_soon_threadsafe(self._give_up_later, uid)
                 return
         if actor is not None and isinstance(mail.message, ProcessRequest):
             self._requests.handle(mail.sender, mail.message)  # it was spawned at this moment
@@ -159,7 +162,15 @@ class ActorTable:
         elif gone is not None:
             refuse(self._flow, self._replier, mail, *gone)
 
-    def _give_up_on(self, uid: int) -> None:
+    # On the loop thread
+
+    def _give_up_later(self, uid: int) -> None:
+        self._loop.call_later(SPAWN_GRACE_S, self._give_up_on, uid, self._loop.time() + SPAWN_GRACE_S)
+
+    def _give_up_on(self, uid: int, due_s: float) -> None:
+        if self._loop.time() - due_s > _LATE_S:
+            self._give_up_later(uid)  # the message of the spawner may have come meanwhile, and not be read yet
+            return
         with self._lock:
             early = self._early.pop(uid, [])
         for mail in early:

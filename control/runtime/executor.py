@@ -253,7 +253,7 @@ class AsyncExecutor(Executor):
 
     def __init__(self, actor: ActorState) -> None:
         super().__init__(actor)
-        self._loop = uvloop.new_event_loop()
+        self._loop = self._make_loop()
         self._mails: deque[Mail] = deque()
         self._sleeps = False
         self._wakeup: asyncio.Future[None] | None = None
@@ -267,7 +267,10 @@ class AsyncExecutor(Executor):
         self._asked_s = 0.0
         self._has_heard = 0
         """How often it has: less often where a coroutine keeps it from running."""
-        self._beside: set[asyncio.Task[None]] = set()
+        self._beside: dict[asyncio.Task[None], None] = {}
+
+    def _make_loop(self) -> asyncio.AbstractEventLoop:
+        return uvloop.new_event_loop()
 
     @property
     def event_loop(self) -> asyncio.AbstractEventLoop | None:
@@ -392,8 +395,8 @@ class AsyncExecutor(Executor):
     async def _start_beside(self, mail: Mail) -> None:
         """Run a concurrent endpoint up to where it waits."""
         task = self._loop.create_task(self._actor.handle_beside(mail))
-        self._beside.add(task)
-        task.add_done_callback(self._beside.discard)
+        self._beside[task] = None
+        task.add_done_callback(self._beside.pop)
         await asyncio.sleep(0)  # it starts before the message behind it
 
     async def _finish_beside(self) -> None:

@@ -188,12 +188,16 @@ class SessionMethod(Method, Generic[P, R_co]):
 
 def _results(requests: list[SlotRequest], *, is_skipping: bool) -> list[Any]:
     results = []
+    absent: ReplicaLostError | None = None
     for request in requests:
         try:
             results.append(request.future.get(0))
-        except ReplicaLostError:
+        except ReplicaLostError as error:
             if not (is_skipping or request.is_void):
                 raise
+            absent = error
+    if absent is not None and not results:
+        raise absent
     return results
 
 

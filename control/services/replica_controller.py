@@ -39,6 +39,9 @@ _COLUMNS = ("replica", "state", "restarts", "under way", "done", "errors", "lost
 _COUNTS_INTERVAL_S = 5.0
 """While somebody watches the job, callers are asked for their counts so often at most."""
 
+_DOUBT_S = 10.0
+"""A caller that has lost a replica for which this lives for so long cannot reach it, and may not wait for it."""
+
 _MISSES = 2
 """Health checks in a row that a replica fails before it is replaced."""
 
@@ -65,7 +68,7 @@ class ReplicaController(Actor):
         self._me = context().actor_instance
         self._loop = asyncio.get_running_loop()
         self._counted_s = float("-inf")
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
         for number in range(self._options.num_replicas):
             self._begin(number)
         status_providers.report_table(f"service {blueprint.service}", self._overview)
@@ -86,6 +89,15 @@ class ReplicaController(Actor):
         self._subscribers.note(caller, tallies)
 
     @concurrent_endpoint
+    async def replaces(self, entry: int) -> bool:
+        """Whether the replica with this entry is replaced by now, or will be in a moment: a caller has lost it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DOUBT_S):
+                await self._until(lambda: not self._has(entry))
+                return True
+        return False
+
+    @concurrent_endpoint
     async def up(self) -> None:
         """Answer when all replicas are up."""
         await self._until(lambda: all(self._is_up(number) for number in self._replicas))
@@ -99,7 +111,7 @@ class ReplicaController(Actor):
             for number in added:
                 self._deaths[number] = 0
                 self._begin(number)
-            await asyncio.gather(*(self._drain(number) for number in surplus))
+            await asyncio.gather(*(self._remove(number) for number in surplus))
             await self._until(lambda: all(self._is_up(number) for number in added))
             await self._subscribers.know(self._subscribers.version)
 
@@ -109,8 +121,9 @@ class ReplicaController(Actor):
         async with self._order:
             if number not in self._replicas:
                 raise IndexError(f"{self._blueprint.service} has no replica {number}")
-            await self._drain(number)
+            await self._wind_up(number)
             self._begin(number)
+            self._publish()
             await self._until(lambda: self._is_up(number))
             await self._subscribers.know(self._subscribers.version)
 
@@ -148,7 +161,7 @@ class ReplicaController(Actor):
     async def finish(self) -> None:
         """Drain all replicas and stop."""
         async with self._order:
-            await asyncio.gather(*(self._drain(number) for number in sorted(self._replicas)))
+            await asyncio.gather(*(self._remove(number) for number in sorted(self._replicas)))
         self._cancel()
         self._me.stop()
 
@@ -222,7 +235,7 @@ class ReplicaController(Actor):
         _log.warning("%s is being replaced: %s", replica.name, reason)
         self._run(replica.stop(_GRACE_S))
         if replica.state is ReplicaState.DRAINING:
-            self._replicas[number] = None  # `_drain`, which waits for it, goes on
+            self._replicas[number] = None  # `_wind_up`, which waits for it, goes on
             self._publish()
             return True
         return self._try_again(number, is_early=not replica.has_been_of_use(self._options.stable_s))
@@ -242,8 +255,14 @@ class ReplicaController(Actor):
         self._publish()
         return True
 
-    async def _drain(self, number: int) -> None:
-        """Let a replica finish its sessions and requests, and end it. Its number is free then."""
+    async def _remove(self, number: int) -> None:
+        """Let a replica finish its sessions and requests, and have none of its number then."""
+        await self._wind_up(number)
+        del self._replicas[number]
+        self._publish()
+
+    async def _wind_up(self, number: int) -> None:
+        """Let a replica finish its sessions and requests, and end it."""
         replica = self._replicas[number]
         if replica is not None:
             replica.state = ReplicaState.DRAINING
@@ -255,8 +274,6 @@ class ReplicaController(Actor):
                     await self._until(lambda: not self._subscribers.sessions_of(number))
             if self._replicas.get(number) is replica:
                 await replica.stop(max(deadline - time.monotonic(), 0))
-        del self._replicas[number]
-        self._publish()
 
     async def _update(
         self,
@@ -339,6 +356,9 @@ class ReplicaController(Actor):
         replica = self._replicas.get(number)
         return replica is not None and replica.state is ReplicaState.READY
 
+    def _has(self, entry: int) -> bool:
+        return any(replica is not None and replica.entry.uid == entry for replica in self._replicas.values())
+
     def _table(self) -> ReplicaTable:
         return ReplicaTable(
             self._subscribers.version,
@@ -375,11 +395,11 @@ class ReplicaController(Actor):
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._has_ended)
 
     def _has_ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._me.abort(f"service {self._blueprint.service}: {type(error).__name__}: {error}")
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from skipper.control.api.actor import Actor, concurrent_endpoint
 from skipper.control.model.errors import ActorError, ControlError, SupervisionError
+from skipper.control.runtime.context import context
 from skipper.control.runtime.port import Port, answer_by_error
 from skipper.control.runtime.replies import pack_error
 
@@ -23,6 +24,7 @@ class RequestSequencer(Actor):
 
     def __init__(self, actors: ActorMesh[Any]) -> None:
         self._actors = actors
+        self._me = context().actor_instance
 
     @concurrent_endpoint(explicit_response_port=True)
     async def forward(self, port: Port[Any], method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -45,6 +47,8 @@ class RequestSequencer(Actor):
     def _refuse(self, port: Port[Any], method: str, error: SupervisionError) -> None:
         # Even if the dead actor surely has not handled it: other actors may have.
         self._pass_on(port, method, SupervisionError(error.message, error.failure))
+        # The lost one may live, and be out of reach of this one only: then nobody else knows that it is of no use.
+        self._me.abort(f"it has lost an actor of its replica: {error.message}")
 
     def _pass_on(self, port: Port[Any], method: str, error: ControlError) -> None:
         answer_by_error(port, pack_error(error, actor_id=self._actors.name, method=method))

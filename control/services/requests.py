@@ -72,6 +72,10 @@ class ServiceRequest:
         """
         return router.choose(in_turn=in_turn)
 
+    def waits_in_vain(self, router: Router) -> bool:
+        """Whether what it waits for is up, and out of reach of this process."""
+        return router.is_out_of_reach()
+
     def lost(self, service: str, replica: KnownReplica, error: SupervisionError) -> ReplicaLostError:
         """The error for the caller if the request is not sent again."""
         done = "did not begin" if error.is_unhandled else "may or may not have handled"
@@ -130,6 +134,10 @@ class SlotRequest(ServiceRequest):
             message = f"{service} has no replica {self._number} that is up"
             raise ReplicaLostError(service, self._number, message, is_unhandled=not self.attempts)
         return None
+
+    def waits_in_vain(self, router: Router) -> bool:
+        """Whether the replica of its number is up, and out of reach of this process."""
+        return router.is_out_of_reach(self._number)
 
     def is_bound(self) -> bool:
         """Whether no successor may answer."""

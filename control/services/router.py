@@ -57,6 +57,8 @@ class KnownReplica:
         tally: counts for its number.
         state: as the controller told.
         is_lost: whether it is known here to be dead, perhaps before the controller has said so.
+        is_asked_about: whether the controller has been asked if it has lost it, too.
+        is_out_of_reach: whether it lives for the controller, and is lost for this process only.
         outstanding: requests that are with it.
         in_turn: those among them that it handles one at a time.
         answered_ns: when it last answered one of those.
@@ -69,6 +71,8 @@ class KnownReplica:
     tally: Tally
     state: ReplicaState
     is_lost: bool = False
+    is_asked_about: bool = False
+    is_out_of_reach: bool = False
     outstanding: int = 0
     in_turn: int = 0
     answered_ns: int = 0
@@ -162,6 +166,12 @@ class Router:
         """The replica of a number, if it is not known to be dead; it may be still coming up."""
         replica = self._replicas.get(number)
         return None if replica is None or replica.is_lost else replica
+
+    def is_out_of_reach(self, number: int | None = None) -> bool:
+        """Whether a replica, or every one, is up and cannot be reached from this process, now and later."""
+        if number is not None:
+            return (replica := self._replicas.get(number)) is not None and replica.is_out_of_reach
+        return bool(self.numbers) and all(map(self.is_out_of_reach, self.numbers))
 
     def tallies(self) -> dict[int, Tally]:
         """Counts by number of the replica, those of the present moment included."""

@@ -17,7 +17,13 @@ from skipper.control.api.service import ReplicaState
 from skipper.control.model import settings as bounds
 from skipper.control.model.actor import ActorInterface
 from skipper.control.model.endpoint_spec import EndpointSpec
-from skipper.control.model.errors import BackpressureError, ControlError, ServiceEndedError, SupervisionError
+from skipper.control.model.errors import (
+    BackpressureError,
+    ControlError,
+    ReplicaLostError,
+    ServiceEndedError,
+    SupervisionError,
+)
 from skipper.control.model.future import Future, peek
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.begin_log import BeginView, Fate, ProcessGoneError
@@ -29,6 +35,7 @@ from skipper.control.services.table import ReplicaSlot, ReplicaTable
 if TYPE_CHECKING:
     from skipper.control.api.views import ActorMesh
     from skipper.control.services.replica_controller import ReplicaController
+    from skipper.control.wire.link import Link
 
 
 _SOMEBODY = (0,)
@@ -78,7 +85,9 @@ class RetryThread:
 _retry_thread = RetryThread()
 """Serves all services. It sends requests again, and those that have waited for a replica."""
 
-_clients: weakref.WeakValueDictionary[int, ServiceClient] = weakref.WeakValueDictionary()
+_clients: weakref.WeakValueDictionary[tuple[str, int], ServiceClient] = weakref.WeakValueDictionary()
+"""By the id of the process, which another job has another of, and the number of the service's controller."""
+
 _clients_lock = threading.Lock()
 
 _needed: set[ServiceClient] = set()
@@ -102,11 +111,12 @@ class Address:
 
 def client_of(address: Address) -> ServiceClient:
     """The client of this process for a service. The first call makes it."""
+    key = runtime.current().me.id, address.controller.uid
     with _clients_lock:
-        client = _clients.get(address.controller.uid)
+        client = _clients.get(key)
         if client is not None:
             return client
-        client = _clients[address.controller.uid] = ServiceClient(address)
+        client = _clients[key] = ServiceClient(address)
     client.watch()
     return client
 
@@ -194,7 +204,7 @@ class ServiceClient:
         """Note that the replica is gone, and find out whether it had begun the request."""
 
         def judge() -> None:
-            fate, request = attempt.fate(), attempt.request
+            fate, request = Fate.UNTOUCHED if is_untouched else attempt.fate(), attempt.request
             if fate is Fate.UNTOUCHED:
                 request.attempts -= 1
             # The content of a request may kill the process that opens it. It must not kill all replicas.
@@ -202,12 +212,12 @@ class ServiceClient:
             error.is_unhandled = fate is not Fate.PERHAPS_BEGUN and is_harmless
             self.failed(attempt, error, is_dead=True)
 
-        begins = attempt.replica.begins
-        if begins is None or begins.is_final():
+        link, begins = _link_to(self._process, attempt.replica), attempt.replica.begins
+        is_untouched = link is not None and link.lost is not None and not link.has_stood
+        if is_untouched or begins is None or begins.is_final():
             judge()
             return
-        with self._lock:
-            self._router.lose(attempt.replica)
+        self._lose(attempt.replica)
         _retry_thread.submit(judge)
 
     def failed(self, attempt: RequestAttempt, error: SupervisionError, *, is_dead: bool) -> None:
@@ -218,7 +228,7 @@ class ServiceClient:
                 return
             replica.tally.lost += 1
             if is_dead:
-                self._router.lose(replica)
+                self._lose(replica)
             self._release(attempt)
         if not request.is_bound() and may_retry(request.spec, error, request.attempts, self._address.retries):
             self._hand_on(request)
@@ -232,7 +242,7 @@ class ServiceClient:
             if self._ended is None and self._process.closing:
                 self._ended = self._end_of_job()
             if self._ended is not None:
-                request.fail(self._ended)
+                request.fail(_of(request, self._ended))
                 return None
             is_full = len(self._parked) + len(self._waiting) >= bounds.settings().max_unhandled
             if self._version < 0:
@@ -243,12 +253,54 @@ class ServiceClient:
             elif is_full or not self._waiting:
                 # If there is no room here, the replica has the sender wait.
                 replica = self._pick(request, in_turn=not is_full)
+            if replica is None and request.waits_in_vain(self._router):
+                request.fail(self._out_of_reach(request))
             if replica is None and not request.future.done():
                 if is_full:
                     count = len(self._parked) + len(self._waiting)
                     raise BackpressureError(f"{count} requests already wait for a replica of {self._address.name}")
                 self._keep(request)
             return replica
+
+    def _lose(self, replica: KnownReplica) -> None:
+        """Send nothing more to a replica, and ask whether the controller has lost it, too, and replaces it."""
+        with self._lock:
+            self._router.lose(replica)
+            if replica.is_asked_about or self._ended is not None:
+                return
+            replica.is_asked_about = True
+        replaced: Future[bool] = self._address.controller.replaces.call_one(replica.entry.uid)
+        replaced.add_done_callback(lambda replaced: self._told_of_lost(replica, replaced))
+
+    def _told_of_lost(self, replica: KnownReplica, replaced: Future[bool]) -> None:
+        try:
+            replica.is_out_of_reach = not peek(replaced)
+        except ControlError:
+            return  # of the end of the service `watch` tells
+        if replica.is_out_of_reach:
+            _retry_thread.submit(self._give_up)
+
+    def _give_up(self) -> None:
+        """End the requests that wait for replicas which only this process cannot reach."""
+        with self._lock:
+            kept = [*self._parked, *sorted(self._waiting)]
+            lost = [request for request in kept if request.waits_in_vain(self._router)]
+            self._parked = [request for request in self._parked if request not in lost]
+            self._waiting = [request for request in self._waiting if request not in lost]
+            heapq.heapify(self._waiting)
+            self._stay_if_needed()
+        for request in lost:
+            request.fail(self._out_of_reach(request))
+
+    def _out_of_reach(self, request: ServiceRequest) -> ReplicaLostError:
+        name, number = self._address.name, self._router.numbers[0]
+        return ReplicaLostError(
+            name,
+            number,
+            f"{request.spec.name} cannot be sent: this process has lost its connection to every replica of {name} that "
+            f"could handle it, though they are up; drain({number}) replaces one by a new one",
+            is_unhandled=not request.attempts,
+        )
 
     def _keep(self, request: ServiceRequest) -> None:
         if request.in_turn:
@@ -295,7 +347,7 @@ class ServiceClient:
         process = self._process
         if _is_unreachable(process, replica):
             with self._lock:
-                self._router.lose(replica)
+                self._lose(replica)
                 self._count_out(request, replica)
             return False
         request.attempts += 1
@@ -359,7 +411,7 @@ class ServiceClient:
             asking, self._when_known = self._when_known, []
             self._stay_if_needed()
         for request in kept:
-            request.fail(ended)
+            request.fail(_of(request, ended))
         for act in asking:
             act(_SOMEBODY)
 
@@ -425,8 +477,12 @@ class ServiceClient:
             return {number: dataclasses.replace(tally) for number, tally in self._router.tallies().items()}
 
 
+def _link_to(process: Process, replica: KnownReplica) -> Link | None:
+    return process.transport.find(replica.entry.root_members[0].id)
+
+
 def _is_unreachable(process: Process, replica: KnownReplica) -> bool:
-    link = process.transport.find(replica.entry.root_members[0].id)
+    link = _link_to(process, replica)
     return link is not None and link.lost is not None
 
 
@@ -441,6 +497,11 @@ def _tell(here: weakref.ref[ServiceClient], news: Future[ReplicaTable]) -> None:
         return
     client.told(table)
     client.watch()
+
+
+def _of(request: ServiceRequest, ended: ServiceEndedError) -> ServiceEndedError:
+    """The end of a service as the error of one request, which a replica that has died since may have handled."""
+    return ServiceEndedError(ended.message, ended.failure, is_unhandled=not request.attempts)
 
 
 def may_retry(spec: EndpointSpec, error: SupervisionError, attempts: int, limit: int) -> bool:

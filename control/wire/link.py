@@ -53,6 +53,8 @@ class Link:
         self.unsent: list[Call | Cast] = []
         """Once the link is lost: what nobody waits for and was still to be sent."""
         self.connected = False
+        self.has_stood = False
+        """Whether there ever was a stream. Where there was none and the link is lost, nothing has gone out."""
         self.dialing = False
         self.is_dialed = False
         """Whether this end has dialed, where the stream stands."""
@@ -106,6 +108,7 @@ class Link:
         self._writing.acquire()  # it is free: nothing is written without a stream
         stream.user, stream.flows = self, True
         self._stream = stream
+        self.has_stood = True  # before the look at `lost`
         if self.lost is not None:
             stream.end()
         elif not greeting or stream.send(greeting):

@@ -13,6 +13,10 @@ from skipper.control.runtime.ownership import Ownership
 from skipper.control.runtime.peer_failures import PeerFailures
 from skipper.control.runtime.ports import DeathWatch, PortTable
 from skipper.control.runtime.procs.remote_launch import RemoteLaunch
+from skipper.control.services import service_client
+from skipper.control.services.replica_controller import ReplicaController
+from skipper.control.services.request_sequencer import RequestSequencer
+from skipper.control.services.router import Router
 from skipper.control.wire.link import Link
 
 
@@ -126,6 +130,26 @@ def _a_break_loses_a_message() -> None:
     Link.sent = sent  # type: ignore[method-assign]
 
 
+def _requests_are_always_sent_again() -> None:
+    """Also those that a dead replica may have handled, and that must not be repeated."""
+    service_client.may_retry = lambda spec, error, attempts, limit: True
+
+
+def _dead_replicas_are_not_replaced() -> None:
+    """The service stays as small as a death has left it."""
+    ReplicaController._try_again = lambda self, number, *, is_early: True  # type: ignore[method-assign]
+
+
+def _requests_wait_for_replicas_out_of_reach() -> None:
+    """Who has lost a replica that lives waits for another: found by this simulation."""
+    Router.is_out_of_reach = lambda self, number=None: False  # type: ignore[method-assign]
+
+
+def _pairs_that_are_cut_stay() -> None:
+    """A replica whose processes have lost each other is not replaced: found by this simulation."""
+    RequestSequencer._refuse = lambda self, port, method, error: self._pass_on(port, method, error)  # type: ignore[method-assign]
+
+
 PLANTED: dict[str, Callable[[], None]] = {
     plant.__name__.strip("_").replace("_", "-"): plant
     for plant in (
@@ -144,6 +168,10 @@ PLANTED: dict[str, Callable[[], None]] = {
         _given_up_processes_live_on,
         _replies_overtake_values,
         _a_break_loses_a_message,
+        _requests_are_always_sent_again,
+        _dead_replicas_are_not_replaced,
+        _requests_wait_for_replicas_out_of_reach,
+        _pairs_that_are_cut_stay,
     )
 }
 """By name. Each is planted for good into the process that calls it."""

@@ -19,6 +19,7 @@ from skipper.control.runtime import running
 if TYPE_CHECKING:
     from skipper.control import ActorMesh, Future, MeshFailure
     from tests.simulation.processes import Cluster, SimulatedProcess
+    from tests.simulation.services import Served
     from tests.simulation.world import World
 
 
@@ -124,6 +125,8 @@ class Ledger:
         """Pairs of processes that may take each other for lost though both live."""
         self.owned: list[Owned] = []
         """What others than the script own."""
+        self.served: Served | None = None
+        """A service, where the job has one."""
         self.is_stopping = False
         """Whether everything is stopped in good order."""
         self.answers = self.errors = 0
@@ -165,13 +168,16 @@ class Ledger:
     def is_lost(self, who: SimulatedProcess, process_id: str) -> bool:
         """Whether a process may take another for lost.
 
-        Every actor here is owned by the script, and ends without it; and what the script gives up it cuts off.
+        Every actor here is owned by the script, and ends without it; and what the script gives up it cuts off. Whoever
+        loses a host loses its processes, and a link that one end gives up has ended for the other.
         """
         other = self.cluster.by_id.get(process_id)
         script = self.cluster.script
         if other is None:
             return True
-        return any(self._is_out_of_reach(*pair) for pair in ((who, other), (script, other), (script, who)))
+        return any(
+            self._is_out_of_reach(*pair) for pair in ((who, other), (other, who), (script, other), (script, who))
+        )
 
     def _is_out_of_reach(self, who: SimulatedProcess, other: SimulatedProcess) -> bool:
         above = self._above(other)
@@ -203,6 +209,8 @@ class Ledger:
         for sayer in self.sayers:
             if not (sayer.owner.is_dead or sayer.is_broken):
                 yield from self._not_come(sayer)
+        if self.served is not None:
+            yield from self.served.missing()
         yield from self._not_told()
         yield from self._not_ended()
         for owned in self.owned:

@@ -8,6 +8,7 @@ import contextvars
 import os
 import signal
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -15,8 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from skipper.control.model.failure import MeshFailure
 from skipper.control.model.future import Gate
 from skipper.control.runtime import current_runtime
+from skipper.control.runtime.actor_state import ActorEndedError, ActorState
 from skipper.control.runtime.assembly import build_process
-from skipper.control.runtime.executor import NewExecutor
+from skipper.control.runtime.executor import AsyncExecutor, NewExecutor
 from skipper.control.runtime.procs.launcher import Launched, LaunchRequest
 from skipper.control.runtime.shared_executor import SharedExecutor
 from skipper.control.runtime.shared_parts import SharedParts
@@ -99,6 +101,68 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._world.violation(f"{self._owner}: {context.get('message')}: {context.get('exception')!r}")
 
 
+class ActorLoop(VirtualLoop):
+    """The event loop of one async actor. It is the running one for what happens there."""
+
+    def call_soon(self, callback: Any, *args: Any, context: contextvars.Context | None = None) -> Any:
+        return super().call_soon(self._within, callback, *args, context=context or contextvars.copy_context())
+
+    def call_later(self, delay: float, callback: Any, *args: Any, context: contextvars.Context | None = None) -> Any:
+        return self.call_at(self._world.now_s + delay, callback, *args, context=context)
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None) -> Any:
+        context = context or contextvars.copy_context()
+        return self._world.at(when, self._owner, self._within, callback, *args, context=context)
+
+    async def shutdown_asyncgens(self) -> None:
+        """Nobody has any."""
+
+    def _within(self, callback: Callable[..., object], *args: Any) -> None:
+        before = asyncio._get_running_loop()
+        asyncio._set_running_loop(self)
+        try:
+            callback(*args)
+        finally:
+            asyncio._set_running_loop(before)
+
+
+class VirtualAsyncExecutor(AsyncExecutor):
+    """Runs an async actor on the virtual clock."""
+
+    def __init__(self, actor: ActorState, world: World, owner: SimulatedProcess) -> None:
+        self._loop_of_actor = ActorLoop(world, owner)
+        super().__init__(actor)
+
+    def _make_loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop_of_actor
+
+    def _make_thread(self) -> threading.Thread:
+        return threading.main_thread()
+
+    def start(self) -> None:
+        """Construct the actor in a moment."""
+        self._loop_of_actor.call_soon(self._begin, context=contextvars.Context())
+
+    def interrupt(self) -> bool:
+        """True: nothing blocks the loop."""
+        return True
+
+    def stack(self) -> list[traceback.FrameSummary]:
+        """Empty: nobody asks here where an actor is."""
+        return []
+
+    def _begin(self) -> None:
+        self._loop_of_actor.create_task(self._main()).add_done_callback(self._over)
+
+    def _over(self, main: asyncio.Task[None]) -> None:
+        self._loop_of_actor.is_over = True
+        error = None if main.cancelled() else main.exception()
+        if error is not None:
+            if not isinstance(error, ActorEndedError):
+                self._break(error)
+            self._actor.bury()
+
+
 class VirtualThread:
     """What stands for the loop's thread, and for that of the actors."""
 
@@ -135,7 +199,9 @@ class VirtualThread:
 
     def executor_for(self, *, is_async: bool) -> NewExecutor:
         """What runs an actor here."""
-        return lambda actor: SharedExecutor(actor, self, is_async=is_async)  # type: ignore[arg-type]
+        if is_async:
+            return lambda actor: VirtualAsyncExecutor(actor, self._world, self._owner)
+        return lambda actor: SharedExecutor(actor, self, is_async=False)  # type: ignore[arg-type]
 
     def put(self, executor: SharedExecutor) -> None:
         """Give an actor a turn."""
@@ -160,6 +226,7 @@ class SimulatedProcess:
         is_dead: whether it is gone.
         is_silent: whether it is gone without a word: its host has lost its power, or its network for good.
         stalled_until_s: it does nothing before.
+        when_dead: called once it is dead.
     """
 
     def __init__(self, cluster: Cluster, me: ProcessRef, root: ProcessRef, parent: SimulatedProcess | None) -> None:
@@ -174,6 +241,7 @@ class SimulatedProcess:
         self.parent = parent
         self.is_dead = self.is_silent = False
         self.stalled_until_s = 0.0
+        self.when_dead: list[Callable[[], object]] = []
         self.children: list[SimulatedChild] = []
         self.loop = VirtualLoop(self.world, self)
         self.runtime: Process | None = None
@@ -207,6 +275,8 @@ class SimulatedProcess:
             return
         self.world.tell(f"{self} is gone, status {status}{', silently' if silently else ''}")
         self.is_dead, self.is_silent, self.loop.is_over = True, silently, True
+        for told in self.when_dead:
+            told()
         self.cluster.ether.process_gone(self, silently=silently)
         for child in self.children:
             if silently:
@@ -352,6 +422,7 @@ class Cluster:
 
     Attributes:
         script: the process of the script.
+        begin_logs: the logs of begun requests, with their processes, by what tells them from others.
         hosts: those that stand for the job on the others.
     """
 
@@ -361,6 +432,7 @@ class Cluster:
         self.processes: list[SimulatedProcess] = []
         self.by_id: dict[str, SimulatedProcess] = {}
         self.child_of: dict[str, SimulatedChild] = {}
+        self.begin_logs: dict[int, tuple[SimulatedProcess, memoryview]] = {}
         me = _named("script", _ip(0) if hosts else "")
         self.script = SimulatedProcess(self, me, me, None)
         script = self.script.process

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,10 +15,12 @@ from skipper.control.model import settings as bounds
 from skipper.control.model.errors import ControlError, LinkError, SupervisionError
 from skipper.control.wire.process_ref import ProcessRef
 from tests.simulation import ledger as ledgers
+from tests.simulation import services
 from tests.simulation import world as worlds
 from tests.simulation.ledger import Ledger, Owned, Sayer
-from tests.simulation.network import Ether, Weather
+from tests.simulation.network import Ether, VirtualStream, Weather
 from tests.simulation.processes import Cluster, SimulatedProcess
+from tests.simulation.services import Served
 from tests.simulation.world import BEGIN_S, ProcessKilledError, World
 
 QUIET_HEARTBEAT_S = 600.0
@@ -28,6 +31,8 @@ SURVIVED = 0.5
 _AFTER_S = 0.02
 """How long after something is said a fault comes, on average."""
 _LOOK_S = 2.0
+SERVING = 0.25
+"""The part of the jobs that have a service."""
 BOUND_S = 90.0
 """Everything ends within this, after the last that happens to the job."""
 
@@ -156,11 +161,15 @@ class Schedule:
         self.stops = chance.random() < 0.5
         """Whether everything is stopped in the end."""
         self.until_s = BEGIN_S + chance.choice((1.0, 3.0, 5.0))
+        self.service_chance = random.Random(f"service {seed}")
+        self.is_serving = self.service_chance.random() < SERVING
 
     def play(self) -> Outcome:
         """Let it all happen."""
         world, cluster = self.world, self.cluster
         world.at(BEGIN_S, cluster.script, self._begin)
+        if self.is_serving:
+            world.at(BEGIN_S, cluster.script, self._serve)
         acts = [BEGIN_S + self.chance.random() * (self.until_s - BEGIN_S) for _ in range(self.chance.randrange(20, 60))]
         for when_s in acts:
             world.at(when_s, cluster.script, self._act)
@@ -200,7 +209,8 @@ class Schedule:
         told = sum(self.cluster.root.told.values())
         ends: list[Any] = []
         self.ledger.is_stopping = True
-        world.at(world.now_s, script, lambda: ends.extend(procs.stop() for procs in self.procs))
+        served = [] if self.ledger.served is None else [self.ledger.served.service]
+        world.at(world.now_s, script, lambda: ends.extend(each.stop() for each in (*served, *self.procs)))
         bound_s = world.now_s + 2 * bounds.settings().stop_timeout_s
         while world.now_s < bound_s and any(self._left(ends)):
             world.run(world.now_s + _LOOK_S)
@@ -228,6 +238,19 @@ class Schedule:
     def _begin(self) -> None:
         self._spawn_crowd()
 
+    def _serve(self) -> None:
+        chance = self.service_chance
+        hosts = self._all_hosts() if self.cluster.hosts and chance.random() < 0.7 else None
+        served = self.ledger.served = Served(self.ledger, chance, hosts)
+        procs = (hosts or this_host()).spawn_procs(name=services.CALLER)
+        self.procs.append(procs)
+        served.begin(procs)
+        for _ in range(chance.randrange(5, 30)):
+            when_s = BEGIN_S + chance.random() * (self.until_s - BEGIN_S)
+            self.world.at(when_s, self.cluster.script, served.act)
+        if chance.random() < 0.3:
+            self.world.at(BEGIN_S + chance.random() * (self.until_s - BEGIN_S), None, self._cut_a_caller_off)
+
     def _spawn_crowd(self) -> None:
         hosts = self._hosts()
         each = self.chance.randrange(1, 4 if hosts is not None else 8)
@@ -242,9 +265,12 @@ class Schedule:
         self.sayers.append(Sayer(self.ledger, f"script to {crowd.name}", self.cluster.script, crowd))
 
     def _hosts(self) -> HostMesh | None:
-        alive = [host for host in self.cluster.hosts if not host.is_dead]
-        if not alive or self.chance.random() < 0.3:
+        if not any(not host.is_dead for host in self.cluster.hosts) or self.chance.random() < 0.3:
             return None
+        return self._all_hosts()
+
+    def _all_hosts(self) -> HostMesh:
+        alive = [host for host in self.cluster.hosts if not host.is_dead]
         script = self.cluster.script.process
         refs = tuple(ProcessRef(h.id, h.process.me.address, h.name, script.me) for h in alive)
         return HostMesh(refs)
@@ -348,10 +374,17 @@ class Schedule:
         self.ledger.hurt.add(frozenset((one.id, other.id)))
 
     def _break(self) -> None:
-        streams = [stream for stream in self.cluster.ether.streams if stream.other_owner]
+        self._break_one([stream for stream in self.cluster.ether.streams if stream.other_owner], self.chance)
+
+    def _cut_a_caller_off(self) -> None:
+        """Break what a caller of the service has with a replica, which both live on."""
+        calls = [stream for stream in self.cluster.ether.streams if services.is_between_caller_and_replica(stream)]
+        self._break_one(calls, self.service_chance)
+
+    def _break_one(self, streams: list[VirtualStream], chance: random.Random) -> None:
         if not streams:
             return
-        stream = self.chance.choice(streams)
+        stream = chance.choice(streams)
         assert stream.other_owner is not None
         self._note("break", f"the stream between {stream.owner} and {stream.other_owner} breaks")
         self._hurt(stream.owner, stream.other_owner)
@@ -455,6 +488,7 @@ def begin() -> None:
 
     logging.getLogger("skipper").setLevel(logging.CRITICAL)
     worlds.install()
+    services.install()
     gc.disable()  # `program` has schedules played by processes that end soon
     gc.collect()
     gc.freeze()

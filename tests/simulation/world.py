@@ -198,11 +198,15 @@ class World:
 
 
 _world: World | None = None
-_monotonic = time.monotonic
+_monotonic, _perf_counter_ns = time.monotonic, time.perf_counter_ns
 
 
 def _virtual_now() -> float:
     return _monotonic() if _world is None else _world.now_s
+
+
+def _virtual_ns() -> int:
+    return _perf_counter_ns() if _world is None else int(_world.now_s * 1e9)
 
 
 def _randbits(bits: int) -> int:
@@ -242,16 +246,23 @@ def install() -> None:
 
     So it can be no process that does anything else.
     """
-    time.monotonic = _virtual_now
+    time.monotonic, time.perf_counter_ns = _virtual_now, _virtual_ns
+    virtual = {_monotonic: _virtual_now, _perf_counter_ns: _virtual_ns}
     for name, module in list(sys.modules.items()):
         if name.startswith("skipper."):
             for attribute, value in list(vars(module).items()):
-                if value is _monotonic:
-                    setattr(module, attribute, _virtual_now)
+                if value is _monotonic or value is _perf_counter_ns:
+                    setattr(module, attribute, virtual[value])
     secrets.randbits, secrets.token_bytes, secrets.token_hex = _randbits, _token_bytes, _token_hex
     setattr(ending, "threading", _Threads)  # noqa: B010  (a module's own import)
     cgroup.oom_kills = lambda: 0
     cgroup.machine_oom_kills = lambda: 0
+
+
+def current() -> World:
+    """The world that is played."""
+    assert _world is not None
+    return _world
 
 
 def play(world: World | None) -> None:

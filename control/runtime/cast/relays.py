@@ -157,6 +157,8 @@ class Relays:
     def _open(self, sender: ProcessRef, opening: Opening) -> None:
         relay = self._relays.get(opening.route)
         if relay is not None:
+            if relay.parent.id == relay.origin.id != sender.id:
+                return  # of a parent that the caster has taken the place of: it was on its way for longer
             for node in relay.reopen(opening, sender):
                 self._cannot_reach(relay, node)
             return

@@ -154,3 +154,19 @@ def test_what_is_idempotent_or_surely_was_not_handled_is_sent_again(
     spec = interface_of(Worker).endpoints[endpoint]
     error = SupervisionError("gone", is_unhandled=is_unhandled)
     assert may_retry(spec, error, attempts, 3) is expected
+
+
+def test_a_service_is_out_of_reach_where_every_replica_is_up_and_lost_to_this_process_alone() -> None:
+    made = router(2)
+    assert not made.is_out_of_reach()
+    for number in (0, 1):
+        assert not made.is_out_of_reach()
+        replica = made.replica(number)
+        assert replica is not None
+        made.lose(replica)
+        replica.is_out_of_reach = True
+        assert made.is_out_of_reach(number)
+    assert made.is_out_of_reach()
+    made.update(table({0: ReplicaState.READY, 1: ReplicaState.DOWN}, life=1))
+    assert not made.is_out_of_reach()
+    assert not Router().is_out_of_reach()

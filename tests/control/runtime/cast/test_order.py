@@ -289,6 +289,23 @@ def test_a_relay_that_has_lost_a_node_below_has_the_caster_send_to_it(when: str)
     assert any(node.process.id == world.processes[child].me.id for node in _below(world, parent)) is False
 
 
+def test_the_route_of_a_parent_that_has_died_does_not_come_before_that_of_the_caster() -> None:
+    """Found by `tests.simulation`: it was on its way for longer, and the node below answered to the dead one then."""
+    world = World()
+    parent, child = 1, 2
+    world.cast(0, 1)
+    while not world.processes[parent].wires:
+        world.step(0)
+    late = world.processes[parent].wire(world.processes[child].me)
+    world.kill(parent)
+    while world.step(0):
+        pass
+    for message in late.queue:
+        world.processes[child].receive(world.processes[parent].me, message)  # type: ignore[arg-type]
+    check(world)
+    assert [relay.parent for relay in world.processes[child].relays._relays.values()] == [world.caster.me]
+
+
 def _below(world: World, at: int) -> list[Any]:
     """The nodes that one passes on to."""
     return [node for relay in world.processes[at].relays._relays.values() for node in relay.below.values()]
