@@ -137,7 +137,7 @@ class VirtualAsyncExecutor(AsyncExecutor):
         return self._loop_of_actor
 
     def _make_thread(self) -> threading.Thread:
-        return threading.main_thread()
+        return threading.current_thread()
 
     def start(self) -> None:
         """Construct the actor in a moment."""
@@ -168,7 +168,7 @@ class VirtualThread:
 
     def __init__(self, world: World, owner: SimulatedProcess, loop: VirtualLoop) -> None:
         self.loop = loop
-        self.thread = threading.main_thread()
+        self.thread = threading.current_thread()
         self.is_beginning = True
         self._world = world
         self._owner = owner

@@ -7,9 +7,10 @@ import json
 import multiprocessing
 import os
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +30,9 @@ _SEEDS = 400
 """Within so many each planted fault has to be found."""
 
 _HASH_SEED = "0"
+
+_STACK_NBYTES = 1 << 30
+_DEPTH = 1_000_000
 
 
 @dataclass(slots=True)
@@ -96,7 +100,7 @@ def main() -> None:
     if asked.plant:
         faults.PLANTED[asked.plant]()
     if asked.seed is not None:
-        outcome = schedule.play(asked.seed, hosts=asked.hosts, trace=print if asked.trace else None)
+        (outcome,) = _play(range(asked.seed, asked.seed + 1), asked.hosts, print if asked.trace else None)
         _tell(outcome)
         print(json.dumps({"seed": outcome.seed, "steps": outcome.steps, "digest": outcome.digest}))
         sys.exit(bool(outcome.wrong))
@@ -148,7 +152,25 @@ def _find_one(task: tuple[str, int, int]) -> int | None:
 
 def _play_some(some: tuple[int, int, int | None]) -> list[Outcome]:
     first, count, hosts = some
-    return [schedule.play(seed, hosts=hosts) for seed in range(first, first + count)]
+    return _play(range(first, first + count), hosts)
+
+
+def _play(seeds: range, hosts: int | None, trace: Callable[[str], object] | None = None) -> list[Outcome]:
+    """Play schedules; those of many hosts on a large stack, since whoever waits does so within what waited before."""
+    outcomes: list[Outcome] = []
+
+    def play() -> None:
+        outcomes.extend(schedule.play(seed, hosts=hosts, trace=trace) for seed in seeds)
+
+    if hosts is None:
+        play()
+        return outcomes
+    threading.stack_size(_STACK_NBYTES)
+    sys.setrecursionlimit(_DEPTH)
+    thread = threading.Thread(target=play)
+    thread.start()
+    thread.join()
+    return outcomes
 
 
 def _tell(outcome: Outcome) -> None:
