@@ -269,6 +269,9 @@ class ServiceClient:
             if replica.is_asked_about or self._ended is not None:
                 return
             replica.is_asked_about = True
+        _retry_thread.submit(lambda: self._ask_about(replica))
+
+    def _ask_about(self, replica: KnownReplica) -> None:
         replaced: Future[bool] = self._address.controller.replaces.call_one(replica.entry.uid)
         replaced.add_done_callback(lambda replaced: self._told_of_lost(replica, replaced))
 

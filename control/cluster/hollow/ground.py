@@ -58,6 +58,13 @@ class Ground:
         """Have something done on the loop thread; from any thread."""
         self.loop_thread.loop.call_soon_threadsafe(call, *args)
 
+    def until_done_on_loop(self, call: Callable[..., object], *args: object) -> None:
+        """Likewise, and return when it is done; from any thread but the loop's."""
+        done = threading.Event()
+        self.on_loop(call, *args)
+        self.on_loop(done.set)
+        done.wait()
+
     def close(self) -> None:
         """End the threads; every hollow process is gone."""
         self._jobs.put(None)

@@ -85,8 +85,8 @@ class HollowProcess:
         self._ground.on_loop(self._cut, status)
 
     def stand_still(self) -> None:
-        """Have it, and what it has launched, neither say nor hear anything any more, for good; from any thread."""
-        self._ground.on_loop(self.runtime.transport.stand_still)
+        """Have it, and what it has launched, neither say nor hear anything any more; from any thread but the loop's."""
+        self._ground.until_done_on_loop(self.runtime.transport.stand_still)
         for child in self.children:
             child.stand_still()
 
