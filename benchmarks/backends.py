@@ -15,8 +15,10 @@ _NAMES = (AUTO, "shm", "cuda_ipc", "ucx", "verbs")
 
 
 def add_backend(parser: TakesArguments) -> None:
-    """``--backend``: by which way the data goes."""
-    parser.add_argument("--backend", choices=_NAMES, default=AUTO, help="by which way")
+    """``--backend``: which backend moves the data."""
+    parser.add_argument(
+        "--backend", choices=_NAMES, default=AUTO, help="backend that moves the data (default: the first that works)"
+    )
 
 
 def require_backend(name: str) -> None:

@@ -60,7 +60,7 @@ def report_parser(
     prog: str,
     description: str | None,
     *,
-    quick: str = "a few rounds, to see that it works; trust no figure",
+    quick: str = "only a few rounds, to check that it works; the figures mean nothing",
     exit_codes: Mapping[int, str] | None = None,
 ) -> Parser:
     """A parser with the options ``--quick``, ``--json`` and ``--csv``.
@@ -69,7 +69,7 @@ def report_parser(
         prog: What was typed before the arguments.
         description: What is measured.
         quick: What the first of them does.
-        exit_codes: Those that it has besides the common ones.
+        exit_codes: Its own, in addition to the common ones.
     """
     parser = Parser(prog=prog, description=description, exit_codes=exit_codes)
     add_quick(parser, quick)

@@ -31,7 +31,9 @@ _QUICK = ActorsPlan(rounds=2, calls=20, broadcasts=200, spawns=1, warmup=1)
 
 def parser(prog: str) -> Parser:
     """The parser of the command."""
-    own = report_parser(prog, "Latency and throughput of actor calls, beside raw gRPC and memcpy in the same run.")
+    own = report_parser(
+        prog, "Measure latency and throughput of actor calls, and raw gRPC and memcpy in the same run to compare."
+    )
     usual = ActorsPlan()
     own.add_argument(
         "-n",
@@ -39,7 +41,7 @@ def parser(prog: str) -> Parser:
         type=whole(2, _MOST),
         default=usual.procs,
         metavar="N",
-        help=f"processes, with an actor each (default: {usual.procs})",
+        help=f"number of processes, each with one actor (default: {usual.procs})",
     )
     own.add_argument(
         "-s",
@@ -47,14 +49,14 @@ def parser(prog: str) -> Parser:
         type=size_up_to(_LARGEST_MESSAGE),
         default=usual.message_nbytes,
         metavar="SIZE",
-        help=f"bytes of the message that calls carry there and back (default: {usual.message_nbytes})",
+        help=f"size of the message that each call sends and returns (default: {usual.message_nbytes})",
     )
     own.add_argument(
         "--bulk",
         type=size_up_to(1 << 30),
         default=usual.bulk_nbytes,
         metavar="SIZE",
-        help=f"bytes of the large argument (default: {format_size(usual.bulk_nbytes)})",
+        help=f"size of the large argument (default: {format_size(usual.bulk_nbytes)})",
     )
     return own
 

@@ -41,8 +41,8 @@ COMPARE = "compare"
 _STYLES = {"faster": "green", "slower": "red", "unclear": "dim"}
 
 _NOTES = """\
-A and B are reports that a benchmark here wrote with --json: skipper bw, skipper actors, ... What speeds up is
-above 1, for rates and for times.
+A and B are reports that a benchmark of Skipper wrote with --json: skipper bw, skipper actors, ... A speedup is
+above 1 where B is faster, for rates and for times.
 """
 
 # Parameters that say how a row was measured and what came out, not what was measured.
@@ -284,22 +284,24 @@ def parser(prog: str) -> Parser:
         prog=prog,
         description="Compare the rows of two reports.",
         notes=_NOTES,
-        exit_codes={0: "compared", 2: "bad arguments, or nothing to compare", 4: "B is certainly below --fail-below"},
+        exit_codes={0: "compared", 2: "bad arguments, or nothing to compare", 4: "a speedup is below --fail-below"},
     )
     own.add_argument("before", metavar="A.json", help="the report to compare with (before)")
     own.add_argument("after", metavar="B.json", help="the report to compare (after)")
     own.add_argument(
-        "--relative", action="store_true", help="compare the ratios to each run's own yardstick, not the figures"
+        "--relative",
+        action="store_true",
+        help="compare each figure's ratio to the reference of its own run (such as memcpy)",
     )
     own.add_argument(
         "--tolerance",
         type=number(zero=True),
         default=0.05,
         metavar="T",
-        help="ignore smaller differences than this (0.05)",
+        help="treat relative differences up to this as none (default: 0.05)",
     )
     own.add_argument(
-        "--fail-below", type=number(), metavar="R", help="exit with 4 when B is certainly slower than R times A"
+        "--fail-below", type=number(), metavar="R", help="exit with 4 if the samples show that a speedup is below R"
     )
     add_json(own, "the comparison")
     return own

@@ -44,8 +44,8 @@ MAX_PAIRS = 256
 LOOPBACK = "127.0.0.1"
 
 _NOTES = f"""\
-With no HOST and without --local this is a server: it prints the command to type on the client, which then
-chooses everything else. Sizes are powers of two: 4K, 4800K, 64M, 1G. GB/s are decimal, Gb/s are bits.
+Without HOST and --local this is the server: it prints the command to run on the client. The flags of the
+client decide what is measured. Sizes are in units of 1024: 4K, 4800K, 64M, 1G. GB/s are decimal, Gb/s are bits.
 Both ends need the same secret. A server without one makes a new one, and prints it as {TOKEN_VARIABLE} in
 the client's command.
 `skipper bw compare A.json B.json` compares two reports.
@@ -164,14 +164,14 @@ def parser(prog: str) -> Parser:
     """The parser of the command, but for ``skipper bw compare``."""
     own = Parser(
         prog=prog,
-        description="Bandwidth and latency of one-sided reads and writes, beside memcpy in the same run.",
+        description="Measure bandwidth and latency of one-sided reads and writes, and of memcpy to compare.",
         notes=_NOTES,
         exit_codes=_EXIT_CODES,
     )
     ends = own.add_argument_group("the two ends")
-    ends.add_argument("peer", nargs="?", metavar="HOST[:PORT]", help="act as the client of the server at this address")
-    ends.add_argument("--local", action="store_true", help="start a server process too, and act as its client")
-    add_host(ends, "--bind", default=None, what=f"where a server listens (default: {LOOPBACK})")
+    ends.add_argument("peer", nargs="?", metavar="HOST[:PORT]", help="run as client of the server at this address")
+    ends.add_argument("--local", action="store_true", help="start a server process as well, and run as its client")
+    add_host(ends, "--bind", default=None, what=f"address that a server listens on (default: {LOOPBACK})")
     add_port(ends, "-p", what=f"TCP port (default: {DEFAULT_PORT}; 0: any free)")
     ends.add_argument(
         "-d",
@@ -185,19 +185,26 @@ def parser(prog: str) -> Parser:
         type=whole(1, MAX_PAIRS),
         default=1,
         metavar="N",
-        help="pairs of clients and servers that run at once",
+        help="pairs of clients and servers that run at the same time (default: 1)",
     )
-    add_secret_file(ends, f"what {SECRET_VARIABLE} names")
+    add_secret_file(ends, f"the file that {SECRET_VARIABLE} names")
     add_timeout(ends, 60.0, "seconds allowed for one transfer")
 
     work = own.add_argument_group("what is transferred")
     work.add_argument(
-        "-s", "--size", action="append", type=size_argument, metavar="SIZE", help="bytes; repeat for several"
+        "-s",
+        "--size",
+        action="append",
+        type=size_argument,
+        metavar="SIZE",
+        help="size in bytes; repeat the flag for several",
     )
     sweep = f"{format_size(SWEEP[0])} to {format_size(SWEEP[-1])}"
-    work.add_argument("-a", "--all", action="store_true", help=f"sizes from {sweep}, each four times the last")
-    work.add_argument("--minbytes", type=size_argument, metavar="SIZE", help="or sizes from this one on")
-    work.add_argument("-e", "--maxbytes", type=size_argument, metavar="SIZE", help="up to this one")
+    work.add_argument("-a", "--all", action="store_true", help=f"sizes from {sweep}, each four times the one before")
+    work.add_argument(
+        "--minbytes", type=size_argument, metavar="SIZE", help="instead of --size: smallest of several sizes"
+    )
+    work.add_argument("-e", "--maxbytes", type=size_argument, metavar="SIZE", help="largest of several sizes")
     work.add_argument(
         "-f",
         "--stepfactor",
@@ -206,46 +213,57 @@ def parser(prog: str) -> Parser:
         help=f"factor from one size to the next (default: {_STEP_FACTOR})",
     )
     work.add_argument(
-        "--op", choices=("read", "write", *ATOMICS), default="read", help="direction, as seen by the client"
+        "--op",
+        choices=("read", "write", *ATOMICS),
+        default="read",
+        help="the operation, as seen by the client (default: read)",
     )
-    work.add_argument("-b", "--bidirectional", action="store_true", help="both ends transfer at once")
+    work.add_argument("-b", "--bidirectional", action="store_true", help="both ends transfer at the same time")
     add_backend(work)
-    work.add_argument("--mem", type=_mem, default="host", metavar="host|cuda[:N]", help="at both ends")
+    work.add_argument("--mem", type=_mem, default="host", metavar="host|cuda[:N]", help="memory at both ends")
     work.add_argument(
-        "--use_cuda", dest="mem", type=_cuda, default=argparse.SUPPRESS, metavar="N", help="as --mem cuda:N"
+        "--use_cuda", dest="mem", type=_cuda, default=argparse.SUPPRESS, metavar="N", help="the same as --mem cuda:N"
     )
-    work.add_argument("--batch", type=whole(1, MAX_BATCH), default=1, metavar="N", help="buffers in one transfer")
     work.add_argument(
-        "--copy-threads", type=whole(1, 64), default=0, metavar="N", help="threads that copy large blocks"
+        "--batch", type=whole(1, MAX_BATCH), default=1, metavar="N", help="buffers in one transfer (default: 1)"
+    )
+    work.add_argument(
+        "--copy-threads",
+        type=whole(1, 64),
+        default=0,
+        metavar="N",
+        help="threads that copy large blocks (default: one per core, 4 at most)",
     )
 
     how = own.add_argument_group("measurement")
-    how.add_argument("-n", "--iters", type=whole(1), metavar="N", help="timed transfers of each size")
+    how.add_argument("-n", "--iters", type=whole(1), metavar="N", help="number of timed transfers of each size")
     how.add_argument(
-        "-w", "--warmup", "--warmup_iters", type=whole(0), metavar="N", help="untimed transfers before them"
+        "-w", "--warmup", "--warmup_iters", type=whole(0), metavar="N", help="number of untimed transfers before them"
     )
     how.add_argument(
         "-D", "--duration", type=number(), metavar="S", help="measure each size for this many seconds instead"
     )
-    add_quick(how, f"{_QUICK_ITERATIONS} transfers of each size, to see that it works; the figures mean nothing")
+    add_quick(how, f"{_QUICK_ITERATIONS} transfers of each size, to check that it works; the figures mean nothing")
     how.add_argument("--latency", action="store_true", help="report the time of a transfer, not the rate")
     how.add_argument(
-        "--check", action="store_true", help="verify the data, and verify that the check notices a wrong byte"
+        "--check",
+        action="store_true",
+        help="verify the data, and that this check finds a byte that was made wrong on purpose",
     )
 
     out = own.add_argument_group("results")
-    out.add_argument("--min-bw", type=number(), metavar="GB/s", help="fail when a median is below this")
+    out.add_argument("--min-bw", type=number(), metavar="GB/s", help="exit with 4 when a median is below this")
     add_json(out)
     add_csv(out)
-    out.add_argument("--plot", type=output_path, metavar="PATH.png", help="draw the rates over the sizes")
+    out.add_argument("--plot", type=output_path, metavar="PATH.png", help="plot the rates over the sizes")
     return own
 
 
 def _require_consistent(given: argparse.Namespace, role: str) -> None:
     if given.peer is not None and given.local:
-        raise UsageError("--local starts its own server: pass either a host or --local")
+        raise UsageError("--local starts its own server: pass either HOST or --local")
     if given.host is not None and role != "server":
-        raise UsageError("--bind (--host) is for a server, which listens there: leave it out for a client")
+        raise UsageError("--bind (--host) is the address that a server listens on: leave it out for a client")
     if given.latency and (given.bidirectional or given.min_bw is not None):
         raise UsageError("--latency times one transfer at a time; --bidirectional and --min-bw ask for rates")
     if given.op in ATOMICS and (

@@ -33,20 +33,34 @@ _QUICK = DispatchPlan(rounds=2, ops=200, calls=10, many=3, warmup=1, steps=4)
 def parser(prog: str) -> Parser:
     """The parser of the command."""
     own = report_parser(
-        prog, "Time to issue, run and fetch operations of the tensor engine, beside raw gRPC, torch and memcpy."
+        prog,
+        "Measure the time to issue, run and fetch operations of the tensor engine, and raw gRPC, torch and memcpy to "
+        "compare.",
     )
-    size = own.add_argument_group("network", "What the steps of training train: linear layers, two workers.")
+    size = own.add_argument_group("network", "What the training steps train: linear layers, on two workers.")
     network = USUAL_NETWORK
-    size.add_argument("--layers", metavar="N", type=whole(1, 1000), default=network.layers, help="how many layers (4)")
     size.add_argument(
-        "--width", metavar="N", type=whole(1, 1 << 16), default=network.width, help="their features (256)"
+        "--layers", metavar="N", type=whole(1, 1000), default=network.layers, help="number of layers (default: 4)"
     )
     size.add_argument(
-        "--samples", metavar="N", type=whole(1, 1 << 20), default=network.samples, help="of each worker (64)"
+        "--width",
+        metavar="N",
+        type=whole(1, 1 << 16),
+        default=network.width,
+        help="features of each layer (default: 256)",
     )
-    where = own.add_argument_group("hosts", "With them, messages per step and host are counted, too.")
-    where.add_argument("--hosts", metavar="FILE", help="attach the agents whose addresses are in this file")
-    where.add_argument("--per-host", metavar="N", type=whole(1, 1024), default=2, help="processes on each host (2)")
+    size.add_argument(
+        "--samples",
+        metavar="N",
+        type=whole(1, 1 << 20),
+        default=network.samples,
+        help="samples of each worker (default: 64)",
+    )
+    where = own.add_argument_group("hosts", "With hosts, the messages per step and host are counted too.")
+    where.add_argument("--hosts", metavar="FILE", help="file with the addresses of agents to run on")
+    where.add_argument(
+        "--per-host", metavar="N", type=whole(1, 1024), default=2, help="processes on each host (default: 2)"
+    )
     add_secret_file(where)
     add_certs(where)
     add_insecure(where)

@@ -44,39 +44,47 @@ _TEXT_NBYTES = 14
 def parser(prog: str) -> Parser:
     """The parser of the command."""
     description = (
-        "Calls and broadcasts to many processes of this host, straight and down a tree, beside a model of them that "
-        "goes on to many more."
+        "Measure calls and broadcasts to many processes of this host, directly and through a tree. A model made from "
+        "these figures tells the cost for many more processes."
     )
-    own = report_parser(prog, description, quick="6 processes, to see that it works; trust no figure")
+    own = report_parser(prog, description, quick="6 processes only, to check that it works; the figures mean nothing")
     own.add_argument(
         "-n",
         "--procs",
         type=whole(4, _MOST),
         default=_MOST,
         metavar="N",
-        help=f"at most so many processes (default: {_MOST})",
+        help=f"largest number of processes (default: {_MOST})",
     )
-    own.add_argument("--fanout", type=whole(2, _MOST), default=8, metavar="N", help="of the trees (default: 8)")
+    own.add_argument("--fanout", type=whole(2, _MOST), default=8, metavar="N", help="fan-out of the trees (default: 8)")
     own.add_argument(
         "-s",
         "--size",
         type=size_up_to(1 << 20),
         default=_MESSAGE_NBYTES,
         metavar="SIZE",
-        help=f"bytes of the message that calls carry there and back (default: {_MESSAGE_NBYTES})",
+        help=f"size of the message that each call sends and returns (default: {_MESSAGE_NBYTES})",
     )
     own.add_argument(
-        "--ranks", type=whole(4, 1 << 20), default=1 << 15, metavar="N", help="model up to so many (default: 32768)"
+        "--ranks",
+        type=whole(4, 1 << 20),
+        default=1 << 15,
+        metavar="N",
+        help="largest number of ranks to model (default: 32768)",
     )
     own.add_argument(
         "--hollow",
         type=_numbers,
         metavar="N,N,...",
-        help="hosts instead of processes: so many hollow ones, which speak the protocol of hosts and share a process, "
-        "in one run after another",
+        help="measure hosts instead of processes: a run with each of these numbers of hollow hosts, which speak the "
+        "protocol of hosts and share one process",
     )
     own.add_argument(
-        "--real", type=_numbers, default=(), metavar="N,N,...", help="with --hollow: so many real hosts beside them"
+        "--real",
+        type=_numbers,
+        default=(),
+        metavar="N,N,...",
+        help="with --hollow: also runs with these numbers of real hosts",
     )
     own.add_argument(
         "--net",
@@ -84,7 +92,9 @@ def parser(prog: str) -> Parser:
         default="tcp",
         help="with --hollow: links between hosts over TCP, or sockets within this host (default: tcp)",
     )
-    own.add_argument("--page", type=output_path, metavar="PATH", help="with --hollow: write it as a page in Markdown")
+    own.add_argument(
+        "--page", type=output_path, metavar="PATH", help="with --hollow: write the results as a Markdown page"
+    )
     return own
 
 

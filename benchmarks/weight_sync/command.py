@@ -45,32 +45,41 @@ def parser(prog: str) -> Parser:
     """The parser of the command."""
     own = report_parser(
         prog,
-        "Weights from trainers to generators through torchstore, beside a memcpy of as many bytes.",
+        "Measure syncs of weights from trainers to generators through torchstore, and a memcpy of as many bytes.",
         exit_codes={3: "wrong data"},
-        quick="a small model and few turns: for correctness, not speed",
+        quick="only a small model and a few rounds, to check that it works; the figures mean nothing",
     )
-    own.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the weights lie, at both ends")
+    own.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the weights are, at both ends")
     own.add_argument(
         "--model",
         metavar="CONFIG",
-        help="a model of yours: a config.json or its folder, a name in the local cache of Hugging Face, or a JSON file "
-        "of names and shapes; nothing is downloaded. With it, --mode or --backend, only whole models are synced",
+        help="a model of your own: a config.json or its folder, a name in the local cache of Hugging Face, or a JSON "
+        "file of names and shapes; nothing is downloaded. With --model, --mode or --backend, only syncs of whole "
+        "models are measured",
     )
-    own.add_argument("--layers", type=whole(1), metavar="N", help="so many layers of --model, where it is too large")
+    own.add_argument("--layers", type=whole(1), metavar="N", help="use only N layers of --model, if it is too large")
     add_backend(own)
-    own.add_argument("--mode", choices=("direct", "snapshot"), help="one way to put weights only")
+    own.add_argument("--mode", choices=("direct", "snapshot"), help="measure only this way to put weights")
     ranks = whole(1, _MOST_RANKS)
-    own.add_argument("--trainers", type=ranks, metavar="N", help="processes that hold the model as FSDP shards it (2)")
-    own.add_argument("--generators", type=ranks, metavar="N", help="engines that read all of it, each (1)")
-    own.add_argument("--tp", type=ranks, metavar="N", help="tensor-parallel processes of each engine (2)")
-    own.add_argument("-n", "--iterations", type=whole(1, 10_000), metavar="N", help="measured syncs of each mode (10)")
+    own.add_argument(
+        "--trainers", type=ranks, metavar="N", help="processes with the model as FSDP shards it (default: 2)"
+    )
+    own.add_argument(
+        "--generators", type=ranks, metavar="N", help="engines, each of which reads the whole model (default: 1)"
+    )
+    own.add_argument("--tp", type=ranks, metavar="N", help="tensor-parallel processes of each engine (default: 2)")
+    own.add_argument(
+        "-n", "--iterations", type=whole(1, 10_000), metavar="N", help="measured syncs of each mode (default: 10)"
+    )
     own.add_argument(
         "--modelled",
         action="store_true",
-        help="a model of a trillion parameters on hundreds of GPUs instead: its plans are compiled from shapes alone, "
-        "its transfers are simulated, and the simulation is held against syncs on this host",
+        help="simulate a model of a trillion parameters on hundreds of GPUs instead: plans are compiled from shapes "
+        "alone, transfers are simulated, and the simulation is compared with syncs on this host",
     )
-    own.add_argument("--page", type=output_path, metavar="PATH", help="with --modelled: write it as a page in Markdown")
+    own.add_argument(
+        "--page", type=output_path, metavar="PATH", help="with --modelled: write the results as a Markdown page"
+    )
     return own
 
 

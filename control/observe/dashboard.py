@@ -1,4 +1,4 @@
-"""`serve_dashboard`: a job in a browser: its parts, how fast they go, what they say and keep, what has gone wrong."""
+"""`serve_dashboard`: a job in a browser: its processes and actors, their calls, output, memory and errors."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ class Dashboard(PageServer):
     """A dashboard that is served until it is closed; a context manager.
 
     Args:
-        source: what it shows.
-        port: as of `PageServer`, like the next two.
-        host: where it listens.
-        token: what browsers have to know. Without one, output, tracebacks and stacks are for this user alone, and the
-            rest for all users of this host.
-        interval_s: seconds between looks.
-        bounds: when a call is shown as slow, and when as one that hangs.
+        source: the job that it shows.
+        port: see `PageServer`, also for the next two.
+        host: the address to listen on.
+        token: the token that browsers need. Without one, only this user can see output, tracebacks and stacks, and
+            all users of this host can see the rest.
+        interval_s: seconds between updates.
+        bounds: after how long a call is shown as slow, and as hanging.
 
     Example:
         ```python
@@ -119,30 +119,31 @@ def serve_dashboard(
 ) -> Dashboard:
     """Show this process' job in a browser: `Dashboard.url` says where.
 
-    While somebody looks, all processes are asked once per interval, and never where nobody does. A process that does
-    not answer in time is shown as silent within the interval and the time-out.
+    While a browser shows the page, all processes are asked once per interval; otherwise they are not asked. A process
+    that does not answer in time is shown as silent, at the latest after the interval and the timeout.
 
-    Whoever may look reads names of processes, actors, endpoints and keys, figures, and the messages of errors. Output,
-    tracebacks and stacks are shown to who knows the token; where there is none, to the user of this process alone.
+    All who can open the page see the names of processes, actors, endpoints and keys, the figures, and the messages of
+    errors. Output, tracebacks and stacks are shown only to browsers with the token; without a token, only to the user
+    of this process.
 
     Args:
-        port: to listen on; 0: one that is free (see `PageServer.port`).
-        host: the address to listen on; ``"0.0.0.0"`` for all of this host's.
-        interval: seconds between looks.
-        timeout: seconds that a process has to answer.
-        with_token: whether a browser needs the token that is part of the address; None: where others than this host
-            reach it, which always need it.
-        slow_after: seconds after which a call is shown as slow; a reader of the page may choose others for themselves.
-        hung_after: seconds after which it is shown as one that hangs.
-        name: of the job, on the page; None: that of the script.
+        port: the port to listen on; 0: a free one (see `PageServer.port`).
+        host: the address to listen on; ``"0.0.0.0"`` means all addresses of this host.
+        interval: seconds between updates.
+        timeout: seconds to wait for the answer of a process.
+        with_token: whether a browser needs the token that is part of the URL; None: only if other hosts reach the
+            address. Those always need it.
+        slow_after: seconds after which a call is shown as slow; a reader of the page can choose another time.
+        hung_after: seconds after which a call is shown as hanging.
+        name: name of the job on the page; None: the name of the script.
 
     Returns:
         The running server. It ends with the process, or by ``close()``, or as a context manager.
 
     Raises:
         ValueError: ``interval`` or ``timeout`` is not positive, ``hung_after`` is less than ``slow_after``, or
-            ``with_token`` is false where others reach it.
-        OSError: the port is taken, or the address is not this host's.
+            ``with_token`` is false although other hosts reach the address.
+        OSError: the port is in use, or the address is not an address of this host.
     """
     if interval <= 0 or timeout <= 0:
         raise ValueError(f"interval and timeout are positive numbers of seconds, not {interval} and {timeout}")
@@ -164,8 +165,8 @@ def _file(name: str) -> Page:
 
 def parser(prog: str) -> CommandParser:
     """The parser of the command."""
-    own = parser_of(prog, "A running job in a browser; prints the address to open.", timeout_s=TIMEOUT_S)
-    add_port(own, default=0, what="port to serve at (default: a free one)")
+    own = parser_of(prog, "Show a running job in a browser; prints the address to open.", timeout_s=TIMEOUT_S)
+    add_port(own, default=0, what="port to listen on (default: a free one)")
     add_served_host(own)
     own.add_argument(
         "--interval",
@@ -193,10 +194,10 @@ def parser(prog: str) -> CommandParser:
         nargs="?",
         const="",
         metavar="RUN",
-        help="show the record of a run that has ended (see skipper record): its folder or name; without RUN the latest",
+        help="show the record of a run that has ended (see skipper record): its folder or name (default: the latest)",
     )
     own.add_argument(
-        "--token", action="store_true", help="ask for a token on this host too, because it has other users"
+        "--token", action="store_true", help="require a token on 127.0.0.1 too, because this host has other users"
     )
     return own
 

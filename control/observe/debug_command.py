@@ -13,13 +13,13 @@ from skipper.control.observe.program import parser_of, run
 from skipper.control.observe.status_command import duration
 
 HELP = """\
-list [WHO ...]       who is parked
-attach WHO           talk to one: each line is a command of pdb's, `detach` or Ctrl-D leaves it parked
-cast COMMAND         have all that are parked run a command of pdb's: cast p loss
-select [WHO ...]     those that `cast` and `continue` mean from now on; without WHO: all
-continue [WHO ...]   let them go on
-quit                 leave; what is parked stays parked
-WHO is the name of an actor, with its rank or without: trainer, trainer:3
+list [WHO ...]       list the actors that are parked (stopped at a breakpoint)
+attach WHO           debug one actor: each line is a command of pdb; `detach` or Ctrl-D leaves it parked
+cast COMMAND         run a command of pdb in all parked actors: cast p loss
+select [WHO ...]     choose the actors of later `cast` and `continue` commands; without WHO: all
+continue [WHO ...]   let the actors continue
+quit                 leave; parked actors stay parked
+WHO is the name of an actor, with or without a rank: trainer, trainer:3
 """
 
 
@@ -27,7 +27,7 @@ def parser(prog: str) -> CommandParser:
     """The parser of the command."""
     own = parser_of(
         prog,
-        "Debug the actors of a running job that have come to a breakpoint(). Without -c it prompts for commands.",
+        "Debug the actors of a running job that have stopped at a breakpoint(). Without -c it prompts for commands.",
         timeout_s=5.0,
         exit_codes={FAILED: "a command matched no actor, or there is none of that name"},
         notes=f"commands:\n{HELP}",
@@ -38,7 +38,7 @@ def parser(prog: str) -> CommandParser:
         dest="commands",
         action="append",
         metavar="COMMAND",
-        help="run this command instead of prompting; may be given several times",
+        help="run this command instead of prompting; repeat the flag for several",
     )
     return own
 

@@ -27,30 +27,33 @@ def parser(prog: str) -> CommandParser:
     """The parser of the command."""
     own = CommandParser(
         prog=prog,
-        description="Show what the processes of a job have written, in the order of time. It is read from files, so "
-        "the job may be busy, hang, or have ended.",
+        description="Show the output of the processes of a job, ordered by time. It is read from files, so the job may "
+        "be busy, hang, or have ended.",
         exit_codes={FAILED: "none of the named processes has written anything", UNREACHABLE: "there is no such job"},
     )
     own.add_argument(
         "who",
         nargs="*",
         metavar="WHO",
-        help="name of a mesh of processes or actors, with its rank or without (trainers, trainers[3], "
+        help="name of a mesh of processes or actors, with or without a rank (trainers, trainers[3], "
         "trainers[hosts=0,gpus=3]), or a pid; default: all",
     )
     own.add_argument(
         "-j",
         "--job",
         metavar="JOB",
-        help="name or id of the job, name of its script, its connection file, or the folder of its output; "
-        "default: what SKIPPER_JOB says, or your latest job",
+        help="the job: its name or id, the name of its script, its connection file, or the folder of its output "
+        "(default: the value of SKIPPER_JOB, or your latest job)",
     )
-    own.add_argument("-f", "--follow", action="store_true", help="follow the output until the job has ended")
+    own.add_argument("-f", "--follow", action="store_true", help="keep printing new output until the job has ended")
     own.add_argument(
-        "--since", type=_since, metavar="T", help="only output since then: 90s, 10m, 2h, 1d, or a time such as 14:30"
+        "--since",
+        type=_since,
+        metavar="T",
+        help="only output of the last 90s, 10m, 2h, 1d, or since a time such as 14:30",
     )
-    own.add_argument("-t", "--times", action="store_true", help="say when")
-    add_json(own, "the lines, each an object of its own,")
+    own.add_argument("-t", "--times", action="store_true", help="print the time of each line")
+    add_json(own, "each line as an object, all of them")
     return own
 
 

@@ -1,4 +1,4 @@
-"""The figures of a job for Prometheus, under ``/metrics``, and whether it is well, under ``/health``."""
+"""The metrics of a job for Prometheus, at ``/metrics``, and whether it is healthy, at ``/health``."""
 
 from __future__ import annotations
 
@@ -38,30 +38,30 @@ TIMEOUT_S = 3.0
 INTERVAL_S = 1.0
 
 _FAMILIES = {
-    "skipper_process_up": ("gauge", "1 for a process that answers, 0 for one that does not."),
-    "skipper_process_start_time_seconds": ("gauge", "Since when a process belongs to the job."),
+    "skipper_process_up": ("gauge", "1 if a process answers, 0 if it does not."),
+    "skipper_process_start_time_seconds": ("gauge", "Unix time at which a process joined the job."),
     "skipper_process_cpu_seconds_total": ("counter", "CPU time that a process has used."),
     "skipper_process_resident_bytes": ("gauge", "Memory of a process that is in RAM."),
     "skipper_process_threads": ("gauge", "Threads of a process."),
-    "skipper_process_links": ("gauge", "Processes that a process is connected with."),
-    "skipper_process_restarts": ("gauge", "How many processes of this name have died before."),
+    "skipper_process_links": ("gauge", "Processes that a process is connected to."),
+    "skipper_process_restarts": ("gauge", "How many processes of this name have died before this one."),
     "skipper_process_deaths_total": ("counter", "Processes launched by this one that have died."),
-    "skipper_process_errors_total": ("counter", "Exceptions that left an endpoint or ended an actor."),
-    "skipper_unhandled_messages": ("gauge", "Messages sent to actors and not known to be handled."),
-    "skipper_lent_segments": ("gauge", "Large parts of messages that others may still read."),
-    "skipper_lent_bytes": ("gauge", "Their size."),
-    "skipper_heard_messages_total": ("counter", "Messages that have come from other processes."),
-    "skipper_heard_bytes_total": ("counter", "Their size on the way, without what is lent."),
-    "skipper_transfers_in_flight": ("gauge", "Transfers through the data plane that are under way."),
-    "skipper_transfers_total": ("counter", "Transfers that have ended, by result."),
-    "skipper_transfer_bytes_total": ("counter", "Bytes of those that ended well, by direction."),
-    "skipper_actor_queue": ("gauge", "Messages that wait for an actor."),
+    "skipper_process_errors_total": ("counter", "Exceptions that an endpoint raised or that ended an actor."),
+    "skipper_unhandled_messages": ("gauge", "Messages sent to actors that are not yet known to be handled."),
+    "skipper_lent_segments": ("gauge", "Large parts of messages in shared memory that other processes may still read."),
+    "skipper_lent_bytes": ("gauge", "Size of these segments."),
+    "skipper_heard_messages_total": ("counter", "Messages received from other processes."),
+    "skipper_heard_bytes_total": ("counter", "Size of these messages on the wire, without segments in shared memory."),
+    "skipper_transfers_in_flight": ("gauge", "Transfers of the data plane in flight."),
+    "skipper_transfers_total": ("counter", "Transfers of the data plane that have ended, by result."),
+    "skipper_transfer_bytes_total": ("counter", "Bytes of the transfers that succeeded, by direction."),
+    "skipper_actor_queue": ("gauge", "Messages in the queue of an actor."),
     "skipper_actor_handled_total": ("counter", "Messages that an actor has handled."),
-    "skipper_actor_errors_total": ("counter", "Messages of these that ended in an exception."),
-    "skipper_actor_busy_seconds": ("gauge", "For how long an actor has been running its longest endpoint."),
-    "skipper_actor_call_seconds": ("gauge", "How long the latest calls of an endpoint took, by quantile."),
-    "skipper_actor_state": ("gauge", "1 for the state that an actor is in."),
-    "skipper_figure": ("gauge", "What other parts of a process report."),
+    "skipper_actor_errors_total": ("counter", "Messages of an actor whose endpoint raised an exception."),
+    "skipper_actor_busy_seconds": ("gauge", "How long the oldest running endpoint of an actor has been running."),
+    "skipper_actor_call_seconds": ("gauge", "Duration of the latest calls of an endpoint, by quantile."),
+    "skipper_actor_state": ("gauge", "1 for the state of an actor."),
+    "skipper_figure": ("gauge", "Other figures that a process reports."),
 }
 
 
@@ -78,28 +78,28 @@ def serve_metrics(
     interval: float = INTERVAL_S,
     token: str | bool | None = None,
 ) -> PageServer:
-    """Serve the figures of this process' job to Prometheus, ``/metrics``, and whether it is well, ``/health``.
+    """Serve the metrics of this process' job to Prometheus, at ``/metrics``, and whether it is healthy, at ``/health``.
 
-    All processes are asked once per interval, however many requests come, and never where none does. ``/health``
-    answers with status 200 where all of them answer and 503 where one does not, and says in JSON which. Whoever reaches
-    the address, and knows the token where there is one, can read names of processes and actors and their figures, and
-    nothing of any message; by default only this host reaches it.
+    All processes are asked at most once per interval, however many requests come, and not at all without requests.
+    ``/health`` answers with status 200 if all processes answer, and with 503 if one does not; the JSON says which.
+    Clients that reach the address, and send the token if there is one, can read the names of processes and actors and
+    their metrics, but nothing of any message. By default only this host reaches it.
 
     Args:
-        port: to listen on; 0: one that is free (see `PageServer.port`).
-        host: the address to listen on; ``"0.0.0.0"`` for all of this host's.
-        timeout: seconds that a process has to answer.
+        port: the port to listen on; 0: a free one (see `PageServer.port`).
+        host: the address to listen on; ``"0.0.0.0"`` means all addresses of this host.
+        timeout: seconds to wait for the answer of a process.
         interval: how old an answer may be, in seconds, before the processes are asked again.
         token: what clients have to send, as ``Authorization: Bearer TOKEN``: a text of 16 characters or more, or True
-            for a new one; None: where others than this host reach it, which always need one.
+            for a new one. None: a new one if other hosts reach the address, which always need a token; else none.
 
     Returns:
         The running server. It ends with the process, or by ``close()``, or as a context manager.
 
     Raises:
-        ValueError: ``interval`` or ``timeout`` is not positive, ``token`` is false where others reach it, or none that
-            can be used.
-        OSError: the port is taken, or the address is not this host's.
+        ValueError: ``interval`` or ``timeout`` is not positive, ``token`` is false although other hosts reach the
+            address, or it is not a valid token.
+        OSError: the port is in use, or the address is not an address of this host.
     """
     if not 0 < timeout < float("inf"):
         raise ValueError(f"timeout is a positive number of seconds, not {timeout}")
@@ -229,17 +229,23 @@ def parser(prog: str) -> CommandParser:
         type=port_number,
         const=0,
         metavar="PORT",
-        help="serve them at /metrics, and /health, until Ctrl-C or the end of the job; without PORT at a free port",
+        help="serve them at /metrics, and the job's health at /health, on PORT or a free port, until Ctrl-C or the end "
+        "of the job",
     )
     add_served_host(own)
     add_port(own, what="the same as --serve PORT")
-    add_json(own, "the status from which they are computed")
-    own.add_argument("--grafana", action="store_true", help="print a Grafana dashboard of these metrics, for any job")
+    add_json(own, "the status from which the metrics are computed")
     own.add_argument(
-        "--token", action="store_true", help="ask for a token on this host too, because it has other users"
+        "--grafana", action="store_true", help="print a Grafana dashboard for these metrics; it fits any job"
     )
     own.add_argument(
-        "--secret-file", type=Path, metavar="FILE", help="the token to ask for, in a file that only you can read"
+        "--token", action="store_true", help="require a token on 127.0.0.1 too, because this host has other users"
+    )
+    own.add_argument(
+        "--secret-file",
+        type=Path,
+        metavar="FILE",
+        help="file with the token to require; only you may have permission to read it",
     )
     own.add_argument("--token-file", dest="secret_file", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return own

@@ -24,18 +24,18 @@ def parser_of(
     codes = {UNREACHABLE: "the job cannot be reached", **(exit_codes or {})}
     parser = CommandParser(prog=prog, description=description, exit_codes=codes, notes=notes)
     add_job(parser)
-    add_timeout(parser, timeout_s, "seconds that a process has to answer")
+    add_timeout(parser, timeout_s, "seconds to wait for the answer of a process")
     return parser
 
 
 def add_served_host(parser: CommandParser) -> None:
     """``--host ADDRESS`` of pages about the job."""
-    what = "address to serve at (default: 127.0.0.1, this host only); others need the token that is printed"
+    what = "address to listen on (default: 127.0.0.1, this host only); any other needs the token that is printed"
     add_host(parser, what=what)
 
 
 def take_words(given: argparse.Namespace) -> None:
-    """Give WHO back the word that ``--json`` has taken for its PATH, if it is none: WHO may follow the flag."""
+    """Give WHO the word that ``--json`` has taken as its PATH, if it is not a path: WHO may follow the flag."""
     word = given.json
     if word not in (None, STDOUT) and "/" not in word and not word.endswith(".json"):
         given.who.insert(0, word)

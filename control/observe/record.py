@@ -325,7 +325,7 @@ def find_record(word: str | None) -> Record:
         if word in (None, record.name, record.folder.name):
             return record
     raise JobNotFoundError(
-        f"{home} has no record{'' if word is None else f' of a run {word!r}'}: skipper run makes one"
+        f"{home} has no record{'' if word is None else f' of a run {word!r}'}: skipper run makes them"
     )
 
 

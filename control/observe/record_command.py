@@ -41,20 +41,20 @@ def parser(prog: str) -> CommandParser:
     """The parser of the command."""
     own = CommandParser(
         prog=prog,
-        description="Show the records that skipper run keeps of this user's runs; without a command: the list.",
+        description="Show the records that skipper run keeps of your runs; without a command, list them.",
         exit_codes={FAILED: "there is no such record, or it belongs to another user"},
     )
-    add_json(own, "the list, or the chosen part of a record")
+    add_json(own, "the list, or what the command shows,")
     commands = own.add_subparsers(metavar="COMMAND", dest="command")
     show = add_command(commands, "show", "show a run: how it ended, its errors, and where its threads were last")
     _add_folder(show)
     show.add_argument(
-        "-n", "--events", type=whole(1), default=_EVENTS, metavar="N", help=f"how many events (default: {_EVENTS})"
+        "-n", "--events", type=whole(1), default=_EVENTS, metavar="N", help=f"number of events (default: {_EVENTS})"
     )
     show.add_argument(
-        "-a", "--all", action="store_true", help="all events, also syncs and the start and end of processes"
+        "-a", "--all", action="store_true", help="all events, including syncs and the start and end of processes"
     )
-    add_json(show, "all of it")
+    add_json(show, "the whole record")
     replay = add_command(commands, "replay", "replay the status of the job from the beginning to the end of the run")
     _add_folder(replay)
     replay.add_argument(
@@ -62,7 +62,7 @@ def parser(prog: str) -> CommandParser:
         type=number(),
         default=_SPEED,
         metavar="X",
-        help=f"how many times faster than it was (default: {_SPEED:g})",
+        help=f"how many times faster than the run was (default: {_SPEED:g})",
     )
     replay.add_argument("--last", type=number(), metavar="S", help="only the last S seconds")
     return own
@@ -83,8 +83,10 @@ def _act(given: argparse.Namespace) -> int:
     word = given.json if given.command != "replay" else None
     if word is not None and word != STDOUT and "/" not in word and not word.endswith(".json"):
         if given.command is None:
-            raise BadArgumentsError(f"{word!r} stands where --json has its PATH: write the command first, or PATH.json")
-        if given.folder is None:  # the word behind --json is the run that is meant, as with the other tools
+            raise BadArgumentsError(
+                f"--json takes {word!r} as its PATH: put the command before --json, or write PATH.json"
+            )
+        if given.folder is None:  # the word after --json is the run that is meant, as with the other tools
             given.folder, given.json = word, STDOUT
     if given.command == "show":
         return _show(find_record(given.folder), given)
@@ -106,7 +108,7 @@ def _list(given: argparse.Namespace) -> int:
             f"{_moment(record.began_s)}  {_plain(record.name):<20}  {_plain(record.outcome):<40}  {record.folder}\n"
         )
     if not found:
-        sys.stderr.write(f"there is no record in {records_home()}: skipper run makes one\n")
+        sys.stderr.write(f"there are no records in {records_home()}; skipper run makes them\n")
     return 0
 
 

@@ -38,9 +38,8 @@ def parser(prog: str) -> CommandParser:
     own = CommandParser(
         prog=prog,
         description="Run a script as python does, and keep a record of its job: its status every second, deaths, "
-        "errors "
-        "with tracebacks, stacks, syncs of weights. The record stays after the script has ended, in whatever way: see "
-        "skipper record.",
+        "errors with tracebacks, stacks, syncs of weights. The record remains when the script has ended, also after "
+        "a crash; skipper record shows it.",
         exit_codes={
             FAILED: "the script could not be run; otherwise the exit code is the script's, or 128 plus the number "
             "of the signal"

@@ -27,11 +27,11 @@ def parser(prog: str) -> CommandParser:
         "who",
         nargs="*",
         metavar="WHO",
-        help="name of a mesh of processes or actors, with its rank or without (trainer, trainer:3), or a pid; "
+        help="name of a mesh of processes or actors, with or without a rank (trainer, trainer:3), or a pid; "
         "default: all",
     )
     own.add_argument("--native", action="store_true", help="use py-spy for all processes, and include C and C++ code")
-    own.add_argument("-a", "--all", action="store_true", help="also show threads and calls of this library itself")
+    own.add_argument("-a", "--all", action="store_true", help="also show threads and calls of Skipper itself")
     add_json(own, "the stacks")
     return own
 

@@ -31,7 +31,7 @@ def parser(prog: str) -> CommandParser:
     own = parser_of(
         prog, "Show what a running job consists of, and what it is doing.", timeout_s=3.0, exit_codes=_EXIT_CODES
     )
-    add_json(own, "the status, with --watch a line for each look,")
+    add_json(own, "the status (with --watch: a line for each refresh)")
     own.add_argument(
         "-w",
         "--watch",
@@ -40,9 +40,9 @@ def parser(prog: str) -> CommandParser:
         const=1.0,
         default=None,
         metavar="S",
-        help="refresh every S seconds (1) until Ctrl-C or the end of the job",
+        help="refresh every S seconds (default: 1), until Ctrl-C or the end of the job",
     )
-    own.add_argument("-n", "--times", type=whole(1), default=None, metavar="N", help="with --watch: at most N times")
+    own.add_argument("-n", "--times", type=whole(1), default=None, metavar="N", help="with --watch: stop after N times")
     return own
 
 

@@ -137,29 +137,33 @@ def parser(prog: str) -> CommandParser:
     commands = own.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
     serve = add_command(commands, "serve", "run the metadata service until SIGTERM or Ctrl-C")
     serve.add_argument(
-        "--address", metavar="HOST:PORT", help="where to listen (default: 127.0.0.1:0); port 0 takes a free one"
+        "--address", metavar="HOST:PORT", help="address to listen on (default: 127.0.0.1:0); port 0 means any free port"
     )
-    serve.add_argument("--certificate", type=Path, metavar="FILE", help="PEM file with the certificate, for TLS")
-    serve.add_argument("--key", type=Path, metavar="FILE", help="PEM file with its key")
+    serve.add_argument(
+        "--certificate", type=Path, metavar="FILE", help="PEM file with the server's certificate, for TLS"
+    )
+    serve.add_argument("--key", type=Path, metavar="FILE", help="PEM file with the private key of --certificate")
     add_insecure(serve)
     listing = add_command(commands, "list", "print the registered names and their URLs")
     listing.add_argument(
         "prefix", nargs="?", default="/", metavar="PREFIX", help="only names that begin with this (default: /)"
     )
     listing.add_argument(
-        "--address", metavar="HOST:PORT", help=f"of the metadata service; default: what {METADATA_VARIABLE} says"
+        "--address",
+        metavar="HOST:PORT",
+        help=f"address of the metadata service (default: the value of {METADATA_VARIABLE})",
     )
     add_timeout(listing, _TIMEOUT_S, "seconds to wait for its answer")
     add_json(listing, "names with their URLs")
     for command in (serve, listing):
-        add_host(command, default=None, what="the same as --address, in two: the host")
-        add_port(command, what="and the port")
-        add_secret_file(command, f"what {SECRET_VARIABLE} says")
+        add_host(command, default=None, what="with --port, instead of --address: the host")
+        add_port(command, what="with --host, instead of --address: the port")
+        add_secret_file(command, f"the file that {SECRET_VARIABLE} names")
         add_certs(command)
         command.add_argument(
             "--authority",
             type=Path,
             metavar="FILE",
-            help="PEM file with the authority that signs the other end's certificate",
+            help="PEM file with the certificate authority that signed the other end's certificate",
         )
     return own

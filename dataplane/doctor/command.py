@@ -27,10 +27,9 @@ _MOST_PIDS = 4
 
 _EXIT_CODES = {
     0: "the data plane works with all that this machine has; with --exposure: nothing is open that you did not ask for",
-    1: "something that should work here does not (see the line PROBLEM, which says what to do); with --exposure: "
-    "something is "
-    "open (a line says OPEN), or a process could not be looked at",
-    3: "with --exposure: nothing of Skipper runs",
+    1: "something that should work here does not (a line says PROBLEM, and what to do); with --exposure: something is "
+    "open (a line says OPEN), or a process could not be examined",
+    3: "with --exposure: no process of Skipper is running",
 }
 
 
@@ -46,26 +45,26 @@ def parser(prog: str) -> CommandParser:
     own.add_argument(
         "--trial",
         action="store_true",
-        help="move bytes between two processes with every usable backend (ucx listens on the loopback in the meantime)",
+        help="move bytes between two processes with every usable backend (ucx listens on 127.0.0.1 for that time)",
     )
     own.add_argument(
         "--exposure",
         action="store_true",
-        help="instead, show what the running processes of this user leave open, and to whom: sockets, memory, files",
+        help="show instead which sockets, memory and files of your running processes are open, and to whom",
     )
     own.add_argument(
         "--pid",
         type=whole(1),
         metavar="PID",
         action="append",
-        help="with --exposure: this process and its descendants (again for more)",
+        help="with --exposure: only this process and its descendants; repeat the flag for several",
     )
     own.add_argument(
         "--asked",
         metavar="NAME",
         action="append",
         default=[],
-        help="with --exposure: open because you asked for it; HOST:PORT, HOST:*, @NAME or a path (again for more)",
+        help="with --exposure: open on purpose: HOST:PORT, HOST:*, @NAME or a path; repeat the flag for several",
     )
     return own
 
@@ -110,7 +109,7 @@ def _look_for_exposure(pids: Sequence[int] | None, asked: Sequence[str], where: 
 def _show_exposure(exposure: Exposure, *, stderr: bool) -> None:
     console = _console(stderr=stderr)
     console.print(_exposure_table(exposure.items))
-    unseen = f", not looked at (of another user): {', '.join(map(str, exposure.unseen))}" if exposure.unseen else ""
+    unseen = f", not examined (of another user): {', '.join(map(str, exposure.unseen))}" if exposure.unseen else ""
     console.print(f"processes: {len(exposure.processes)}, open: {len(exposure.open)}{unseen}", markup=False)
 
 

@@ -166,10 +166,10 @@ def test_each_side_looks_at_its_own_certificate_before_anything_is_sent(
 ) -> None:
     mine = host(authority, tmp_path / "mine", HERE)
     with pytest.raises(
-        CertificateError, match=r"of a host, and attach_to_hosts takes that of a script: .*--role script"
+        CertificateError, match=r"of a host, and attach_to_hosts needs that of a script: .*--role script"
     ):
         attach_to_hosts("tcp://127.0.0.2:1", certs=mine)
-    assert "an agent takes that of a host: skipper certs issue --role host" in serve_in_vain("127.0.0.2", script)
+    assert "an agent needs that of a host: skipper certs issue --role host" in serve_in_vain("127.0.0.2", script)
 
 
 def test_a_script_attaches_nothing_but_hosts(authority: Path, script: Path, tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_an_authority_for_one_role_signs_for_no_other_and_is_revoked_with_what_i
     code, words = knock(address, forged, script)
     assert (code, "does not sign for that role" in words) == (grpc.StatusCode.PERMISSION_DENIED, True)
 
-    with pytest.raises(CertificateError, match="revoke with the authority that has signed it"):
+    with pytest.raises(CertificateError, match="revoke it with the authority that has signed it"):
         certs.revoke(authority, [str(tmp_path / "a")])
     assert not (authority / "revoked.pem").exists()
     (words,) = certs.revoke(authority, [str(below)])
@@ -457,7 +457,7 @@ def test_the_part_of_a_secret_that_a_host_has_is_good_for_that_host_alone(
         (1, "serve", "--address", "tcp://127.0.0.4:0", "--secret-file", str(whole)),
     ):
         assert host_command.main(wrong) == status
-    assert "that is the secret of scripts" in capfd.readouterr().err
+    assert "this is the secret of scripts" in capfd.readouterr().err
     assert not (tmp_path / "x").exists()
 
 

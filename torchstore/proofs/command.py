@@ -151,24 +151,28 @@ def parser(prog: str) -> CommandParser:
         exit_codes=codes,
     )
     verify.add_argument(
-        "certificate", type=Path, metavar="CERTIFICATE", help="file that Certificate.save or this command has written"
+        "certificate",
+        type=Path,
+        metavar="CERTIFICATE",
+        help="file written by Certificate.save or by skipper weights certificate",
     )
     verify.add_argument(
         "files",
         type=Path,
         nargs="*",
         metavar="FILE",
-        help="files of safetensors, or of torch.save, that hold the state dict together; none: the store of a job",
+        help="safetensors or torch.save files that together hold the state dict (default: read it from the store of a "
+        "job)",
     )
     verify.set_defaults(action=_verify)
     save = add_command(commands, "certificate", "save the certificate of a version in a store", exit_codes=codes)
-    save.add_argument("key", metavar="KEY", help="under which the state dict was put")
-    save.add_argument("file", type=Path, metavar="FILE", help="where to")
-    save.add_argument("--version", type=whole(0), default=None, metavar="N", help="which one; default: the newest")
+    save.add_argument("key", metavar="KEY", help="key of the state dict")
+    save.add_argument("file", type=Path, metavar="FILE", help="file to write")
+    save.add_argument("--version", type=whole(0), default=None, metavar="N", help="the version (default: the newest)")
     save.set_defaults(action=_save)
     for command in (verify, save):
         command.set_defaults(prog=prog)
-        command.add_argument("--store", default="default", metavar="NAME", help="name of the store; default: default")
+        command.add_argument("--store", default="default", metavar="NAME", help="name of the store (default: default)")
         add_job(command)
-        add_timeout(command, 60.0, "seconds that each answer, and the read of a version, may take")
+        add_timeout(command, 60.0, "seconds to wait for each answer, and for the read of a version")
     return own

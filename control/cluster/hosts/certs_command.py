@@ -28,7 +28,7 @@ def _make(given: argparse.Namespace, prog: str) -> int:
     try:
         from skipper.control.cluster.hosts import certs
     except ImportError:
-        sys.stderr.write(f"{prog}: this takes cryptography: pip install 'skipper-mesh[hosts]'\n")
+        sys.stderr.write(f"{prog}: this needs the package cryptography: pip install 'skipper-mesh[hosts]'\n")
         return 1
     match given.command:
         case "init":
@@ -58,20 +58,25 @@ def _make(given: argparse.Namespace, prog: str) -> int:
 def parser(prog: str) -> CommandParser:
     """The parser of the command."""
     own = CommandParser(
-        prog=prog, description="Make an authority, and use it to make a certificate for each machine of a cluster."
+        prog=prog,
+        description="Make a certificate authority, and use it to make a certificate for each machine of a cluster.",
     )
     commands = own.add_subparsers(title="commands", required=True, dest="command", metavar="COMMAND")
 
-    init = add_command(commands, "init", "make an authority and a secret for agents, in a new folder")
+    init = add_command(commands, "init", "make a certificate authority and a secret for agents, in a new folder")
     init.add_argument("folder", metavar="DIR", help="the folder to make")
-    init.add_argument("--days", type=whole(1), default=365, metavar="N", help="how long it is valid (default: 365)")
+    init.add_argument("--days", type=whole(1), default=365, metavar="N", help="days that it is valid (default: 365)")
     init.add_argument(
         "--cluster", metavar="NAME", help="name of the cluster whose certificates it signs (default: a new name)"
     )
 
-    issue = add_command(commands, "issue", "make the folder of one machine, to be copied there")
+    issue = add_command(commands, "issue", "make a folder with the certificate of one machine, to copy to it")
     issue.add_argument(
-        "--host", action="append", default=[], metavar="IP", help="where the machine is reached; as often as needed"
+        "--host",
+        action="append",
+        default=[],
+        metavar="IP",
+        help="IP address of the machine; repeat the flag for several",
     )
     issue.add_argument(
         "--name", metavar="NAME", help="name of the certificate, to revoke it by (default: the first --host)"
@@ -88,7 +93,7 @@ def parser(prog: str) -> CommandParser:
     renew = add_command(commands, "renew", "replace key and certificate in folders that issue made")
     for command in (issue, renew):
         command.add_argument(
-            "--days", type=whole(1), metavar="N", help="how long it is valid (default: as long as its authority)"
+            "--days", type=whole(1), metavar="N", help="days that it is valid (default: as long as its authority)"
         )
 
     revoke = add_command(commands, "revoke", "revoke certificates")
@@ -100,13 +105,15 @@ def parser(prog: str) -> CommandParser:
         command.add_argument("authority", metavar="AUTHORITY", help="the folder that init made")
     for command in (renew, update):
         command.add_argument("folder", nargs="+", metavar="DIR", help="the folder of a machine")
-    revoke.add_argument("who", nargs="+", metavar="NAME", help="NAME, ROLE/NAME, a certificate, or a folder with one")
+    revoke.add_argument(
+        "who", nargs="+", metavar="NAME", help="NAME, ROLE/NAME, a certificate file, or a folder with one"
+    )
     rotate.add_argument("--finish", action="store_true", help="stop trusting the old authority")
     rotate.add_argument(
-        "--days", type=whole(1), default=365, metavar="N", help="how long the new one is valid (default: 365)"
+        "--days", type=whole(1), default=365, metavar="N", help="days that the new one is valid (default: 365)"
     )
     for command in (revoke, rotate):
         command.add_argument(
-            "--update", nargs="+", default=[], metavar="DIR", help="also do what the command update does"
+            "--update", nargs="+", default=[], metavar="DIR", help="folders to update, as the command update does"
         )
     return own

@@ -72,15 +72,21 @@ def parser(prog: str) -> CommandParser:
     secret.add_argument("file", metavar="FILE", help="the file to make")
     kind = secret.add_mutually_exclusive_group()
     kind.add_argument(
-        "--per-host", action="store_true", help="make a secret for scripts, from which each host's part is made:"
+        "--per-host",
+        action="store_true",
+        help="make a secret for scripts; with --of, the secret of each host is made from it",
     )
-    kind.add_argument("--of", metavar="FILE", help="make the part, of the secret in this file, of the host --host")
-    secret.add_argument("--host", metavar="IP", help="with --of: where scripts reach the agent")
+    kind.add_argument(
+        "--of", metavar="FILE", help="make the secret of the host --host, from the scripts' secret in this file"
+    )
+    secret.add_argument("--host", metavar="IP", help="with --of: IP address at which scripts reach the agent")
     secret.set_defaults(run=_secret)
 
     serve = add_command(commands, "serve", "run the agent of this machine, until SIGTERM or a drain")
     add_insecure(serve)
-    serve.add_argument("--announce", metavar="FILE", help="write address and pid there, as JSON, once it listens")
+    serve.add_argument(
+        "--announce", metavar="FILE", help="write the agent's address and pid to this file, as JSON, once it listens"
+    )
     serve.add_argument("--idle-timeout", type=seconds, metavar="S", help="end after this many seconds without a job")
     serve.add_argument("--until-eof", action="store_true", help="end when standard input ends")
     serve.set_defaults(run=_serve)
@@ -98,22 +104,22 @@ def parser(prog: str) -> CommandParser:
 
     status = add_command(commands, "status", "show versions and jobs of an agent")
     add_timeout(status, _TIMEOUT_S, "seconds to wait for its answer")
-    add_json(status, "it")
+    add_json(status, "the answer")
     status.set_defaults(run=_status)
 
     serve.add_argument(
         "--fd",
         type=whole(0, 1 << 20),
         metavar="N",
-        help="take over the listening socket that this process has inherited as descriptor N; "
-        "without --address and this: the one that systemd passes on (LISTEN_FDS)",
+        help="use the listening socket that this process has inherited as file descriptor N "
+        "(default without --address: the socket that systemd passes by LISTEN_FDS)",
     )
     serve.add_argument("--secret-stdin", action="store_true", help="the secret is the first line of standard input")
     for command in (serve, drain, status):
-        command.add_argument("--address", metavar="tcp://HOST:PORT", help="where the agent listens")
-        add_host(command, default=None, what="the same as --address, in two: its IP")
-        add_port(command, what="and its port")
-        add_secret_file(command, "secret in --certs")
+        command.add_argument("--address", metavar="tcp://HOST:PORT", help="address that the agent listens on")
+        add_host(command, default=None, what="with --port, instead of --address: the agent's IP")
+        add_port(command, what="with --host, instead of --address: the agent's port")
+        add_secret_file(command, "the file secret in the folder --certs")
         add_certs(command)
     return own
 
@@ -164,7 +170,8 @@ def _serve_at(given: argparse.Namespace, listening: socket.socket | None) -> int
     secret = _secret_of(given)
     if secret.startswith(protocol.PER_HOST):
         raise ValueError(
-            "that is the secret of scripts: skipper host secret --of FILE --host IP makes this host's part"
+            "this is the secret of scripts, not of a host: make the secret of this host by skipper host secret "
+            "--of FILE --host IP"
         )
     agent = HostAgent(host, port, secret, certs=given.certs, idle_timeout_s=given.idle_timeout, listening=listening)
     agent.end_by_signals()
@@ -220,7 +227,7 @@ def _status(given: argparse.Namespace) -> int:
 def _connect(given: argparse.Namespace, timeout_s: float) -> AgentLink:
     address = _address(given)
     if address is None:
-        raise BadArgumentsError("which agent? Pass --address tcp://HOST:PORT")
+        raise BadArgumentsError("there is no address of an agent: pass --address tcp://HOST:PORT")
     host, port = addresses.parse(address)
     certificates = None if given.certs is None else Certificates(given.certs)
     if certificates is not None:

@@ -20,7 +20,7 @@ SHELLS = {"bash": "skipper.bash", "zsh": "_skipper", "fish": "skipper.fish"}
 
 _NOTES = """\
 bash: eval "$(skipper completion bash)"      in ~/.bashrc
-zsh:  eval "$(skipper completion zsh)"       in ~/.zshrc, behind compinit
+zsh:  eval "$(skipper completion zsh)"       in ~/.zshrc, after compinit
 fish: skipper completion fish | source       in ~/.config/fish/config.fish
 """
 
@@ -30,7 +30,7 @@ def parser(prog: str) -> CommandParser:
     own = CommandParser(
         prog=prog, description="Print the script that makes a shell complete tools, flags and values.", notes=_NOTES
     )
-    own.add_argument("shell", choices=tuple(SHELLS), help="for which shell")
+    own.add_argument("shell", choices=tuple(SHELLS), help="the shell to complete for")
     return own
 
 

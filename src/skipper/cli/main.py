@@ -26,7 +26,9 @@ GROUPS: dict[str, dict[str, Tool]] = {
     "measure": {
         "bw": Tool("skipper.benchmarks.bandwidth.command", "bandwidth and latency of one-sided reads and writes"),
         "bw compare": Tool("skipper.benchmarks.bandwidth.compare", "compare two reports: which one is faster"),
-        "actors": Tool("skipper.benchmarks.actors.command", "latency and throughput of actor calls beside raw gRPC"),
+        "actors": Tool(
+            "skipper.benchmarks.actors.command", "latency and throughput of actor calls, compared with raw gRPC"
+        ),
         "dispatch": Tool(
             "skipper.benchmarks.dispatch.command", "time to issue, run and fetch operations of the tensor engine"
         ),
@@ -36,7 +38,7 @@ GROUPS: dict[str, dict[str, Tool]] = {
         ),
     },
     "run a job": {
-        "run": Tool("skipper.control.observe.run_command", "run a script like python does, and keep a record of it"),
+        "run": Tool("skipper.control.observe.run_command", "run a script as python does, and keep a record of it"),
         "record": Tool("skipper.control.observe.record_command", "show records of runs, running or ended"),
     },
     "run a job on several machines": {
@@ -116,7 +118,7 @@ def _usage() -> str:
     for group, tools in GROUPS.items():
         lines = (f"  {word:<{width}}  {tool.summary}" for word, tool in tools.items())
         parts.append("\n".join([f"{group}:", *lines]))
-    parts.append("`skipper TOOL --help`, or `skipper help TOOL`, shows its options; `skipper --version` the version.")
+    parts.append("`skipper TOOL --help` or `skipper help TOOL` prints its options, `skipper --version` the version.")
     return "\n\n".join(parts)
 
 

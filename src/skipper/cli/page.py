@@ -12,8 +12,8 @@ _HEAD = """\
 
 <!-- made by `make cli` from the parsers: change those -->
 
-`skipper TOOL --help`, or `skipper help TOOL`, prints what stands here. A mistyped tool or flag is answered with the one
-that was probably meant. `skipper --version` says which version this is.
+`skipper TOOL --help`, or `skipper help TOOL`, prints the same text. If you mistype a tool or a flag, the error suggests
+the one that you probably meant. `skipper --version` prints the version.
 
 ## Common flags and exit codes
 
@@ -26,18 +26,18 @@ _COMMON = ("--help", "--verbose")
 _TAIL = """
 Flags that several tools have, such as `--json [PATH]`, `--csv PATH`, `--quick`, `--timeout S`, `--job JOB`,
 `--host ADDRESS` with `--port PORT`, `--secret-file FILE`, `--certs DIR` and `--insecure`, mean the same in all of them.
-Long flags are written out.
+Long flags cannot be abbreviated.
 
 | exit code | meaning |
 |---|---|
 """
 
 _COMPLETION = """
-Each tool lists its other codes, and what 1 means exactly. Ctrl-C ends every tool with 130; a benchmark then
-reports what it has measured. A server, such as `skipper host serve`, ends in good order on SIGTERM.
+Each tool lists its other codes, and what 1 means there. Ctrl-C ends every tool with 130; a benchmark then
+reports what it has measured so far. A server, such as `skipper host serve`, shuts down cleanly on SIGTERM.
 
-`skipper completion bash`, `zsh` or `fish` prints a script that makes the shell complete tools, flags and values;
-[here](#skipper-completion) is what to write where.
+`skipper completion bash`, `zsh` or `fish` prints a script that makes the shell complete tools, flags and values.
+[skipper completion](#skipper-completion) says in which file to use it.
 """
 
 

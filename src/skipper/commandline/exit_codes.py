@@ -1,4 +1,4 @@
-"""The exit codes that mean the same for every command. A command names those that it has besides."""
+"""The exit codes that mean the same for every command. A command lists its own in addition."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ INTERRUPTED = 130
 """128 + SIGINT, as shells report it."""
 
 EXIT_CODES: Mapping[int, str] = {
-    DONE: "all is well",
-    FAILED: "it could not be done, or something is not as it should be; standard error says what",
-    USAGE: "bad arguments; nothing was begun",
+    DONE: "success",
+    FAILED: "failure, or a problem was found; standard error says what",
+    USAGE: "bad arguments; nothing was started",
     INTERRUPTED: "interrupted by Ctrl-C",
 }

@@ -27,7 +27,7 @@ def add_json(parser: TakesArguments, what: str = "the report") -> None:
         const=STDOUT,
         type=output_path,
         metavar="PATH",
-        help=f"write {what} as JSON to PATH; without PATH, or with -, alone on standard output",
+        help=f"write {what} as JSON to PATH; without PATH, or with -, to standard output, which then has only that",
     )
 
 
@@ -36,7 +36,9 @@ def add_csv(parser: TakesArguments) -> None:
     parser.add_argument("--csv", type=output_path, metavar="PATH", help="write the rows as CSV")
 
 
-def add_quick(parser: TakesArguments, what: str = "a few rounds, to see that it works; trust no figure") -> None:
+def add_quick(
+    parser: TakesArguments, what: str = "only a few rounds, to check that it works; the figures mean nothing"
+) -> None:
     """``--quick``: ``what`` says what it leaves out."""
     parser.add_argument("--quick", action="store_true", help=what)
 
@@ -47,13 +49,13 @@ def add_job(parser: TakesArguments) -> None:
         "-j",
         "--job",
         metavar="JOB",
-        help="name or id of the job, name or process id of its script, or path of its connection file; default: what "
-        "SKIPPER_JOB says, or your only job",
+        help="the job: its name or id, the name or pid of its script, or the path of its connection file (default: "
+        "the value of SKIPPER_JOB, or your only running job)",
     )
 
 
 def add_timeout(parser: TakesArguments, default_s: float, what: str) -> None:
-    """``--timeout S``: how long what is asked has to answer; ``what`` says what that is."""
+    """``--timeout S``: how long to wait; ``what`` says for what."""
     parser.add_argument(
         "--timeout", type=seconds, default=default_s, metavar="S", help=f"{what} (default: {default_s:g})"
     )
@@ -70,20 +72,26 @@ def add_port(parser: TakesArguments, *aliases: str, default: int | None = None, 
 
 
 def add_secret_file(parser: TakesArguments, default: str = "") -> None:
-    """``--secret-file FILE``: the secret that both ends have to know; ``default`` says which one is taken without."""
-    ending = f"; default: {default}" if default else ""
+    """``--secret-file FILE``: the secret that both ends have to know; ``default`` names the usual one."""
+    ending = f" (default: {default})" if default else ""
     parser.add_argument(
-        "--secret-file", metavar="FILE", help=f"file, readable by you alone, with the secret of both ends{ending}"
+        "--secret-file",
+        metavar="FILE",
+        help=f"file with the secret that both ends share; only you may have permission to read it{ending}",
     )
 
 
 def add_certs(parser: TakesArguments) -> None:
     """``--certs DIR``: TLS with the certificates that ``skipper certs`` makes."""
-    parser.add_argument("--certs", metavar="DIR", help="folder of this machine's certificates (skipper certs), for TLS")
+    parser.add_argument(
+        "--certs", metavar="DIR", help="use TLS, with the certificates of this machine from this folder (skipper certs)"
+    )
 
 
 def add_insecure(parser: TakesArguments) -> None:
     """``--insecure``: other machines without TLS."""
     parser.add_argument(
-        "--insecure", action="store_true", help="speak to other machines without TLS: the whole network is trusted"
+        "--insecure",
+        action="store_true",
+        help="use no TLS between machines; only where you trust the whole network",
     )

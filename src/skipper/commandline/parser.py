@@ -17,7 +17,7 @@ _NO_CHOICE = re.compile(r"invalid choice: '(?P<given>.*)' \(choose from (?P<choi
 
 
 class BadArgumentsError(ValueError):
-    """What was typed contradicts itself; the command ends with exit code 2."""
+    """The arguments contradict each other; the command ends with exit code 2."""
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -26,7 +26,7 @@ class CommandParser(argparse.ArgumentParser):
     Args:
         prog: what was typed before the arguments.
         description: what the command does.
-        exit_codes: those that it has besides the common ones, or with a meaning that can be said more exactly.
+        exit_codes: its own, in addition to the common ones; or common ones whose meaning here is more exact.
         notes: shown below the flags, above the exit codes; line breaks stay.
         more: as of `argparse.ArgumentParser`.
     """
@@ -56,7 +56,7 @@ class CommandParser(argparse.ArgumentParser):
             "--verbose",
             action="store_true",
             default=argparse.SUPPRESS,  # given before a sub-command it counts for that, too
-            help="say more on standard error: the log, and where errors come from",
+            help="print more to standard error: the log, and the tracebacks of errors",
         )
 
     def error(self, message: str) -> NoReturn:
@@ -64,7 +64,7 @@ class CommandParser(argparse.ArgumentParser):
         self.exit(USAGE, f"{self.prog}: {self.explained(message)}\n")
 
     def explained(self, message: str) -> str:
-        """A complaint of argparse's with what was probably meant, and where to read on."""
+        """An error message of argparse, with what was probably meant and where to read more."""
         return f"{message}{self._guess(message)}; see {self.prog} --help"
 
     def _guess(self, message: str) -> str:
@@ -98,7 +98,7 @@ def _indented(text: str, columns: int) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`` (did you mean ...?)`` with those of ``known`` that are spelled nearly so; empty where none is."""
+    """`` (did you mean ...?)`` with the words of ``known`` that have a similar spelling; empty if there are none."""
     import difflib  # for a mistake only
 
     near = difflib.get_close_matches(word, sorted(known), n=2, cutoff=0.7)

@@ -27,8 +27,8 @@ def run(
         parser: of this command.
         argv: the arguments, without the program's name.
         action: what to do with them; its result is the exit code.
-        errors: are said on standard error, and end it with ``status``.
-        status: see there.
+        errors: printed to standard error; they end the command with ``status``.
+        status: the exit code for ``errors``.
 
     Returns:
         The exit code: that of ``action``, ``status``, 2 for bad arguments, 130 where it was interrupted.
@@ -72,7 +72,7 @@ def is_verbose() -> bool:
 
 
 def tell_origin() -> None:
-    """With ``--verbose``, print where the error comes from that is being handled."""
+    """With ``--verbose``, print the traceback of the error that is being handled."""
     if is_verbose():
         import traceback
 
@@ -80,7 +80,7 @@ def tell_origin() -> None:
 
 
 def reader_is_gone() -> int:
-    """Whoever read standard output, say ``head``, has seen enough: nothing more is written there; the exit code."""
+    """Write nothing more to standard output, which its reader, such as ``head``, has closed; returns the exit code."""
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         os.dup2(nowhere.fileno(), 1)
     return DONE

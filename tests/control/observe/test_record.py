@@ -120,7 +120,7 @@ def test_only_so_many_records_are_kept_and_none_of_a_run_that_goes_on(home: Path
 
 
 def test_a_record_is_found_by_its_folder_and_by_its_name(home: Path, tmp_path: Path) -> None:
-    with pytest.raises(JobNotFoundError, match="skipper run makes one"):
+    with pytest.raises(JobNotFoundError, match="skipper run makes them"):
         find_record(None)
     first, other = ended("train"), ended("other")
     second = ended("train")

@@ -356,7 +356,7 @@ def skipper(place: Path, capsys: pytest.CaptureFixture[str]) -> Shown:
 def test_records_are_listed_shown_and_replayed(start: Started, skipper: Shown) -> None:
     code, out, err = skipper()
     assert (code, out) == (0, "")
-    assert "skipper run makes one" in err
+    assert "skipper run makes them" in err
     finish(start(PREAMBLE + TRAINERS + "trainers.slice(gpus=1).step.call_one(0).get()"))
     code, out, _ = skipper()
     assert (code, "exited with code 1" in out, out.count("\n")) == (0, True, 1)
