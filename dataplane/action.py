@@ -55,11 +55,11 @@ class _PeerBatch:
 class RDMAAction:
     """A reusable batch of reads and writes between local memory and any number of buffers and owners.
 
-    Build it with `read_remote` and `write_remote`, then `submit()` it, again and again: the first submission compiles
-    it, later ones replay what was compiled. It keeps all local memory alive, and reads or writes whatever that memory
-    holds at the time. Within one submission there is no order; local destinations must not overlap each other.
+    Build it with `read_remote` and `write_remote`, then `submit()` it as often as needed: the first submission compiles
+    it, later ones replay the compiled form. It keeps all local memory alive, and transfers what that memory holds at
+    the time of a submission. The transfers of one submission have no order; local destinations must not overlap.
 
-    Building is for one thread; submitting is for any.
+    Only one thread may build an action; any thread may submit it.
 
     Example:
         ```python
@@ -99,15 +99,15 @@ class RDMAAction:
             buf: Where to read from.
             layout: The box of `buf` that has dst's shape and itemsize; None: the whole buffer, contiguous, in the
                 order of dst's elements.
-            at: Read into the block of dst only that begins at these indices and has layout's shape. Adding many blocks
-                of one dst after each other costs less than slicing it.
+            at: Read only into the block of dst that begins at these indices and has layout's shape. Adding many blocks
+                of one dst in succession costs less than slicing it.
 
         Returns:
             The action itself.
 
         Raises:
             TypeError: `dst` is no memory, `layout` no `RemoteLayout`, or an index no integer.
-            ValueError: Shapes, sizes or ranges do not fit, `dst` is read-only or overlaps itself; `at` has no layout.
+            ValueError: Shapes, sizes or ranges do not fit, `dst` is read-only or overlaps itself; `at` without layout.
         """
         return self._add(self._local(dst, "dst", at), "dst", buf, layout, at, to_remote=False)
 
@@ -121,15 +121,15 @@ class RDMAAction:
             src: Tensor or array of any strides.
             layout: The box of `buf` that has src's shape and itemsize; None: the whole buffer, contiguous, in the
                 order of src's elements.
-            at: Write the block of src only that begins at these indices and has layout's shape.
+            at: Write only the block of src that begins at these indices and has layout's shape.
 
         Returns:
             The action itself.
 
         Raises:
             TypeError: `src` is no memory, `layout` no `RemoteLayout`, or an index no integer.
-            ValueError: Shapes, sizes or ranges do not fit, the box overlaps itself, the buffer is read-only; `at` has
-                no layout.
+            ValueError: Shapes, sizes or ranges do not fit, the box overlaps itself, the buffer is read-only, or `at`
+                without layout.
         """
         _require_buffer(buf)
         buf.require_writable()
@@ -138,20 +138,20 @@ class RDMAAction:
         return self._add(self._local(src, "src", at), "src", buf, layout, at, to_remote=True)
 
     def submit(self, timeout: float = 60.0) -> Operation:
-        """Run all transfers. Short ones, if they are with one owner, are usually over when this returns.
+        """Run all transfers. Short ones with one owner have usually ended when this returns.
 
-        Those of GPU memory begin behind what the current streams of this thread were given before, as those of
-        `RDMABuffer` do.
+        Transfers of GPU memory begin after the work that is already queued on the current streams of this thread, like
+        those of `RDMABuffer`.
 
         Args:
             timeout: Seconds until the operation ends with `TransferTimeoutError`.
 
         Returns:
-            One operation for all of it. When several owners fail, it raises the first failure, after the transfers
+            One operation for all transfers. If several owners fail, it raises the first failure, after the transfers
             with the other owners have ended.
 
         Raises:
-            TypeError: The timeout is no number.
+            TypeError: The timeout is not a number.
             ValueError: It is not positive.
         """
         seconds = require_timeout(timeout)
@@ -169,12 +169,12 @@ class RDMAAction:
         return here.meter.follow(operation, *self._nbytes)
 
     def split(self, nbytes: int) -> "tuple[RDMAAction, ...]":
-        """Actions that together do what this one does, to be submitted one after another: so one sees how far it is.
+        """Actions that together do what this one does; submit one after another to follow the progress.
 
-        They are made once for one size, compiled once each, and know nothing of what is added here later.
+        They are made once for each size and compiled once each; they do not have what is added here later.
 
         Args:
-            nbytes: How many bytes each of them moves, more or less; a row of a box is not divided.
+            nbytes: About how many bytes each of them moves; a row of a box is not divided.
 
         Raises:
             ValueError: `nbytes` is not positive.
@@ -205,10 +205,10 @@ class RDMAAction:
 
     @property
     def segments(self) -> int:
-        """Contiguous runs after coalescing; compiles the action if it was not.
+        """Contiguous runs after coalescing; compiles the action if necessary.
 
         Raises:
-            DataplaneError: There is no way to one of the buffers.
+            DataplaneError: No backend reaches one of the buffers.
         """
         self._transfers(process.current().selector)
         return self._segments

@@ -26,19 +26,19 @@ def allocate(nbytes: int) -> Block:
 
 
 def empty(shape: int | Sequence[int], dtype: "DType | None" = None, *, device: str = "cpu") -> "Tensor":
-    """An uninitialised tensor in memory that processes of this host can map: the fast kind to publish from.
+    """An uninitialised tensor in memory that processes of this host can map: the fastest kind for others to read.
 
-    The memory is anonymous (a memfd): nothing is left behind however this process ends. It goes back to the arena
-    when the last tensor that views it is gone.
+    The memory is anonymous (a memfd): nothing remains of it when this process ends, in any way. It goes back to the
+    arena when the last tensor that views it is deleted.
 
     Args:
         shape: Elements per dimension.
         dtype: torch's default dtype when None.
-        device: "cpu", or "cuda[:N]" for plain device memory, which peers reach through UCX.
+        device: "cpu", or "cuda[:N]" for plain device memory, which peers reach by UCX.
 
     Raises:
         RegistrationError: The system has no memory or file descriptor left for it.
-        ValueError: A dimension is negative, or the device is of another kind.
+        ValueError: A dimension is negative, or the device is neither a CPU nor a GPU.
     """
     return tensors.empty(shape, dtype, device, allocate)
 
@@ -82,18 +82,18 @@ def is_shared(data: Any) -> bool:
 
 
 def release_pages(data: Any) -> int:
-    """Give the memory behind part of an allocation back to the system, for every process that maps it.
+    """Return the physical memory of part of an allocation to the system, for every process that maps it.
 
-    The addresses stay good: what was there reads as zeros, and writing takes new pages.
+    The addresses stay valid: they read as zeros, and a write takes new pages.
 
     Args:
-        data: Contiguous memory from `empty` or `empty_array`. Of it, the pages that it covers wholly go.
+        data: Contiguous memory from `empty` or `empty_array`. Only the pages that it covers completely are returned.
 
     Returns:
-        Bytes given back; 0 for memory from elsewhere.
+        Bytes returned; 0 for memory from elsewhere.
 
     Raises:
-        TypeError: It is no memory.
+        TypeError: It is not memory.
         ValueError: It is not contiguous, or has no bytes.
         OSError: The system refused.
     """
@@ -111,17 +111,17 @@ def release_pages(data: Any) -> int:
 
 
 def memcpy(dst: Any, src: Any, *, threads: int = 1, stream: bool = False) -> None:
-    """Copy contiguous host memory without holding the GIL: the yardstick for every other way of moving it.
+    """Copy contiguous host memory without holding the GIL: the reference for every other way to move it.
 
     Args:
         dst: Tensor, array or writable buffer.
-        src: The same, of as many bytes; may be read-only.
+        src: The same, with as many bytes; may be read-only.
         threads: Threads that copy a stripe each.
-        stream: Whether to go past the cache, where the processor can: for parts of a copy that would not stay in it.
+        stream: Whether to bypass the cache, if the processor can: for parts of a copy that would not stay in it.
 
     Raises:
-        TypeError: Not host memory, or no memory at all.
-        ValueError: Sizes differ, one is not contiguous or has no bytes, `dst` is read-only, they overlap;
+        TypeError: Not host memory, or not memory at all.
+        ValueError: Sizes differ, one is not contiguous or has no bytes, `dst` is read-only, they overlap, or
             `threads` is less than 1.
     """
     target = contiguous(dst, "dst")

@@ -26,20 +26,20 @@ from skipper.dataplane.stream_order import begin_in_order, require_done
 class RDMABuffer:
     """A registered range of memory, or a handle to one of another process.
 
-    The process that constructs it owns the memory; it, its pickles and its parts (`at`) in any process can be read
-    from and written to. Contents are raw bytes: dtypes are the callers' business. Two operations that touch the same
+    The process that constructs it owns the memory. Any process can read and write it through the buffer, its pickles
+    and its parts (`at`). Contents are raw bytes: callers have to know the dtypes. Two operations that touch the same
     bytes at the same time have no order between them.
 
-    The owner's object keeps `data` alive; handles elsewhere do not. They are good until `drop()`, or until the memory
-    itself is freed because nobody in the owner holds it any more (a tensor's storage, an array); then their operations
-    end with `BufferDroppedError`. Nothing tells when the memory behind a plain bytearray or memoryview is freed, so
-    such a buffer, once its handle has left, keeps its memory until `drop()`.
+    The owner's object keeps `data` alive; handles in other processes do not. They are valid until `drop()`, or until
+    the memory is freed because nothing in the owner references it any more (a tensor's storage, an array); then their
+    operations end with `BufferDroppedError`. The freeing of a plain bytearray or memoryview cannot be observed, so such
+    a buffer keeps its memory until `drop()`, once its handle has been serialized.
 
-    Memory of a GPU is in the order of the *current streams* of the thread that asks: a transfer begins when they have
-    done what they were given before, for the GPUs of this process whose memory it touches; kernels that are queued
-    after its `get()` or `await` see the bytes. A handle leaves (`serialize`, pickle) when what the current stream was
-    given before is done, both then and when the buffer was made. What the owner's kernels do to the memory later is
-    between the owner and its peers, as for memory of the host.
+    Transfers of GPU memory are ordered with the *current streams* of the calling thread, for the GPUs of this process
+    whose memory they touch: a transfer begins when the work that is already queued there is done; kernels that are
+    queued after its `get()` or `await` see the bytes. A handle is serialized or pickled when the work is done that was
+    queued on the current stream, both at that time and when the buffer was made. How later kernels of the owner are
+    ordered with transfers of its peers is up to them, as for host memory.
 
     Example:
         ```python
@@ -71,7 +71,7 @@ class RDMABuffer:
 
         Raises:
             RegistrationError: The system has no memory or file descriptor left.
-            TypeError: `data` is no memory that can be registered.
+            TypeError: `data` is not memory that can be registered.
             TransferError: The GPU reports an error, perhaps of a kernel that ran before.
             ValueError: It has no bytes, is not contiguous, its storage was freed, or it is read-only and `writable` is
                 true.
@@ -130,18 +130,18 @@ class RDMABuffer:
         Connects nothing.
 
         Raises:
-            BackendUnavailableError: There is no way from here.
+            BackendUnavailableError: No backend reaches the memory from here.
         """
         if self._registration is not None and self._owner == process.current().owner:
             return "local"
         return process.current().selector.backend_for(self._exported_handle()).name
 
     def at(self, offset: int, nbytes: int) -> "RDMABuffer":
-        """The part [offset, offset + nbytes) as a buffer of its own; registration and fate are shared.
+        """The part [offset, offset + nbytes) as a buffer of its own, which shares the registration and `drop()`.
 
         Raises:
-            TypeError: One is no integer.
-            ValueError: It is empty or sticks out.
+            TypeError: One of them is not an integer.
+            ValueError: The part is empty, or not within the buffer.
         """
         require_range(offset, nbytes, self._nbytes)
         part = self._view(self._owner, self._registration, self._handle, self._offset + int(offset), int(nbytes))
@@ -152,21 +152,21 @@ class RDMABuffer:
     def read_into(self, dst: Any, *, timeout: float = 60.0, stream: bool = False) -> Operation:
         """Copy the whole buffer into `dst`.
 
-        Done by this process alone (over TCP the owner's UCX thread takes part, its Python does not). A small transfer
-        is usually over when this returns.
+        This process does all the work (over TCP the owner's UCX thread takes part, but not its Python code). A small
+        transfer has usually ended when this returns.
 
         Args:
-            dst: Contiguous writable memory of as many bytes.
+            dst: Contiguous writable memory with as many bytes.
             timeout: Seconds until the operation ends with `TransferTimeoutError`.
-            stream: Whether a copy from mapped memory should go past the cache, as large ones do anyway: for a part of
-                one that is read bit by bit and would not stay in the cache.
+            stream: Whether a copy from mapped memory should bypass the cache, as large ones do anyway: for a small part
+                of a large read that would not stay in the cache.
 
         Returns:
-            The operation. `dst` is kept alive by it, and its content is undefined until it has succeeded.
+            The operation. It keeps `dst` alive; the content of `dst` is undefined until the operation has succeeded.
 
         Raises:
-            BackendUnavailableError: There is no way from here.
-            TypeError: `dst` is no memory that can be written.
+            BackendUnavailableError: No backend reaches the memory from here.
+            TypeError: `dst` is not memory that can be written.
             ValueError: Sizes differ, `dst` is read-only, not contiguous, has no bytes, or overlaps the buffer.
         """
         region = contiguous(dst, "dst")
@@ -179,15 +179,15 @@ class RDMABuffer:
         """Copy `src` over the whole buffer.
 
         Args:
-            src: Contiguous memory of as many bytes.
+            src: Contiguous memory with as many bytes.
             timeout: Seconds until the operation ends with `TransferTimeoutError`.
 
         Returns:
-            The operation; keep `src` unchanged until it is over. After an error any part may have been written.
+            The operation; do not change `src` until it has ended. After an error any part may have been written.
 
         Raises:
-            BackendUnavailableError: There is no way from here.
-            TypeError: `src` is no memory.
+            BackendUnavailableError: No backend reaches the memory from here.
+            TypeError: `src` is not memory.
             ValueError: Sizes differ, `src` is not contiguous, has no bytes, or overlaps the buffer; or the owner
                 registered the buffer as read-only.
         """
@@ -198,11 +198,11 @@ class RDMABuffer:
         return self._copy(region, True, timeout)
 
     def fetch_add(self, value: int, *, offset: int = 0, timeout: float = 60.0) -> FetchOperation:
-        """Add to the unsigned 8-byte word at `offset`, modulo 2**64, and tell what it held before.
+        """Add to the unsigned 8-byte word at `offset`, modulo 2**64, and return its previous value.
 
         Atomic with respect to every other atomic operation on that word through the same backend; which backends are
-        also atomic with one another and with the CPU is in docs/reference/buffers.md. At most once: where an error
-        leaves open whether it took place, it is not tried again.
+        also atomic with one another and with the CPU is in docs/reference/buffers.md. It runs at most once: if an error
+        leaves open whether it took place, it is not retried.
 
         Args:
             value: In [-2**63, 2**64); a negative one is taken modulo 2**64.
@@ -222,9 +222,9 @@ class RDMABuffer:
     def compare_and_swap(
         self, expected: int, desired: int, *, offset: int = 0, timeout: float = 60.0
     ) -> FetchOperation:
-        """Set the unsigned 8-byte word at `offset` to `desired` if it is `expected`, and tell what it held before.
+        """Set the unsigned 8-byte word at `offset` to `desired` if it is `expected`, and return its previous value.
 
-        As atomic, and as single, as `fetch_add`.
+        It is atomic, and runs at most once, like `fetch_add`.
 
         Args:
             expected: In [-2**63, 2**64); a negative one is taken modulo 2**64.
@@ -243,15 +243,15 @@ class RDMABuffer:
         return self._atomic(Atomic.compare_and_swap(expected, desired), offset, timeout)
 
     def drop(self) -> Operation:
-        """Make every handle to this registration stale, wherever it is, and let go of the memory. Idempotent.
+        """Invalidate every handle to this registration, in all processes, and release the memory. Idempotent.
 
-        All of that is done when it returns; what it returns can be waited for as the transfers can, and need not be.
+        All of this is done when it returns. You can wait for the returned operation like for a transfer, but need not.
 
-        A transfer that is under way elsewhere is not stopped but ends with `BufferDroppedError`; bytes of a write may
-        still arrive for that moment, so do not give memory that peers write to away before they are done.
+        A transfer that another process has in flight is not stopped, but ends with `BufferDroppedError`. Bytes of a
+        write may still arrive until then: do not reuse memory that peers write to before they are done.
 
         Raises:
-            DataplaneError: This process does not own the buffer, or never registered one like that.
+            DataplaneError: This process does not own the buffer, or has never registered it.
         """
         here = process.current()
         if self._owner != here.owner:
@@ -265,28 +265,28 @@ class RDMABuffer:
         return DONE
 
     def serialize(self) -> bytes:
-        """The handle as bytes, to be sent to another process over a channel that is authenticated.
+        """The handle as bytes, to send to another process over an authenticated channel.
 
-        Whoever has it and knows a secret of this process (see `configure`) can use it.
+        Any process that has the handle and knows a secret of this process (see `configure`) can use it.
 
         Raises:
             BackendUnavailableError: No backend that is allowed and usable can export that memory.
             BufferDroppedError: It was dropped.
-            ConfigurationError: There is no secret to prove it by.
-            RegistrationError: The backend failed to register the memory; or a GPU has not done within a minute what
-                its stream was given before, or reports an error.
+            ConfigurationError: There is no secret with which to sign it.
+            RegistrationError: The backend failed to register the memory; or a GPU has not finished the earlier work of
+                its stream within a minute, or reports an error.
         """
         return handles.join(*self._halves())
 
     @classmethod
     def deserialize(cls, raw: bytes | bytearray | memoryview) -> "RDMABuffer":
-        """A handle from bytes. Cheap: nothing is connected, mapped or looked up.
+        """A handle from bytes. This is cheap: it connects, maps and looks up nothing.
 
         Raises:
-            ConfigurationError: There is no secret to know handles by.
-            DescriptorError: The bytes are not a handle of this version; or were altered, or made under a secret that
+            ConfigurationError: There is no secret with which to verify handles.
+            DescriptorError: The bytes are not a handle of this version, were altered, or were signed with a secret that
                 this process does not know.
-            TypeError: They are no bytes.
+            TypeError: They are not bytes.
         """
         return cls._from_halves(*handles.split(bytes(memoryview(raw))))
 
@@ -303,7 +303,7 @@ class RDMABuffer:
         return f"<RDMABuffer of {self._nbytes} bytes, owned by {self._owner}>"
 
     def route(self) -> tuple[Peer, Remote, int]:
-        """For `RDMAAction`: the way to the registration, and where in it this buffer begins.
+        """For `RDMAAction`: the route to the registration, and the offset of this buffer in it.
 
         Raises:
             DataplaneError: There is none.
@@ -316,7 +316,7 @@ class RDMABuffer:
         return route[1], route[2], self._offset
 
     def require_writable(self) -> None:
-        """Raise ValueError when the owner lets peers only read."""
+        """Raise ValueError if the owner allows peers only to read."""
         if not self._source().writable:
             raise ValueError(f"{self!r} was registered as read-only")
 

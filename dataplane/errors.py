@@ -25,7 +25,7 @@ class ConfigurationError(DataplaneError, ValueError):
 
 
 class BackendUnavailableError(DataplaneError):
-    """No backend that is usable here and allowed by the configuration reaches that memory."""
+    """No backend that is usable here and allowed by the configuration reaches the memory."""
 
 
 class RegistrationError(DataplaneError):
@@ -33,18 +33,18 @@ class RegistrationError(DataplaneError):
 
 
 class DescriptorError(DataplaneError, ValueError):
-    """The bytes are not a handle, were altered, or were made under a secret that this process does not know."""
+    """The bytes are not a handle, were altered, or were signed with a secret that this process does not know."""
 
 
 class BufferDroppedError(DataplaneError):
-    """The owner dropped the buffer (or its last reference); what was read, if anything, means nothing."""
+    """The owner dropped the buffer (or its last reference); bytes that were read are not valid."""
 
 
 class TransferError(DataplaneError):
-    """A transfer failed half-way.
+    """A transfer failed.
 
     Attributes:
-        status: The foreign library's status code (for UCX a negative `ucs_status_t`), or None where there is none.
+        status: The status code of the library (for UCX a negative `ucs_status_t`), or None if there is none.
     """
 
     def __init__(self, message: str, *, status: int | None = None) -> None:
@@ -53,7 +53,7 @@ class TransferError(DataplaneError):
 
 
 class OwnerDiedError(TransferError):
-    """The process that owns the memory is gone; a restarted one has other handles."""
+    """The process that owns the memory is gone; after a restart it has other handles."""
 
 
 class TransferTimeoutError(TransferError, TimeoutError):

@@ -122,7 +122,7 @@ def parse(card: bytes, body: bytes) -> tuple[Handle, int, int]:
         raise DescriptorError("this buffer handle is cut short")
     slot, epoch, base, total, offset, nbytes, flags, kind, device = _BODY.unpack_from(body)
     if not 0 < nbytes <= total or offset > total - nbytes or base + total > ADDRESSES:
-        raise DescriptorError(f"this buffer handle speaks of bytes [{offset}, {offset + nbytes}) of {total}")
+        raise DescriptorError(f"this buffer handle names bytes [{offset}, {offset + nbytes}) of {total}")
     if flags & ~_WRITABLE or kind not in MemoryKind._value2member_map_:
         raise DescriptorError(f"this buffer handle has unknown flags {flags:#x} or memory kind {kind}")
     sections = _parse_sections(body, _BODY.size)

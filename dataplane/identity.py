@@ -29,7 +29,7 @@ class OwnerId:
         host: Same number for processes that share a kernel and a pid namespace, and so can see each other in /proc.
         pid: Process id within that namespace.
         started: When the process started, in clock ticks since boot.
-        token: Random, drawn anew by every process and after every fork.
+        token: A random number, new in every process and after every fork.
 
     Example:
         ```python

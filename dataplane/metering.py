@@ -14,13 +14,13 @@ from skipper.dataplane.operation import DONE, Operation
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Transfers that this process has begun; others that reach its memory count theirs themselves.
+    """Transfers that this process has started; processes that access its memory count their own.
 
     Attributes:
-        in_flight: Operations under way.
-        done: Those that have ended well.
-        failed: Those that have ended in an error.
-        read_nbytes: Bytes that the ones that ended well have read.
+        in_flight: Operations in flight.
+        done: Operations that have succeeded.
+        failed: Operations that have failed.
+        read_nbytes: Bytes that the successful operations have read.
         written_nbytes: Bytes that they have written.
 
     Example:

@@ -29,11 +29,11 @@ _LOWEST = -(1 << 63)
 
 
 class Operation:
-    """A transfer, or a batch of them, under way.
+    """A transfer, or a batch of transfers, in flight.
 
-    `await operation` in any event loop, or `operation.get()` in any thread; both return None once every byte is where
-    it should be and every epoch was found valid, or raise the first error. The memory involved is kept alive until
-    then. Not retrieving the result does not stop the transfer.
+    `await operation` in any event loop, or `operation.get()` in any thread; both return None when every byte has been
+    transferred and every epoch was found valid, or raise the first error. The operation keeps the memory alive until
+    then. The transfer also runs if nothing waits for the result.
 
     Example:
         ```python
@@ -59,29 +59,29 @@ class Operation:
 
     @classmethod
     def failed(cls, error: BaseException) -> Self:
-        """One that is over already, with an error."""
+        """An operation that has already failed."""
         operation = cls(0)
         operation._error = error
         return operation
 
     def done(self) -> bool:
-        """Whether it is over, in success or in error."""
+        """Whether it has ended, in success or in error."""
         return self._pending == 0
 
     @property
     def error(self) -> BaseException | None:
-        """The error with which it has failed; None if it succeeded, or goes on and nothing has failed so far."""
+        """The error with which it failed; None if it succeeded, or is running and nothing has failed so far."""
         return self._error
 
     def get(self, timeout: float | None = None) -> None:
-        """Wait until it is over. The calling thread does what no other thread has begun yet.
+        """Wait until it has ended. The calling thread does work that no other thread has begun.
 
         Args:
-            timeout: Seconds to wait here; None waits as long as the operation's own timeout lets it run. When it
-                passes, the operation goes on.
+            timeout: Seconds to wait here; None waits as long as the operation's own timeout lets it run. After this
+                timeout the operation continues.
 
         Raises:
-            DataplaneError: As the transfer failed; see `dataplane.errors`.
+            DataplaneError: The transfer failed; see `dataplane.errors`.
             TransferTimeoutError: This timeout, or the operation's own, passed.
         """
         if self._pending:
@@ -90,9 +90,9 @@ class Operation:
             raise self._error
 
     def add_done_callback(self, callback: Callable[["Operation"], None]) -> None:
-        """Call `callback(self)` when it is over: at once if it is, else in the thread that finishes it.
+        """Call `callback(self)` when it has ended: at once if it has, else in the thread that finishes it.
 
-        The callback must be quick. An exception of it is logged, if it does not run at once.
+        The callback must be quick. If it raises and was not called at once, the exception is logged.
         """
         with self._lock:
             if self._pending:
@@ -110,11 +110,11 @@ class Operation:
             raise self._error
 
     def add_helper(self, helper: Helper) -> None:
-        """For backends: add a function by which a waiting thread speeds this up; it does nothing once all is begun."""
+        """For backends: add a function with which a waiting thread helps; it does nothing when all work has begun."""
         self._helpers.append(helper)
 
     def part_done(self, error: BaseException | None) -> None:
-        """For backends: one of the parts is over. The first error is the operation's."""
+        """For backends: one of the parts has ended. The first error becomes that of the operation."""
         with self._lock:
             if error is not None and self._error is None:
                 self._error = error
@@ -233,10 +233,10 @@ class Atomic:
 
 
 class FetchOperation(Operation):
-    """An atomic operation under way: `get()` and `await` give what the word held before it, as in [0, 2**64).
+    """An atomic operation in flight: `get()` and `await` return the previous value of the word, in [0, 2**64).
 
-    It takes place once or not at all. Where an error leaves open which of the two, the error says so: the operation is
-    never tried again behind the caller's back.
+    It takes place once or not at all. If an error leaves open which of the two, the error says so: the operation is
+    never retried silently.
 
     Attributes:
         previous: For backends: to be set before `part_done(None)`.
@@ -269,17 +269,17 @@ class FetchOperation(Operation):
 
     # A caller that treats this as a plain operation ignores what it is given.
     def get(self, timeout: float | None = None) -> int:  # type: ignore[override]
-        """Wait until it is over.
+        """Wait until it has ended.
 
         Args:
-            timeout: Seconds to wait here; None waits as long as the operation's own timeout lets it run. When it
-                passes, the operation goes on.
+            timeout: Seconds to wait here; None waits as long as the operation's own timeout lets it run. After this
+                timeout the operation continues.
 
         Returns:
-            What the word held before. A swap has taken place when that is what it expected.
+            The previous value of the word. A swap has taken place if it is the expected one.
 
         Raises:
-            DataplaneError: As the operation failed; see `dataplane.errors`.
+            DataplaneError: The operation failed; see `dataplane.errors`.
             TransferTimeoutError: This timeout, or the operation's own, passed.
         """
         super().get(timeout)

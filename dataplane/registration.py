@@ -196,7 +196,7 @@ class RegistrationTable:
             return None
         claimed = handle.base, handle.total, handle.writable, handle.kind, handle.device
         if claimed != (region.address, region.nbytes, registration.writable, region.kind, region.device):
-            raise DescriptorError(f"{handle} is not as this process has registered it")
+            raise DescriptorError(f"{handle} does not match what this process has registered")
         return registration
 
     def drop(self, registration: Registration) -> None:

@@ -140,9 +140,9 @@ class UnreachableMembersError(CommunicationError):
     def __str__(self) -> str:
         who = ", ".join(f"rank {rank} is {place}" for rank, place in enumerate(self.places))
         return (
-            f"these workers do not all reach each other: {who}. Tensors of CPUs go between hosts where the data plane "
-            "is open: attach the hosts before you spawn processes here, and with data_plane=True where there are "
-            "certificates"
+            f"these workers cannot all reach each other: {who}. Tensors in CPU memory go between hosts through the "
+            "data plane, which must be open to other hosts: attach the hosts before you spawn processes on this host, "
+            "and pass data_plane=True if you use certificates"
         )
 
 
@@ -215,6 +215,6 @@ class RestoreError(TensorEngineError, RuntimeError):
     def __str__(self) -> str:
         who = ", ".join(map(str, self.ranks))
         return (
-            f"ranks {who} have been respawned, and so has everybody else along {', '.join(self._axes)}: bring what "
-            "they need from the script, by restore(..., source=copy)"
+            f"ranks {who} have been respawned, and so have all other ranks along {', '.join(self._axes)}: restore "
+            "their tensors from a copy in the script, by restore(..., source=copy)"
         )

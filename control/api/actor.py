@@ -29,7 +29,7 @@ R = TypeVar("R")
 
 
 class Actor(ActorBase, metaclass=MeshAttributes):
-    """Base class of actors: private state in a process of the job, reached through its endpoints alone.
+    """Base class of actors: private state in a process of the job, which others reach only through endpoints.
 
     An actor has a thread of its own. Its endpoints are either all plain methods, which run on that thread, or all
     ``async def``, which run on the event loop of that thread; they run one at a time in either case.
@@ -72,7 +72,7 @@ class Actor(ActorBase, metaclass=MeshAttributes):
     def options(cls: Callable[P, A], *, procs: int, **options: Unpack[ServiceKeywords]) -> ServiceTemplate[P, Any]: ...
     @classmethod
     def options(cls: Any, **options: Any) -> ServiceTemplate[..., Any]:
-        """What a service of this class is to be made of: ``Cls.options(num_replicas=4).as_service(...)``.
+        """Options for a service of this class: ``Cls.options(num_replicas=4).as_service(...)``.
 
         Args:
             **options: see `control.services.ServiceOptions`; all have defaults.
@@ -95,14 +95,14 @@ def endpoint(method: Any = None, /, *, explicit_response_port: bool = False, pro
 
     Args:
         method: the method, when used without parentheses.
-        explicit_response_port: the method takes a `Port` after ``self`` and answers by ``port.send(value)``, when it
-            likes and from any thread; what it returns is ignored. The caller does not notice. An exception that it
-            raises ends the actor: answer with ``port.exception(error)`` where it is to live on.
-        propagate: how the script knows what `Endpoint.rref` gives without waiting for it: see there.
+        explicit_response_port: the method takes a `Port` after ``self`` and answers by ``port.send(value)``, at any
+            time and from any thread; its return value is ignored. Callers see no difference. An exception that it
+            raises ends the actor: answer with ``port.exception(error)`` if the actor should stay alive.
+        propagate: how the script knows the result of `Endpoint.rref` without waiting for it: see there.
 
     Raises:
         ActorDefinitionError: (a `TypeError`) this cannot be an endpoint: it is a generator, it is marked already, its
-            name belongs to Python, or it is no plain function.
+            name is reserved by Python, or it is not a plain function.
     """
     return marked(method, EndpointOptions(explicit_response_port, propagate=propagate))
 
@@ -118,10 +118,10 @@ def concurrent_endpoint(*, explicit_response_port: Literal[True], propagate: obj
 def concurrent_endpoint(
     method: Any = None, /, *, explicit_response_port: bool = False, propagate: object = None
 ) -> Any:
-    """Mark an ``async def`` of an `Actor` as an endpoint for which later messages need not wait.
+    """Mark an ``async def`` of an `Actor` as an endpoint that runs concurrently with later messages.
 
-    It starts in its turn, as others do; where it awaits, the actor goes on with its next message. So an actor may be
-    called back by somebody whom it is calling. `stop` waits for all that have started.
+    Its calls start in order, like those of other endpoints. While one awaits, the actor handles its next message. So an
+    actor can be called back by the actor that it is calling. `stop` waits for all calls that have started.
 
     Args:
         method: the method, when used without parentheses.

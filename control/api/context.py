@@ -11,7 +11,7 @@ from skipper.control.runtime.context import BaseActorInstance, BaseContext
 
 
 class ActorInstance(BaseActorInstance):
-    """The running actor, as its own code sees it. That of the script is named ``root``.
+    """The running actor, as its own code sees it. The script's is named ``root``.
 
     The example of `Context` shows one.
 
@@ -19,7 +19,7 @@ class ActorInstance(BaseActorInstance):
         name: name of its mesh, as given to ``spawn``.
         actor_id: unique in the job.
         rank: its position in its mesh, whichever slice of it a message was sent to.
-        creator: who spawned it; None for the script.
+        creator: the actor that spawned it; None for the script.
     """
 
     @property
@@ -62,11 +62,11 @@ class Context(BaseContext):
 
 
 def context() -> Context:
-    """Where the running code is: in an endpoint or ``__init__`` of an actor, or else in the script.
+    """The actor and process of the running code: an endpoint or ``__init__`` of an actor, or else the script.
 
     Raises:
-        NoActorContextError: on a thread that an actor's code started by itself; run the thread's function in a copy
-            of the actor's context (`contextvars.copy_context`) to take it along.
+        NoActorContextError: this thread was started by an actor's code, without the actor's context; run the thread's
+            function in a copy of that context (`contextvars.copy_context`).
     """
     return cast(Context, runtime.context())
 

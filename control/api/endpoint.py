@@ -48,10 +48,10 @@ class Endpoint(MethodView, Generic[P, R_co]):
     a plain tensor, in its turn among the operations of the tensor engine, which go on when the endpoint has returned.
 
     Every adverb checks the arguments against the endpoint's signature and pickles them before anything is sent, and
-    raises `TypeError` or `PayloadError` if they do not fit. They return at once, unless the actor is too far behind
-    (see `BackpressureError`). Messages of one sender to one actor arrive in the order of the calls, with any adverb.
-    The futures that they return end in `ActorError` where the endpoint raised, and in `SupervisionError` where the
-    actor cannot answer.
+    raises `TypeError` or `PayloadError` if they do not fit. It returns at once, unless the actor has too many unhandled
+    messages (see `BackpressureError`). Messages of one sender to one actor arrive in the order of the calls, with any
+    adverb. The returned futures raise `ActorError` if the endpoint raised, and `SupervisionError` if the actor cannot
+    answer.
 
     Example:
         ```python
@@ -128,10 +128,10 @@ class Endpoint(MethodView, Generic[P, R_co]):
         return future
 
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Send to every actor of the mesh and forget about it: an exception in the endpoint kills its actor.
+        """Send to every actor of the mesh, without waiting for results: an exception in the endpoint kills its actor.
 
-        A message that cannot be delivered, since its actor is dead or has been stopped, fails the sender, unless the
-        sender owns the mesh and is told of its failure anyway.
+        A message that cannot be delivered, because its actor is dead or has been stopped, fails the sender, unless the
+        sender owns the mesh and learns of its failure anyway.
 
         Raises:
             TypeError: the arguments do not fit the signature.
@@ -147,7 +147,7 @@ class Endpoint(MethodView, Generic[P, R_co]):
             self._cast(runtime.current(), payload, None)
 
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:
-        """Call one actor of the mesh, each in its turn.
+        """Call one actor of the mesh; successive calls go to one actor after another.
 
         Raises:
             TypeError: the arguments do not fit the signature.
@@ -177,14 +177,14 @@ class Endpoint(MethodView, Generic[P, R_co]):
         return stream
 
     def rref(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Call every actor of the mesh in its turn among the operations of the tensor engine.
+        """Call every actor of the mesh, in order with the operations of the tensor engine.
 
         Tensors of the actors' mesh may be among the arguments: each actor gets its own shard, as a plain tensor. What
         the endpoint returns stays where it is; the script gets tensors of the mesh for it, at once.
 
-        What they look like is told by the ``propagate`` of `endpoint`: a function that is called here with the
-        arguments and returns the like of what the endpoint returns; see `tensor_engine.script.remote` for what else it
-        may be.
+        The ``propagate`` of `endpoint` says what these look like: a function that is called here with the arguments
+        and returns tensors like those that the endpoint returns; see `tensor_engine.script.remote` for what else it can
+        be.
 
         Raises:
             TypeError: the arguments do not fit the signature.
@@ -200,10 +200,10 @@ class Endpoint(MethodView, Generic[P, R_co]):
 
     @property
     def propagate(self) -> object:
-        """What `as_endpoint` was told, or else what the class of the actors says (see `endpoint`); None for nothing.
+        """The ``propagate`` of `as_endpoint`, or else that of the actors' class (see `endpoint`); None without one.
 
         Raises:
-            LookupError: this reference has come from elsewhere, without the class.
+            LookupError: this reference was received from another process, without the class.
         """
         if self._propagate is not None:
             return self._propagate
@@ -224,8 +224,8 @@ class Endpoint(MethodView, Generic[P, R_co]):
         """An endpoint that runs ``wrapper(method, *args, **kwargs)`` in each actor in place of the method.
 
         Args:
-            wrapper: gets the bound method and what the call brings, whatever its signature; ``async`` if the endpoint
-                is. It is sent with each call.
+            wrapper: gets the bound method and the arguments of the call, whatever its signature; ``async`` if the
+                endpoint is. It is sent with each call.
 
         Raises:
             TypeError: the endpoint answers through a port.
@@ -415,13 +415,13 @@ def as_endpoint(
     For classes that cannot be changed. The method runs as endpoints do, in its turn.
 
     Args:
-        method: an attribute of a mesh of actors, named for a public method; an endpoint stays what it is.
+        method: an attribute of a mesh of actors, with the name of a public method; an endpoint stays as it is.
         explicit_response_port: the method takes a `Port` after ``self`` and answers through it (see `endpoint`).
-        propagate: how the script knows what `Endpoint.rref` gives (see `endpoint`); of an endpoint, in place of what
-            its class says.
+        propagate: how the script knows the result of `Endpoint.rref` (see `endpoint`); it replaces what the class of
+            the actors says.
 
     Raises:
-        TypeError: ``method`` is no attribute of a mesh, it is an endpoint with other options, or it does not take a
+        TypeError: ``method`` is not an attribute of a mesh, it is an endpoint with other options, or it does not take a
             response port as it should.
         ActorDefinitionError: (a `TypeError`) the method is ``async`` in a sync actor, or the other way round.
     """
@@ -436,11 +436,11 @@ def as_endpoint(
 
 
 class Accumulator(Generic[A, P_any]):
-    """Calls an endpoint of every actor of a mesh and folds what they answer into one value.
+    """Calls an endpoint of every actor of a mesh and combines the answers into one value.
 
     Args:
         endpoint: such as ``mesh.loss``.
-        identity: the value to begin with; ``combine`` must not change it, since every call begins with it.
+        identity: the value to begin with; ``combine`` must not change it, because every call begins with it.
         combine: ``combine(value so far, answer)`` gives the new value. Answers are combined in the order in which they
             come, so the order should not matter to it.
 
@@ -468,7 +468,7 @@ class Accumulator(Generic[A, P_any]):
         """Call every actor.
 
         Returns:
-            The future of the combined value, which ends once every actor has answered, or cannot. If several fail,
+            The future of the combined value, which ends when every actor has answered or cannot. If several fail,
             it raises the error that came first. ``combine`` runs in the thread that asks first.
 
         Raises:

@@ -56,7 +56,7 @@ _LOOK_S = 1.0
 _ANSWER_S = 5.0
 """How long the script of a job that is to be left for another one has to show that it is there."""
 
-_NOT_SERVED = "this job cannot be served as %s=%s asks: %s"
+_NOT_SERVED = "%s=%s asks to serve this job, which is not possible: %s"
 
 PathLike = str | os.PathLike[str]
 
@@ -100,12 +100,12 @@ def reach_beyond_by(find: Callable[[], _Remote]) -> None:
 
 
 class ServedJob:
-    """The job of this script, open to other processes of the same user; a context manager.
+    """The job of this script, which other processes of the same user can join; a context manager.
 
     Attributes:
         name: its name among the user's jobs of this host.
         path: its connection file, which holds the job's secret. Pass the path around, never the content.
-        address: where processes of other hosts join it, ``tcp://IP:PORT``; None: they do not.
+        address: where processes of other hosts join it, ``tcp://IP:PORT``; None: they cannot.
 
     Example:
         ```python
@@ -130,7 +130,7 @@ class ServedJob:
         self.address = None if gate is None else f"{SCHEME}{gate.address}"
 
     def members(self) -> tuple[ProcMesh, ...]:
-        """The processes that have joined and are still there, in the order in which they came, each as a mesh of one.
+        """The processes that have joined and are still there, in the order of joining, each as a mesh of one.
 
         Actors can be spawned on them like on any other. If one dies, their owner learns of it.
         """
@@ -146,7 +146,7 @@ class ServedJob:
         return {JOB_VARIABLE: self._connection.encode() if inline else str(self.path)}
 
     def close(self) -> None:
-        """Take nobody in any more; those who have joined stay. It happens by itself when the job ends."""
+        """Stop accepting processes; those that have joined stay. This happens by itself when the job ends."""
         join_file.remove(self.path, self._connection)
         if self._gate is not None:
             self._gate.close()
@@ -173,34 +173,33 @@ def serve_job(
     """Let other processes of this user `join` the job of this script: on this host, and on others by an address.
 
     Its address and secret are written to a file of mode 0600, in a folder of mode 0700 below ``$XDG_RUNTIME_DIR`` or,
-    where there is none, below the folder for temporary files. Nothing new listens without ``address``.
+    if that is not set, below the folder for temporary files. Without ``address`` nothing new listens.
 
-    With one, this process listens there and, at a port that the system picks, for the links of the job; so do the
-    processes that it spawns and those that join from then on. Call it before anything is spawned or joins, and before
-    the data plane is used: those that were there before are not reached from other hosts.
+    With ``address`` this process listens there and, at a port that the system chooses, for the links of the job; so do
+    the processes that it spawns and those that join from then on. Call it before anything is spawned or joins, and
+    before the data plane is used: other hosts cannot reach the processes that were there before.
 
     Args:
-        name: under which it can be joined on this host: letters, digits, ``.``, ``_``, ``-``; None: one that nobody
-            else has.
+        name: the name by which it can be joined on this host: letters, digits, ``.``, ``_``, ``-``; None: a unique one.
         address: where other hosts join it, ``tcp://HOST:PORT``: an IP of this host, a name, or a network device; port
-            0: a free one, see `ServedJob.address`. None: nowhere.
+            0: a free one, see `ServedJob.address`. None: other hosts cannot join it.
         secret_file: the file with the secret that all hosts have (``skipper host secret`` makes one); None: the file
             ``secret`` in ``certs``, or without certificates what SKIPPER_SECRET_FILE names.
         certs: a folder with a script's certificate for this host (``skipper certs issue --role script`` makes one),
             for TLS; None: what SKIPPER_CERTS names, unless ``secret_file`` is given.
-        insecure: go without TLS between hosts. Whoever sits on the way can then run code in the job. SKIPPER_INSECURE=1
-            says the same.
-        data_plane: whether the data plane, which encrypts nothing, may carry data between hosts; None: where there is
-            no TLS. Without it only small values reach other hosts.
+        insecure: use no TLS between hosts. Anyone on the network path can then run code in the job. SKIPPER_INSECURE=1
+            means the same.
+        data_plane: whether the data plane, which encrypts nothing, may carry data between hosts; None: only if there
+            is no TLS. Without the data plane only small values reach other hosts.
 
     Raises:
         JobExistsError: (a `ValueError`) another running job of this user has that name.
-        AlreadyInJobError: this process is not the root of its job, but was spawned or has joined.
-        UnsafeFileError: the folder belongs to somebody else, or others may enter it; or others can read the secret.
+        AlreadyInJobError: this process is not the root of its job: it was spawned or has joined.
+        UnsafeFileError: the folder belongs to another user, or others may enter it; or others can read the secret.
         InsecureHostError: (a `ValueError`) there are no certificates, and ``insecure`` is not set.
-        CertificateError: (a `ValueError`) ``certs`` is not what TLS needs, or the job uses others already.
-        WireError: the address cannot be listened on.
-        ValueError: that is no name for a job, no address, or there is no secret.
+        CertificateError: (a `ValueError`) ``certs`` is not valid for TLS, or the job already uses other certificates.
+        WireError: this process cannot listen on the address.
+        ValueError: the name or the address is not valid, or there is no secret.
     """
     process = current_runtime.current()
     if process.root.id != process.me.id:
@@ -303,39 +302,41 @@ def join(
     certs: PathLike | None = None,
     insecure: bool = False,
 ) -> bool:
-    """Become part of the running job that a script serves: of this user on this host, or by an address on another.
+    """Join the running job that a script serves: a job of this user on this host, or one on another host, by address.
 
-    From then on this process may do what the script may: call actors, spawn processes and actors (which it owns, with
-    ``unhandled_fault_hook`` for what nobody handles), use `get_or_spawn_controller` and all that is built on it. Its
-    end, however it comes, is noticed at once by all who deal with it. If the job ends first, this process stays alive
-    and its calls raise `SupervisionError`; it leaves that job by itself when it joins the next one. A process that its
-    job has lost, since it stood still or was cut off, joins it anew. `leave` leaves the job, and so does the end of the
-    process.
+    From then on this process can do what the script can: call actors, spawn processes and actors (which it owns, with
+    ``unhandled_fault_hook`` for failures that nothing handles), use `get_or_spawn_controller` and all that is built on
+    it. Its end is noticed at once by all processes that are connected to it. If the job ends first, this process stays
+    alive and its calls raise `SupervisionError`; it leaves that job by itself when it joins another one. If the job has
+    lost this process, because it was stopped or the network was interrupted, it joins again. `leave` leaves the job,
+    and so does the end of the process.
 
     Args:
         address: path of a connection file, or the name of a job of this host; or ``tcp://HOST:PORT``, where a script on
-            another host serves its job; None: what the environment variable ``SKIPPER_JOB`` says, or else the user's
+            another host serves its job; None: the value of the environment variable ``SKIPPER_JOB``, or else the user's
             only job on this host.
-        name: of this process, for people; None: its command and process id.
+        name: name of this process, for people; None: its command and process id.
         timeout: in seconds.
-        replace: leave the job that this process has joined before, although that still runs.
+        replace: leave the job that this process has joined before, although it still runs.
         secret_file: with ``tcp://``: the file with the secret that all hosts have; None: as for `serve_job`.
-        certs: with ``tcp://``: a folder with this host's certificate, of the role host or script; None: likewise.
-        insecure: with ``tcp://``: go without TLS, where the whole network is trusted. SKIPPER_INSECURE=1 says the same.
+        certs: with ``tcp://``: a folder with this host's certificate, of the role host or script; None: as for
+            `serve_job`.
+        insecure: with ``tcp://``: use no TLS, because the whole network is trusted. SKIPPER_INSECURE=1 means the same.
 
     Returns:
-        True; or False where this process is part of that very job already, in which case nothing has changed.
+        True; or False if this process is already part of that job, and nothing has changed.
 
     Raises:
         JobNotFoundError: (a `LookupError`) there is no such job, or it has ended.
         AlreadyInJobError: this process is part of another job that still runs, or was spawned in one, or is the script
-            of its own.
-        AuthenticationError: the job does not accept the secret or the certificate, or this side not the job's.
+            of a job of its own.
+        AuthenticationError: the job does not accept the secret or the certificate of this process, or this process does
+            not accept those of the job.
         HostMismatchError: the script on the other host runs another version of Python or of this library.
-        RemoteHostError: a connection file is of another host.
+        RemoteHostError: the connection file is that of a job on another host.
         UnsafeFileError: others could read or could have written the connection file, or could read the secret.
         InsecureHostError: (a `ValueError`) another host is to be joined without TLS, and ``insecure`` is not set.
-        CertificateError: (a `ValueError`) ``certs`` is not what TLS needs.
+        CertificateError: (a `ValueError`) ``certs`` is not valid for TLS.
         DeadlineError: (a `TimeoutError`) the job did not answer in time.
         ValueError: there is no secret for another host.
     """
@@ -361,10 +362,10 @@ def join(
 
 
 def leave(*, grace_s: float | None = None) -> bool:
-    """Leave the job that this process has joined; the process may then join another one, or begin its own.
+    """Leave the job that this process has joined; the process may then join another one, or start its own.
 
-    What it has spawned there ends; stores, memory that it has published, and what it knew of the job's processes are
-    let go. To the others it is a process that has ended in good order. It works as well if the job has ended before.
+    What it has spawned there ends. It releases stores, memory that it has published, and what it knew of the job's
+    processes. To the others it is a process that has ended cleanly. This works as well if the job has ended before.
 
     Args:
         grace_s: seconds that its actors get to handle what they have received, see `shutdown`; None means
@@ -380,7 +381,7 @@ def leave(*, grace_s: float | None = None) -> bool:
         return False
     if not _has_joined(current_runtime.current()):
         name = current_runtime.current().me.name
-        raise JoinError(f"{name!r} has not joined its job, so it cannot leave it; shutdown ends a script's")
+        raise JoinError(f"{name!r} did not join its job, so it cannot leave it: the job of a script ends by shutdown()")
     current_runtime.shutdown(grace_s=grace_s)
     # What the runtime was made of refers to itself in circles; descriptors go with it, and not only some time later.
     gc.collect()
@@ -567,7 +568,7 @@ def _only_job() -> Connection:
     if not served and len(others) == 1:
         return next(iter(others.values()))
     jobs = ", ".join([*served, *others])
-    there_are = f"these run: {jobs}" if jobs else f"none runs that {folder()} knows of"
+    there_are = f"these run: {jobs}" if jobs else f"{folder()} lists no running job"
     raise JobNotFoundError(f"which job is meant? {there_are}; pass its name, or set {JOB_VARIABLE}")
 
 

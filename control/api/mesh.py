@@ -61,7 +61,7 @@ class ActorMesh(MeshBase, Generic[A]):
     """Actors of one class, one in each process of a mesh; a reference to them, which may be sent to other actors.
 
     Its endpoints are attributes: ``mesh.step.call(...)`` (see `Endpoint`). Only the actor that spawned a mesh owns it;
-    everybody who holds a reference may call it.
+    all code that has a reference may call it.
 
     Example:
         ```python
@@ -97,25 +97,25 @@ class ActorMesh(MeshBase, Generic[A]):
 
     @property
     def initialized(self) -> Future[Any]:
-        """A future that ends when every actor of the mesh has been constructed, or in the first error."""
+        """A future that ends when every actor of the mesh has been constructed, or with the first error."""
         return self._ask_all(READY, self._actors())
 
     def stop(self, timeout: float | None = None) -> Future[None]:
-        """Stop these actors: each handles what it has received so far, takes nothing more, and cleans up.
+        """Stop these actors: each handles what it has received so far, accepts nothing more, and cleans up.
 
-        Stopping is no failure. Calls that come later end with `SupervisionError`. It may be called again.
+        Stopping is not a failure. Later calls end with `SupervisionError`. It may be called again.
 
-        After most of its time, seven tenths, what an actor still does is cut short: a coroutine is cancelled, a thread
-        gets an exception, so that ``finally`` blocks and ``__cleanup__`` run. An actor that has not ended in time is
-        given up: those who wait for it are told, and its thread is left behind.
+        After 70 % of the time, an actor that is still running is interrupted: a coroutine is cancelled, a thread gets
+        an exception, so that ``finally`` blocks and ``__cleanup__`` run. An actor that has not ended in time is given
+        up: the future says so, and the actor's thread keeps running.
 
         Args:
-            timeout: seconds that the stop may take, with that of whatever the actors own; None means
+            timeout: seconds that the stop may take, including the stops of what the actors own; None means
                 `Settings.stop_timeout_s`.
 
         Returns:
-            A future that ends when all of them have ended; in a `StopTimeoutError` where one was cut short or given up,
-            and in a `SupervisionError` where a ``__cleanup__`` raised.
+            A future that ends when all of them have ended. It raises `StopTimeoutError` if one was interrupted or given
+            up, and `SupervisionError` if a ``__cleanup__`` raised.
 
         Raises:
             ValueError: the timeout is negative.
@@ -132,7 +132,7 @@ class ActorMesh(MeshBase, Generic[A]):
         return future
 
     def over(self, procs: ProcMesh) -> ActorMesh[A]:
-        """Those actors of the mesh that live in ``procs``: the mesh of processes that it was spawned on, or a slice.
+        """The actors of the mesh that run in ``procs``: the mesh of processes that it was spawned on, or a slice of it.
 
         Raises:
             ValueError: the mesh was not spawned on the whole mesh of which ``procs`` is a part.
@@ -142,23 +142,23 @@ class ActorMesh(MeshBase, Generic[A]):
         return self._with_view(procs._view)
 
     def with_successors(self, procs: ProcMesh, /, *args: Any, **kwargs: Any) -> views.ActorMesh[A]:
-        """The same actors, but for those whose processes others have taken the place of: there they are made anew.
+        """The same mesh, with new actors on the processes that have replaced others. Returns at once.
 
-        References to the mesh as it was stay valid for the actors that have stayed. Returns at once.
+        References to the mesh as it was stay valid for the actors that have stayed.
 
         Args:
             procs: what `ProcMesh.with_successors` has made of the processes that these actors were spawned on.
-            *args: for ``__init__`` of the new actors.
+            *args: arguments of ``__init__`` of the new actors.
             **kwargs: likewise.
 
         Raises:
             ValueError: the actors were spawned on other processes than those of ``procs``.
-            LookupError: this reference has come from elsewhere, without the class.
+            LookupError: this reference was received from another process, without the class.
             TypeError: the arguments do not fit ``__init__``.
             PayloadError: (a `TypeError`) an argument cannot be pickled.
         """
         if procs.root_extent.sizes != self._root.sizes:
-            raise ValueError(f"{self!r} was not spawned on the processes that {procs!r} is the successor of")
+            raise ValueError(f"{self!r} was not spawned on the processes that {procs!r} replaces")
         cls = self._actor_class
         if cls is None:
             raise LookupError(
@@ -267,14 +267,14 @@ class ProcMesh(MeshBase):
 
     @property
     def initialized(self) -> Future[Any]:
-        """A future that ends when every process is up and answers, or in the first error."""
+        """A future that ends when every process is up and answers, or with the first error."""
         return self._ask_all(PING)
 
     @property
     def ended(self) -> Future[None]:
-        """A future that ends when one of these processes has, on whichever host and however it came; nothing is polled.
+        """A future that ends when one of these processes has ended, on any host and for any reason; nothing is polled.
 
-        Where it is on another host that can mean that there has been no sign of life from it for too long.
+        For a process on another host this can also mean that it has sent no heartbeat for too long.
         """
         ended: Promise[None] = Promise()
         for member in self._view_members():
@@ -288,7 +288,7 @@ class ProcMesh(MeshBase):
         Args:
             name: name of the mesh, for people.
             cls: a subclass of `Actor`.
-            *args: for ``__init__``. An exception there ends the calls to the actor and is a failure of the mesh.
+            *args: arguments of ``__init__``. If it raises, calls to the actor fail and the mesh has a failure.
                 Tensors of this mesh (see `activate`) may be among them: each actor gets its own shard (see `Endpoint`).
             **kwargs: for ``__init__``.
 
@@ -311,13 +311,13 @@ class ProcMesh(MeshBase):
         return self._spawn(name, cls, interface, body)
 
     def spawn_with(self, name: str, cls: type[A], arguments: Callable[[], Arguments]) -> views.ActorMesh[A]:
-        """`spawn`, where each process has arguments of its own for ``__init__``.
+        """`spawn`, with arguments for ``__init__`` that each process makes itself.
 
         Args:
             name: name of the mesh, for people.
             cls: a subclass of `Actor`.
-            arguments: called in each process on the thread of the actor; it returns a context manager, which gives
-                positional and named arguments and is left when ``__init__`` has returned or raised.
+            arguments: called in each process on the thread of the actor; it returns a context manager, which yields
+                positional and named arguments and exits when ``__init__`` has returned or raised.
 
         Raises:
             ActorDefinitionError: (a `TypeError`) the class cannot be spawned.
@@ -334,11 +334,11 @@ class ProcMesh(MeshBase):
         return cast("views.ActorMesh[A]", mesh)
 
     def lost(self, *, timeout: float = 30.0) -> tuple[int, ...]:
-        """Which of these processes are gone, by their position in this mesh or slice.
+        """Which of these processes are lost, by their position in this mesh or slice.
 
         Args:
-            timeout: in seconds, for all of them; one that does not answer in time counts as gone. One that is frozen is
-                known to be so after the heartbeat's bound (see `configure`).
+            timeout: in seconds, for all of them; one that does not answer in time counts as lost. One that is frozen
+                counts as lost after the bound of the heartbeat (see `configure`).
         """
         process = runtime.current()
         deadline = time.monotonic() + timeout
@@ -351,15 +351,15 @@ class ProcMesh(MeshBase):
         return tuple(gone)
 
     def with_successors(self, successors: Mapping[int, ProcMesh]) -> ProcMesh:
-        """The same processes, but for some in whose places others are from now on.
+        """The same mesh, in which other processes replace some of its processes from now on.
 
-        The number of the mesh stays: the two references are equal. References to it as it was, and actors that were
-        spawned on it, know the processes that they knew (see `ActorMesh.with_successors`). `stop` of what this returns
-        also stops the processes that were given up, and the meshes that the others were spawned as.
+        The number of the mesh stays: the two references are equal. Older references to it, and actors that were
+        spawned on it, still refer to the old processes (see `ActorMesh.with_successors`). `stop` of the returned mesh
+        also stops the replaced processes, and the meshes that the new ones were spawned as.
 
         Args:
-            successors: by the position in this mesh or slice, the mesh or slice of the one process that takes the
-                place. It may be on any host.
+            successors: by the position in this mesh or slice, a mesh or slice of the one process that takes that place.
+                It may be on any host.
 
         Returns:
             This mesh or slice, owned by the calling actor, as all meshes that it spawns.
@@ -392,19 +392,19 @@ class ProcMesh(MeshBase):
         return mesh
 
     def within(self, mesh: ProcMesh) -> ProcMesh:
-        """This mesh or slice, with the processes that ``mesh`` has: see `with_successors`.
+        """This mesh or slice, with the processes of ``mesh``: see `with_successors`.
 
         Raises:
-            ValueError: that is no reference to the same mesh.
+            ValueError: ``mesh`` is not a reference to the same mesh.
         """
         if mesh.uid != self._uid:
             raise ValueError(f"{mesh!r} is another mesh than {self!r}")
         return mesh._with_view(self._view)
 
     def activate(self) -> AbstractContextManager[ProcMesh]:
-        """Have torch's operations run in these processes: ``with procs.activate(): x = torch.ones(3)``.
+        """Run torch's operations in these processes: ``with procs.activate(): x = torch.ones(3)``.
 
-        For a slice as for the whole mesh; may be nested. What `tensor_engine` does with them, its documentation says.
+        It works for a slice as for the whole mesh, and may be nested. See the documentation of `tensor_engine`.
 
         Raises:
             EngineMissingError: no tensor engine is installed.
@@ -412,7 +412,7 @@ class ProcMesh(MeshBase):
         return engine().activate(self)
 
     def place(self, what: T) -> T:
-        """A copy of a module, a state dict or any pytree, with its tensors in these processes: all get the same.
+        """A copy of a module, a state dict or any pytree, with its tensors in these processes: all get the same values.
 
         Raises:
             EngineMissingError: no tensor engine is installed.
@@ -433,10 +433,10 @@ class ProcMesh(MeshBase):
         return engine().rank_tensors(self)
 
     def stop(self, timeout: float | None = None) -> Future[None]:
-        """Stop the actors in these processes and then the processes, which is no failure. It may be called again.
+        """Stop the actors in these processes and then the processes; this is not a failure. It may be called again.
 
-        Actors get the greater part of the time, and are then cut short (see `ActorMesh.stop`); what is left is for
-        ``atexit`` handlers and threads. Processes that have not ended in time are killed.
+        Actors get most of the time, and are then interrupted (see `ActorMesh.stop`); the rest is for ``atexit``
+        handlers and threads. Processes that have not ended in time are killed.
 
         Args:
             timeout: seconds that the stop may take; None means `Settings.stop_timeout_s`.
@@ -485,12 +485,12 @@ class ProcMesh(MeshBase):
 
 
 class HostMesh(MeshLayout):
-    """Hosts on which processes are spawned: that of the calling process (`this_host`), or attached ones.
+    """Hosts on which processes are spawned: the host of the calling process (`this_host`), or attached ones.
 
     Attached hosts lie along the axis ``hosts``; the calling process' own host is one, without axes.
 
     Args:
-        hosts: the processes that stand for the job on attached hosts; none for the calling process' own host.
+        hosts: the processes that represent the job on attached hosts; none for the calling process' own host.
         view: which of them; None: all.
 
     Example:
@@ -511,7 +511,7 @@ class HostMesh(MeshLayout):
 
     @property
     def initialized(self) -> Future[bool]:
-        """A future that has ended, in True: hosts are attached before there is a mesh of them."""
+        """A future with the result True, which has ended: hosts are attached before there is a mesh of them."""
         return Future.of(True)
 
     @property
@@ -530,23 +530,24 @@ class HostMesh(MeshLayout):
     ) -> ProcMesh:
         """Start processes, owned by the calling actor. Returns at once; messages wait for them.
 
-        On this host they are children of the calling process and never outlive it, however it ends; they import what
-        the caller can import. On attached hosts they are children of the process that stands for the job there; they
-        end when that is out of reach of the script, or their owner's process is gone; they import from the same paths.
-        What they print is shown by the script, with their names (see ``SKIPPER_LOGS`` in `observe.logs`).
+        On this host they are children of the calling process and never outlive it, however it ends; they can import
+        what the caller can import. On attached hosts they are children of the process that represents the job there.
+        They end when that process cannot reach the script, or when their owner's process is gone; they import from the
+        same paths. The script shows what they print, with their names (see ``SKIPPER_LOGS`` in `observe.logs`).
 
         Args:
-            per_host: axes and sizes, such as ``{"gpus": 8}``; None starts one process. The axes of the hosts,
-                ``hosts`` of attached ones, come in front of these.
-            env: environment variables for them, besides the caller's own, or on an attached host its agent's.
+            per_host: axes and sizes, such as ``{"gpus": 8}``; None starts one process. The axes of the hosts (``hosts``
+                for attached ones) come first.
+            env: environment variables for them, in addition to those of the caller, or on an attached host those of its
+                agent.
             bootstrap: called in each of them before anything else, and awaited there if it is ``async``; an exception
-                is the process' end.
+                ends the process.
             proc_bind: what each process of a host is bound to, in rank order: a mapping with the lists ``cpus``,
                 ``cpunodebind`` and ``membind``, such as ``{"cpus": "0-3", "membind": "0"}`` (see `CpuBinding.of`).
             name: name of the mesh, for people.
 
         Raises:
-            ValueError: an axis has a size below 1, or ``proc_bind`` names what this host has not.
+            ValueError: an axis has a size below 1, or ``proc_bind`` names CPUs or nodes that this host does not have.
             TypeError: an axis, a size or an environment variable has the wrong type.
             PayloadError: ``bootstrap`` cannot be pickled.
         """
@@ -575,15 +576,15 @@ class HostMesh(MeshLayout):
         return mesh
 
     def stop(self) -> Future[None]:
-        """Let these attached hosts go: what the calling actor owns there is stopped, and then the job's part there.
+        """Detach these hosts: stop what the calling actor owns there, and then the processes of the job there.
 
-        The agents stay, for this job and for others.
+        The agents stay, for this job and for others. It may be called again.
 
         Returns:
-            A future that ends when that is done; it may be called again.
+            A future that ends when that is done.
 
         Raises:
-            ValueError: this host cannot be let go of.
+            ValueError: this is the host of the calling process, which cannot be detached.
         """
         if not self._hosts:
             raise ValueError("the host of this process cannot be stopped")
@@ -601,8 +602,8 @@ class HostMesh(MeshLayout):
         """Which of these hosts are lost, by their position in this mesh; in the script that attached them.
 
         Args:
-            timeout: in seconds, for all of them; a host that is out of reach is known to be so after the heartbeat's
-                bound (see `configure`).
+            timeout: in seconds, for all of them; a host that cannot be reached counts as lost after the bound of the
+                heartbeat (see `configure`).
 
         Raises:
             ValueError: these hosts were not attached by this process.
@@ -610,10 +611,10 @@ class HostMesh(MeshLayout):
         return _attachments().lost(self._members(), timeout)
 
     def with_successors(self, successors: Mapping[int, HostMesh]) -> HostMesh:
-        """The same hosts, but for some in whose places others are from now on; in the script that attached them.
+        """The same mesh, in which other hosts replace some of its hosts from now on; in the script that attached them.
 
         Args:
-            successors: the position of each host that is given up, and the one host that takes its place.
+            successors: by the position of each host that is replaced, a mesh of the one host that takes its place.
 
         Raises:
             ValueError: these hosts were not attached by this process, or a successor is not one host.
@@ -625,9 +626,9 @@ class HostMesh(MeshLayout):
         return HostMesh(_attachments().succeed(self._members(), fresh))
 
     def reattach(self, *, timeout: float = 30.0) -> HostMesh:
-        """The same hosts, where those that have been lost are attached again; in the script that attached them.
+        """The same hosts, after attaching those again that have been lost; in the script that attached them.
 
-        Processes that were lost with a host stay lost: spawn others on the mesh that is returned.
+        Processes that were lost with a host stay lost: spawn new ones on the returned mesh.
 
         Args:
             timeout: in seconds, for all of them.
@@ -640,13 +641,13 @@ class HostMesh(MeshLayout):
         return HostMesh(_attachments().reattach(self._members(), timeout))
 
     def latest(self) -> HostMesh:
-        """The same hosts as they were attached last, along the axis ``hosts``; of use in the script, which attaches."""
+        """The same hosts as they were attached last, along the axis ``hosts``; useful in the script, which attaches."""
         if not _has_attached():
             return HostMesh(self._members())
         return HostMesh(tuple(map(_attachments().latest, self._members())))
 
     def alive(self) -> list[bool]:
-        """For each of these hosts, whether it is not known here to be lost, as of one that nobody here deals with."""
+        """For each of these hosts, False if this process knows that it is lost, else True."""
         process = runtime.current()
         links = [process.transport.find(host.id) for host in self._members()]
         return [link is None or link.lost is None for link in links] or [True]
@@ -813,10 +814,10 @@ def _attachments() -> HostAttachments:
 def get_or_spawn_controller(
     name: str, cls: Callable[P, A], /, *args: P.args, **kwargs: P.kwargs
 ) -> Future[views.ActorMesh[A]]:
-    """The job's one actor called ``name``, from anywhere in the job; it is made by whoever asks first.
+    """The one actor of the job called ``name``, from anywhere in the job; the first call creates it.
 
-    It lives in the script's process and is owned by the script. If its ``__init__`` raises, those who asked get the
-    error, and the next one to ask tries again.
+    It runs in the script's process and is owned by the script. If its ``__init__`` raises, the callers get the error,
+    and the next call tries again.
 
     Raises:
         TypeError: the arguments do not fit ``__init__``.
@@ -842,10 +843,10 @@ def get_or_spawn_controller(
 
 
 def subscribe(mesh: views.ActorMesh[Any] | ProcMesh) -> PortReceiver[MeshFailure]:
-    """Be told of every failure of a member of a mesh or slice, whoever owns it and whether it is handled or not.
+    """Receive every failure of a member of a mesh or slice, also if another actor owns it or handles the failure.
 
-    Failures come as they happen. Members that are stopped in good order are no failures. Once all members have ended,
-    the channel closes, so that a receive raises `ChannelClosedError`.
+    Failures arrive as they happen. A member that was stopped is not a failure. When all members have ended, the
+    channel closes, so that a receive raises `ChannelClosedError`.
     """
     process = runtime.current()
     inbox, _, receiver = open_channel()

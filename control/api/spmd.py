@@ -106,25 +106,25 @@ class SpmdRank:
 
 
 class SpmdActor(Actor):
-    """Runs code that was written for ``torchrun``, unchanged, in each process of a mesh; again as often as you like.
+    """Runs code that was written for ``torchrun``, unchanged, in each process of a mesh, as often as you like.
 
     ``procs.spawn("trainers", SpmdActor, main, *args)`` and then ``trainers.run.call().get()``. While ``main`` runs, the
-    environment of every process says RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR and
-    MASTER_PORT, so that ``init_process_group()`` finds the others. Those of other hosts meet at the IPs that these were
-    attached with, through the network devices that have them: GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME say so, where
-    the environment of a process does not say anything else. A default process group that ``main`` leaves behind is
-    destroyed when it ends.
+    environment of every process has RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR and
+    MASTER_PORT, so that ``init_process_group()`` finds the others. Processes of several hosts connect to each other at
+    the IPs that the hosts were attached with, through the network devices that have these IPs: GLOO_SOCKET_IFNAME and
+    NCCL_SOCKET_IFNAME are set to them, unless the environment of a process sets them. A default process group that
+    ``main`` has not destroyed is destroyed when ``main`` ends.
 
-    Ranks fail together. When one raises or dies, the process groups of the others are aborted, whatever they wait for
-    there raises, and their `run` ends with `RankFailedError`, which names the first. The next run makes new groups.
+    Ranks fail together. When one raises or dies, the process groups of the others are aborted, what they wait for there
+    raises, and their `run` ends with `RankFailedError`, which names the first. The next run makes new groups.
 
     Args:
         main: a function; or a script, by a path that ends in ``.py``; or a module, by its name, as for ``python -m``.
-        *args: what `run` passes on if it gets nothing itself. Scripts and modules find it in ``sys.argv``, as strings.
+        *args: the arguments, unless `run` gets some itself. Scripts and modules get them in ``sys.argv``, as strings.
         **kwargs: the same, for functions only.
 
     Raises:
-        FileNotFoundError: there is no such script; as all of these, the actor's ``__init__`` fails with it.
+        FileNotFoundError: there is no such script; raised in the actor's ``__init__``, like the next one.
         TypeError: ``main`` is none of these.
 
     Example:
@@ -158,7 +158,7 @@ class SpmdActor(Actor):
         """Run it once more. Every rank has to, so call it on the whole mesh.
 
         Args:
-            *args: in place of those from the spawn, if there are any here.
+            *args: if there are any, they replace those from the spawn.
             **kwargs: the same.
 
         Returns:

@@ -168,13 +168,15 @@ def _endpoint(cls: type, name: str, method: Callable[..., Any], options: Endpoin
     where = f"{cls.__qualname__}.{name}"
     if name in _RESERVED_NAMES or name.startswith("_"):
         raise ActorDefinitionError(
-            f"{where}: a mesh of actors has an attribute of that name; call the endpoint another"
+            f"{where}: a mesh of actors has an attribute of that name; give the endpoint another name"
         )
     if not _hides(method, 2 if options.explicit_response_port else 1):
         expected = "self and the response port" if options.explicit_response_port else "self"
         raise ActorDefinitionError(f"{where}: its first parameters must be {expected}")
     if options.concurrent and not inspect.iscoroutinefunction(method):
-        raise ActorDefinitionError(f"{where}: a concurrent endpoint must be async, so that it can wait beside others")
+        raise ActorDefinitionError(
+            f"{where}: a concurrent endpoint must be async, so that several calls can wait at once"
+        )
     return _spec(name, method, options)
 
 

@@ -107,10 +107,10 @@ def endpoint_options(method: object) -> EndpointOptions | None:
 
 
 def idempotent(method: F) -> F:
-    """Mark a method as safe to be run more than once for one call: a second run does no harm and answers as well.
+    """Mark a method as safe to run more than once for one call: a second run does no harm and gives an answer too.
 
-    Whoever calls such a method may send its request again when nobody can tell whether the first one was handled, as
-    after the death of the process that had it. It stands above or below `endpoint` and `concurrent_endpoint`, and on
+    A caller may send the request again when it is not known whether the first one was handled, for example after the
+    death of the process that had it. The decorator goes above or below `endpoint` and `concurrent_endpoint`, and on
     methods of plain classes.
     """
     setattr(method, _IDEMPOTENT, True)

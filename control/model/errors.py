@@ -73,17 +73,17 @@ class ControlError(Exception):
 
 
 class ActorError(ControlError):
-    """An endpoint raised an exception; the actor lives on and answers further calls.
+    """An endpoint raised an exception; the actor stays alive and answers further calls.
 
     Attributes:
         actor_id: the actor whose endpoint raised.
         endpoint: the endpoint's name.
         summary: type and message of the remote exception.
-        remote_traceback: the remote traceback as text, with those of all its causes. One that came as the cause of
-            another `ActorError` has the text of that one, and leaves it to that one to show it.
-        cause: the remote exception itself, with its ``__cause__`` and its notes, where it could be pickled there and
+        remote_traceback: the remote traceback as text, with those of all its causes. If this error is the cause of
+            another `ActorError`, it has the text of that one, which shows it.
+        cause: the remote exception itself, with its ``__cause__`` and its notes, if it could be pickled there and
             unpickled here; else None.
-        is_shown_by_another: whether it has come as a cause of another `ActorError`.
+        is_shown_by_another: whether this error is a cause of another `ActorError`, which shows the traceback.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class ActorError(ControlError):
         return self.cause
 
     def shows_traceback(self) -> bool:
-        """Whether the text of this error has its remote traceback; not where it is just the cause of another."""
+        """Whether the text of this error has its remote traceback; False if it is only the cause of another one."""
         return bool(self.remote_traceback) and not (self.is_shown_by_another and self.__traceback__ is None)
 
     def __str__(self) -> str:
@@ -116,9 +116,9 @@ class SupervisionError(ControlError, RuntimeError):
     """A call cannot be answered: the actor or its process is dead, stopped or unreachable.
 
     Attributes:
-        failure: what is known about it, or None when the actor was stopped in good order.
-        is_unhandled: whether it is certain that the actor did not begin to handle the message, so that no harm is done
-            by sending it to another one. False where that is not known.
+        failure: what is known about it, or None if the actor was stopped as intended.
+        is_unhandled: True if the actor certainly did not begin to handle the message, so that it is safe to send it to
+            another one. False if that is not known.
     """
 
     def __init__(self, message: str, failure: MeshFailure | None = None, *, is_unhandled: bool = False) -> None:
@@ -132,15 +132,15 @@ class SupervisionError(ControlError, RuntimeError):
 
 
 class LinkError(SupervisionError):
-    """Nothing more will come through a port, since every actor that it was linked to is dead.
+    """Nothing more will come through a port, because every actor that it was linked to is dead.
 
     Attributes:
-        failure: the first failure among theirs, or None when all of them were stopped in good order.
+        failure: the first of their failures, or None if all of them were stopped as intended.
     """
 
 
 class ReplicaLostError(SupervisionError):
-    """A replica of a service is gone that had a request, which is not known to be safe to send to another.
+    """A replica of a service is gone while it had a request that may not be safe to send to another replica.
 
     Attributes:
         service: name of the service.
@@ -163,7 +163,7 @@ class ReplicaLostError(SupervisionError):
 
 
 class SessionLostError(ReplicaLostError):
-    """The replica that a session was bound to is gone, with whatever the session had there; open another session."""
+    """The replica that a session was bound to is gone, with the session's state there; open another session."""
 
 
 class ServiceEndedError(SupervisionError):
@@ -171,26 +171,26 @@ class ServiceEndedError(SupervisionError):
 
 
 class StopTimeoutError(SupervisionError, TimeoutError):
-    """An actor was stopped and did not end within the bound; it is given up, and what it was doing was cut short.
+    """An actor was stopped and did not end in time; what it was doing was interrupted, and the actor is given up.
 
-    The message names the actor, its process, what it was doing and for how long. Code that cannot be interrupted, since
-    it waits in C, still runs on a thread of that process: stop the processes of the mesh to be rid of it.
+    The message names the actor, its process, what it was doing and for how long. Code that cannot be interrupted,
+    because it waits in C, still runs on a thread of that process: to end it, stop the processes of the mesh.
     """
 
 
 class DeadlineError(ControlError, TimeoutError):
-    """A wait took longer than its timeout; what was waited for may still come."""
+    """A wait took longer than its timeout; the result may still come."""
 
 
 class BackpressureError(ControlError):
-    """A message found no room in the mailbox of an actor that is too far behind; it has not been sent.
+    """The mailbox of an actor is full, because it has too many unhandled messages; this message was not sent.
 
-    `configure` sets how much one process may have unhandled at one actor, and how long a sender waits for room.
+    `configure` sets how many messages one process may have unhandled at one actor, and how long a sender waits.
     """
 
 
 class ChannelClosedError(ControlError):
-    """The channel was closed, so that nothing can be received from it any more."""
+    """The channel was closed; nothing more can be received from it."""
 
 
 class ActorDefinitionError(ControlError, TypeError):
@@ -202,11 +202,11 @@ class PayloadError(ControlError, TypeError):
 
 
 class ForkedProcessError(ControlError, RuntimeError):
-    """This process was forked from one that belongs to a job, and cannot do what takes that one's threads."""
+    """This process was forked from one that belongs to a job, and lacks the threads that this operation needs."""
 
 
 class NoActorContextError(ControlError, RuntimeError):
-    """The calling thread belongs to no actor, so that there is no context to speak of."""
+    """The calling thread belongs to no actor, so it has no context."""
 
 
 class ThreadLimitError(ControlError, RuntimeError):
@@ -214,24 +214,24 @@ class ThreadLimitError(ControlError, RuntimeError):
 
 
 class EngineMissingError(ControlError, ImportError):
-    """What was asked for is done by a tensor engine, and none is installed."""
+    """The operation needs a tensor engine, and none is installed."""
 
 
 class TracingMissingError(ControlError, ImportError):
-    """Spans are to be recorded, and OpenTelemetry is not installed."""
+    """OpenTelemetry, which recording of spans needs, is not installed."""
 
 
 class RendezvousError(ControlError, TimeoutError):
-    """Ranks that wait for each other did not meet; the message names those that are missing."""
+    """Ranks that wait for each other did not all arrive; the message names those that are missing."""
 
 
 class AbsentError(RendezvousError):
-    """Some ranks have not come in time to where others wait for them.
+    """Some ranks did not arrive in time where others wait for them.
 
     Attributes:
-        missing: these ranks.
-        size: how many were to come.
-        timeout_s: how long was waited for them.
+        missing: the ranks that did not arrive.
+        size: how many ranks were expected.
+        timeout_s: how long the others waited for them.
     """
 
     def __init__(self, missing: tuple[int, ...], size: int, timeout_s: float) -> None:
@@ -245,15 +245,15 @@ class AbsentError(RendezvousError):
 
 
 class RankFailedError(ControlError):
-    """A rank of an `SpmdActor` was ended, or not begun, since another one had failed: it raised, or is dead.
+    """A rank of an `SpmdActor` was ended, or did not start, because another rank raised or died.
 
-    What this rank itself raised then, when its collectives were aborted, is the ``__cause__`` where it is raised.
+    The exception that this rank itself raised, when its collectives were aborted, is the ``__cause__``.
 
     Attributes:
-        rank: which failed first.
+        rank: the rank that failed first.
         size: how many ranks there are.
-        summary: its exception, class and message; or how it died.
-        remote_traceback: of its exception, as text; empty where it died.
+        summary: class and message of its exception; or how it died.
+        remote_traceback: the traceback of its exception, as text; empty if it died.
     """
 
     def __init__(self, rank: int, size: int, summary: str, remote_traceback: str = "") -> None:
@@ -286,15 +286,15 @@ class ScriptExitError(ControlError):
 
 
 class WorkspaceError(ControlError):
-    """A folder cannot be synced: it changed meanwhile, or its target holds what is not to be replaced."""
+    """A folder cannot be synced: it changed during the sync, or its target has content that must not be replaced."""
 
 
 class JoinError(ControlError):
-    """A running job cannot be joined, or this one cannot be served to others."""
+    """A running job cannot be joined, or this job cannot be served to other processes."""
 
 
 class JobNotFoundError(JoinError, LookupError):
-    """There is no running job under this address: nobody serves it, or it has ended."""
+    """There is no running job at this address: no script serves it, or it has ended."""
 
 
 class JobExistsError(JoinError, ValueError):
@@ -306,43 +306,43 @@ class AlreadyInJobError(JoinError, RuntimeError):
 
 
 class RemoteHostError(JoinError, ConnectionError):
-    """A connection file is that of a job on another host, which is joined by an address: ``tcp://HOST:PORT``."""
+    """The connection file is that of a job on another host; join that job by its address, ``tcp://HOST:PORT``."""
 
 
 class UnsafeFileError(JoinError, PermissionError):
-    """Other users could read a connection file, or could have written it; what it says is not used."""
+    """Other users could read a connection file, or could have written it; its content is not used."""
 
 
 class NamingError(ControlError):
-    """Something is wrong with a name, or with finding out who has it."""
+    """A name is not valid, or cannot be resolved."""
 
 
 class NameNotFoundError(NamingError, LookupError):
-    """Nobody has registered this name, or whoever had is gone."""
+    """No process has registered this name, or the one that had is gone."""
 
 
 class ServiceUrlError(NamingError, ValueError):
-    """This is no URL of a service, or not of the kind that is needed."""
+    """This is not a URL of a service, or not one of the kind that is needed."""
 
 
 class ResolverError(NamingError):
-    """A resolver could not find out who has a name; it is not known whether anybody has."""
+    """A resolver could not resolve a name; it is not known whether any process has it."""
 
 
 class RpcError(ControlError):
-    """A call through an `RpcClient` did not come to an end of its own."""
+    """A call through an `RpcClient` did not end in a result or an exception of its method."""
 
 
 class UnreachableError(RpcError):
-    """No server could be reached, or none that takes our calls: the call has not been delivered to anybody."""
+    """No server could be reached, or none that accepts our calls: the call was not delivered."""
 
 
 class ConnectionLostError(RpcError):
-    """The connection broke while the call was on its way: it may have run, or not."""
+    """The connection broke during the call: it may have run, or not."""
 
 
 class HandleExpiredError(RpcError):
-    """The actor of a handle is gone. The call has not been delivered to whatever has its name now."""
+    """The actor of a handle is gone. The call was not delivered to another actor that has its name now."""
 
 
 class NoSuchMethodError(RpcError, AttributeError):
@@ -350,23 +350,23 @@ class NoSuchMethodError(RpcError, AttributeError):
 
 
 class MessageTooLargeError(RpcError, ValueError):
-    """Arguments, or a result, are larger than what a server or a client takes in one message."""
+    """Arguments, or a result, are larger than what a server or a client accepts in one message."""
 
 
 class OperationNotFoundError(RpcError, LookupError):
-    """The server knows no such operation: it was restarted, or nobody has asked for the result for too long."""
+    """The server does not know the operation: it was restarted, or no client asked for the result for too long."""
 
 
 class OperationCancelledError(RpcError):
-    """The operation was cancelled; its method may have run in part."""
+    """The operation was cancelled; its method may have run partly."""
 
 
 class HostError(ControlError):
-    """A host cannot be attached to the job, or its agent refuses what it was asked."""
+    """A host cannot be attached to the job, or its agent refuses a request."""
 
 
 class HostUnreachableError(HostError, ConnectionError):
-    """The agent of a host does not answer, or the process that stands for the job there cannot be reached."""
+    """The agent of a host does not answer, or the process that represents the job there cannot be reached."""
 
 
 class HostMismatchError(HostError):
@@ -374,15 +374,15 @@ class HostMismatchError(HostError):
 
 
 class HollowHostError(HostError, RuntimeError):
-    """An actor of a hollow host does what takes a process of its own, or the process of such hosts has ended."""
+    """An actor of a hollow host did what needs a process of its own, or the process of the hollow hosts has ended."""
 
 
 class InsecureHostError(HostError, ValueError):
-    """Without TLS others on the way can read and change what is said; for another machine that has to be wanted."""
+    """Without TLS anyone on the network path can read and change messages; to other machines it has to be allowed."""
 
 
 class JobError(ControlError):
-    """An engine that is to place the hosts of a job refuses, or cannot be reached."""
+    """The engine that places the hosts of a job refuses, or cannot be reached."""
 
 
 class JobFailedError(JobError):
@@ -390,8 +390,8 @@ class JobFailedError(JobError):
 
     Attributes:
         rank: the place.
-        reason: in the words of the engine.
-        log: the end of what was written there; empty where there is nothing.
+        reason: the reason, in the words of the engine.
+        log: the end of the output of that place; empty if there is none.
     """
 
     def __init__(self, rank: int, reason: str, log: str = "") -> None:
@@ -406,27 +406,27 @@ class JobFailedError(JobError):
 
 
 class NotElasticError(JobError, NotImplementedError):
-    """The engine of the job gives no other place for one that is lost: start the job anew."""
+    """The engine of the job cannot replace a place that is lost: start the job again."""
 
 
 class JobLibraryError(JobError, ImportError):
-    """The library that speaks with the engine is not installed; the message says how to get it."""
+    """The client library of the engine is not installed; the message says how to install it."""
 
 
 class TorchrunError(JobError):
-    """The environment is not that of a rank of ``torchrun``, or the job of its ranks is over."""
+    """The environment is not that of a rank of ``torchrun``, or the job of its ranks has ended."""
 
 
 class CertificateError(ControlError, ValueError):
-    """Certificates are missing, or are not what TLS needs."""
+    """Certificates are missing or not valid for TLS."""
 
 
 class WireError(ControlError):
-    """Something is wrong with the link to another process."""
+    """The link to another process cannot be used."""
 
 
 class AuthenticationError(WireError):
-    """The other side did not prove that it knows the secret, or one side does not take the other's certificate."""
+    """The other side did not prove that it knows the secret, or one side does not accept the other's certificate."""
 
 
 class ProtocolError(WireError):

@@ -38,13 +38,13 @@ class MeshFailure:
     Attributes:
         mesh_name: name of the mesh, as given to ``spawn``.
         actor_id: the failed actor, or the process' id for a mesh of processes.
-        rank: where in the mesh it was.
+        rank: its position in the mesh.
         kind: what happened.
         message: one line for people.
         details: a remote traceback or other text; may be empty.
-        cause: the failure further down the ownership tree that led to this one.
-        source: id of the process whose end this is; empty where it is not the end of a process.
-        exception: class of the exception that was raised; empty where none was.
+        cause: the failure below it in the ownership tree that led to this one.
+        source: id of the process that ended; empty if this is not the end of a process.
+        exception: class of the exception that was raised; empty if there was none.
 
     Example:
         ```python
@@ -91,20 +91,20 @@ class MeshFailure:
     exception: str = ""
 
     def root_cause(self) -> MeshFailure:
-        """The failure that everything began with: the first error."""
+        """The failure that started it: the first error."""
         return self._chain()[-1]
 
     def origin(self) -> str:
-        """What it all began with: the same for all failures that follow from the end of one process or actor."""
+        """The process or actor that failed first: the same for all failures that its end has caused."""
         first = self.root_cause()
         return first.source or first.actor_id
 
     def ids(self) -> frozenset[str]:
-        """Of the actors and the process that have failed, from the first to this one."""
+        """Ids of the actors and the process that have failed, from the first to this one."""
         return frozenset(name for failure in self._chain() for name in (failure.actor_id, failure.source) if name)
 
     def headline(self) -> str:
-        """The first error, and what a ``__supervise__`` on the way up the tree has raised over it."""
+        """The first error, and what a ``__supervise__`` further up the tree has raised because of it."""
         chain = self._chain()
         raised = [failure.message for failure in chain[:-1] if failure.kind is FailureKind.EXCEPTION]
         return "; ".join([chain[-1].message, *reversed(raised)])
@@ -112,12 +112,12 @@ class MeshFailure:
     def is_recoverable(self) -> bool:
         """Whether spawning the mesh again can be expected to help.
 
-        False where ``__init__`` raised: the same arguments would fail in the same way.
+        False if ``__init__`` raised: the same arguments would fail in the same way.
         """
         return self.root_cause().kind is not FailureKind.CONSTRUCTION
 
     def report(self) -> str:
-        """The whole story: the first error as the headline, below it its details and the way up the tree."""
+        """The full report: the first error as the headline, then its details and the path up the tree."""
         chain = self._chain()
         first = chain[-1]
         lines = [first.message]

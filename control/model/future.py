@@ -172,13 +172,13 @@ def unheard() -> Iterator[None]:
 
 
 class Future(FutureState, Generic[T]):
-    """The result of a call; it always ends, in a value or in an error.
+    """The result of a call; it always ends, with a value or with an error.
 
-    A future may be waited for several times, from several threads and event loops. What arrived is unpickled in the
-    thread that asks first.
+    Several threads and event loops may wait for a future, and more than once. The result is unpickled in the thread
+    that asks first.
 
     Attributes:
-        pending: what the result depends on, for the message of an error; whoever settles the future says so.
+        pending: what the result depends on, for the message of an error; set by the code that settles the future.
 
     Example:
         ```python
@@ -209,7 +209,7 @@ class Future(FutureState, Generic[T]):
 
     @staticmethod
     def of(value: T) -> Future[T]:
-        """A future that has already ended in ``value``."""
+        """A future that has already ended with ``value``."""
         promise: Promise[T] = Promise()
         promise.settle_by(lambda: value)
         return promise
@@ -220,12 +220,11 @@ class Future(FutureState, Generic[T]):
         In an actor with ``async`` endpoints use ``await`` instead: `get` keeps the actor's event loop from running.
 
         Args:
-            timeout: seconds; None waits for as long as it takes, which ends at the latest when the actor's process
-                is found dead.
+            timeout: seconds; None waits without limit, but at the latest until the actor's process is found dead.
 
         Raises:
-            DeadlineError: (a `TimeoutError`) nothing arrived in time; the result may still come and be fetched.
-            ForkedProcessError: nothing will come, since this process is a forked copy of the one that waits.
+            DeadlineError: (a `TimeoutError`) no result came in time; it may still come, and a later `get` returns it.
+            ForkedProcessError: no result will come, because this process is a forked copy of the one that waits.
             ActorError: the endpoint raised.
             SupervisionError: the actor cannot answer any more.
         """
@@ -240,7 +239,7 @@ class Future(FutureState, Generic[T]):
         return self.get(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the end, as `get` does: the error that `get` raises then, None where there is a result.
+        """Wait for the end, as `get` does, and return the error that `get` raises, or None if there is a result.
 
         Raises:
             DeadlineError: (a `TimeoutError`) nothing arrived in time.
@@ -254,7 +253,7 @@ class Future(FutureState, Generic[T]):
         return None
 
     def as_asyncio(self) -> asyncio.Future[T]:
-        """A task of the running event loop that ends as this does; to cancel it leaves this as it is.
+        """A task of the running event loop that ends as this future does; cancelling the task does not cancel this.
 
         Raises:
             RuntimeError: no event loop runs in this thread.
@@ -265,7 +264,7 @@ class Future(FutureState, Generic[T]):
         return await self
 
     def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
-        """Have ``callback(self)`` called once this ends, or now if it has; in the thread that ends it, so be quick."""
+        """Call ``callback(self)`` when this ends, or now if it has ended; in the thread that ends it, so be quick."""
         when_settled(self, partial(callback, self))
 
     def __await__(self) -> Generator[Any, None, T]:

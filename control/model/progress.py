@@ -75,17 +75,17 @@ def follow_progress(
 
 
 def on_progress(callback: Callable[[Progress], object]) -> ProgressSubscription:
-    """Have a function called with the progress of what takes long, for a program that shows it in its own way.
+    """Call a function with the progress of long tasks, for a program that shows it in its own way.
 
-    Told of are: processes and actors that are spawned, hosts that are attached, folders that `sync_workspace` sends,
-    values of `torchstore` from 64 MiB on, as they are put and got, and the program's own `track_progress`. Of what
-    actors do, in processes that are spawned from now on, the script is told where it takes half a second or longer.
+    It reports the spawn of processes and actors, the attachment of hosts, folders that `sync_workspace` sends, puts and
+    gets of `torchstore` from 64 MiB on, and the tasks of the program's own `track_progress`. Tasks of actors, in
+    processes that are spawned from now on, are reported to the script if they take half a second or longer.
 
     Args:
-        callback: called with a `Progress` when a task begins, some ten times a second while it goes on, and when it has
-            ended. It runs on a thread of its own, so that it may take its time, and never twice at once; of what
-            happens meanwhile the newest state is told. It must not wait for what it is told of. One that raises is
-            logged with its traceback, and not called again.
+        callback: called with a `Progress` when a task begins, about ten times a second while it runs, and when it has
+            ended. It runs on a thread of its own, so it may be slow, and never twice at the same time; after a slow
+            call it gets the newest state. It must not wait for the reported task. If it raises, the traceback is
+            logged, and it is not called again.
 
     Returns:
         The subscription; `ProgressSubscription.close`, or the end of its ``with`` block, ends it.
@@ -115,13 +115,13 @@ def on_progress(callback: Callable[[Progress], object]) -> ProgressSubscription:
 def track_progress(
     description: str, total: int | None = None, unit: str = "steps", *, names: Iterable[str] = ()
 ) -> ProgressTask:
-    """Report a task of the program's own, to be shown and told of as those of the library are.
+    """Report a task of the program itself; it is shown like those of the library.
 
     Args:
-        description: what is done, such as ``train``.
-        total: how much there is to do, in ``unit``; None where that is not known.
-        unit: what is counted; of ``bytes``, sizes and rates are shown in GB.
-        names: of what is counted, where its parts have names: those that are not done yet are shown.
+        description: what the task does, such as ``train``.
+        total: how much there is to do, in ``unit``; None if it is not known.
+        unit: what is counted; for ``bytes``, sizes and rates are shown in GB.
+        names: names of the counted things, if they have names: those that are not done yet are shown.
 
     Returns:
         The task, a context manager: `ProgressTask.advance` counts, the end of the block ends it.

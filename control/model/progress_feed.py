@@ -82,12 +82,12 @@ class Progress:
 
     @property
     def rate(self) -> float:
-        """Units per second, on average since it began."""
+        """Units per second, on average since the task began."""
         return self.completed / self.elapsed_s if self.elapsed_s > 0 else 0.0
 
     @property
     def remaining_s(self) -> float | None:
-        """Seconds until it ends, if it goes on at this rate; None where that cannot be said."""
+        """Seconds until the task ends, at this rate; None if that is not known."""
         if self.total is None or not self.completed or self.elapsed_s <= 0:
             return None
         return max(self.total - self.completed, 0) / self.rate
@@ -118,26 +118,26 @@ class ProgressTask:
 
     @property
     def number(self) -> int:
-        """Of the task, unique in its process."""
+        """The number of the task, unique in its process."""
         return self._number
 
     def advance(self, amount: int = 1, *, name: str | None = None) -> None:
-        """Count so much more as done; ``name``: of the one that is waited for no longer."""
+        """Count this much more as done; ``name``: the name of the thing that is done now."""
         with self._feed.lock:
             self._completed += amount
             if name is not None:
                 self._waiting.pop(name, None)
 
     def describe(self, description: str) -> None:
-        """Say from now on that this is being done."""
+        """Change the description of the task."""
         self._description = description
 
     def end(self, *, failed: bool = False) -> None:
-        """The task is over; again does nothing."""
+        """End the task; calling it again does nothing."""
         self._feed.end(self, "failed" if failed else "finished")
 
     def seen(self) -> Progress:
-        """How far it is, for who holds the feed's lock."""
+        """How far the task is; the caller holds the feed's lock."""
         waiting = tuple(name for name, _ in zip(self._waiting, range(MOST_NAMES), strict=False))
         return Progress(
             self._number,
@@ -152,7 +152,7 @@ class ProgressTask:
         )
 
     def conclude(self, state: Literal["finished", "failed"]) -> Progress | None:
-        """How it has ended, for who holds the feed's lock; None where that was told already."""
+        """How the task has ended; None if that was reported already. The caller holds the feed's lock."""
         if self._state != "running":
             return None
         self._state = state
@@ -171,7 +171,7 @@ class ProgressSubscription:
     The example of `Progress` shows one.
 
     Attributes:
-        interval_s: seconds between two calls about tasks that go on.
+        interval_s: seconds between two calls about running tasks.
     """
 
     def __init__(self, feed: ProgressFeed, follow: Follower, *, after_s: float, interval_s: float) -> None:
@@ -182,14 +182,14 @@ class ProgressSubscription:
         self._told_s = float("-inf")
 
     def close(self) -> None:
-        """Have it called no more, once it knows of all that has ended so far; again does nothing.
+        """Stop calling the function, after it has been told of all tasks that have ended; again does nothing.
 
-        A call that runs at this moment is waited for, some seconds at most; not so from within the call itself.
+        If the function is running, this waits some seconds for it, unless it is called from within the function.
         """
         self._feed.unfollow(self)
 
     def tell(self, running: Sequence[Progress], ended: Sequence[Progress], now_s: float) -> None:
-        """Call the function, if there is something to tell; for the feed."""
+        """Call the function, if there is something to report; for the feed."""
         batch = [each for each in ended if each.elapsed_s >= self._after_s]
         if batch or now_s - self._told_s >= self.interval_s:
             self._told_s = now_s

@@ -89,7 +89,7 @@ class Settings:
                 raise ValueError(f"{name} must be positive and at most {LONGEST_S:g}, got {value}")
 
     def unresponsive(self) -> float:
-        """How long a process may be silent that is alive for the operating system; at least `heartbeat_s`."""
+        """How long a process that the operating system shows as alive may be silent; at least `heartbeat_s`."""
         bound = 10 * self.heartbeat_s if self.unresponsive_s is None else self.unresponsive_s
         return max(bound, self.heartbeat_s)
 
@@ -134,18 +134,18 @@ def configure(
     tree_fanout: int | None = None,
     preload: Sequence[str] | None = None,
 ) -> Settings:
-    """Change bounds for what this process does from now on, and processes spawned later; None keeps a bound.
+    """Change limits for this process from now on, and for processes spawned later; None keeps a limit.
 
-    Call it in the script before the first mesh is spawned: processes that already run keep what they were born with,
-    and the whole job keeps its ``heartbeat_s``; a `RuntimeWarning` says so, and names them. A stop brings its bound
-    along, so that ``stop_timeout_s`` holds at once for all that this process stops.
+    Call it in the script before the first mesh is spawned: processes that already run keep the limits that they started
+    with, and the whole job keeps its ``heartbeat_s``; a `RuntimeWarning` names them. ``stop_timeout_s`` holds at once
+    for all that this process stops.
 
     Returns:
         The settings in force.
 
     Raises:
-        ValueError: a bound is not positive, or too small, or what is to be preloaded is no name of a module.
-        TypeError: a bound is no number, or what is to be preloaded no sequence of names.
+        ValueError: a limit is not positive, or too small, or an element of ``preload`` is not the name of a module.
+        TypeError: a limit is not a number, or ``preload`` is not a sequence of names.
     """
     global _settings
     given: dict[str, Any] = {

@@ -52,7 +52,7 @@ class Extent(Mapping[str, int]):
 
         Raises:
             ValueError: an axis has a size below 1.
-            TypeError: a name is no string or a size is no int.
+            TypeError: a name is not a string or a size is not an int.
         """
         if isinstance(sizes, Extent):
             return sizes
@@ -85,8 +85,8 @@ class Extent(Mapping[str, int]):
 
         Raises:
             KeyError: there is no such axis.
-            ValueError: sizes do not multiply to that of an axis, or cannot be told; a size belongs to no new axis.
-            TypeError: a size is no int.
+            ValueError: sizes do not multiply to that of an axis, or cannot be inferred; a size belongs to no new axis.
+            TypeError: a size is not an int.
         """
         sizes = {name: size for name, size in given.items() if name not in self.axes}
         for name, size in sizes.items():
@@ -191,7 +191,7 @@ class Point(Mapping[str, int]):
 
     @property
     def size(self) -> Size:
-        """The number of members of the whole extent; ``point.size("gpus")`` is that along an axis."""
+        """The number of members of the whole extent; ``point.size("gpus")`` is the size of one axis."""
         return Size.of(self.extent)
 
     def __getitem__(self, axis: str) -> int:
@@ -414,7 +414,7 @@ class MeshLayout:
             KeyError: there is no such axis.
             ValueError: sizes do not multiply to that of the axis, or cannot be told; a size belongs to no new axis; two
                 axes would have the same name.
-            TypeError: a name is no string or a size is no int.
+            TypeError: a name is not a string or a size is not an int.
         """
         return self._with_view(self._view.split_axes(self.extent.parts(axes)))
 

@@ -44,7 +44,7 @@ class ValueMesh(MeshLayout, Sequence[T_co], Generic[T_co]):
         """A mesh of ``values``, given in row-major order.
 
         Raises:
-            ValueError: their number is not that of the extent's members.
+            ValueError: the extent has another number of members.
         """
         return ValueMesh(Extent.of(extent), values)
 

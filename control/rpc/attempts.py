@@ -178,7 +178,7 @@ class Attempts:
                 else:
                     outcome = self.run()
             except Exception as error:  # noqa: BLE001  (a defect must not leave the caller waiting)
-                outcome = RpcError(f"the call failed in a way that it should not: {error!r}")
+                outcome = RpcError(f"the call failed with an unexpected error: {error!r}")
                 outcome.__cause__ = error
             done(outcome)
 

@@ -634,7 +634,7 @@ class ActorState:
                     await _wait(end, until_s - _now(), is_async=is_async)
                 except (ControlError, TimeoutError) as error:
                     why = str(error) or "it did not confirm in time that it has ended"  # asyncio says nothing
-                    _log.warning("%s: %s did not stop in good order: %s", self.label, mesh.name, why)
+                    _log.warning("%s: %s did not stop cleanly: %s", self.label, mesh.name, why)
                     late = late or self._lateness(mesh, error)
         except (ActorEndedError, asyncio.CancelledError):
             for mesh in meshes:

@@ -125,7 +125,8 @@ def context() -> BaseContext:
     root = running.current().root_actor
     if root is None:
         raise NoActorContextError(
-            "this thread belongs to no actor; start it with contextvars.copy_context().run to take the actor's along"
+            "this thread belongs to no actor; start it with contextvars.copy_context().run to give it the context of "
+            "the actor"
         )
     return context_class()(root.instance, 0, root.rank.extent)
 

@@ -187,10 +187,10 @@ def start_joined(
 
 
 def shutdown(*, grace_s: float | None = None) -> None:
-    """Stop everything that the script has spawned and leave no process behind; the next use starts afresh.
+    """Stop everything that the script has spawned, so that no process is left; the next use starts a new job.
 
     It runs by itself when the script ends, and may be called again. A process that has joined a job stops what it has
-    spawned itself and leaves. In an actor's process it does nothing: that one's life is its owner's business.
+    spawned itself and leaves the job. In an actor's process it does nothing: its owner decides when it ends.
 
     Args:
         grace_s: seconds that actors get to handle what they have received and to run ``__cleanup__``, before they are

@@ -139,7 +139,7 @@ def decode(text: str, origin: str) -> Connection:
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         # Not chained: the traceback of a failed parse may show what was parsed.
-        raise JobNotFoundError(f"{origin} holds no connection to a job: {type(error).__name__}") from None
+        raise JobNotFoundError(f"{origin} is not the connection file of a job: {type(error).__name__}") from None
 
 
 def _beyond(content: dict[str, object]) -> Beyond:

@@ -142,11 +142,11 @@ class Creator:
     The example of `Context` shows one.
 
     Attributes:
-        name: of its mesh; ``root`` for the script.
+        name: name of its mesh; ``root`` for the script.
         actor_id: unique in the job.
         rank: its position in its mesh.
         proc_id: the id of its process.
-        creator: who spawned it; None for the script.
+        creator: the actor that spawned it; None for the script.
     """
 
     name: str

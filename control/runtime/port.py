@@ -36,9 +36,9 @@ T = TypeVar("T")
 
 
 class Port(Generic[T]):
-    """The sending end: of a channel, or of the answer that an endpoint with an explicit response port owes.
+    """The sending end of a channel, or the port through which an endpoint with an explicit response port answers.
 
-    Ports may be kept, used from any thread, and sent to other actors. An answer can be given once; what is sent after
+    Ports may be kept, used from any thread, and sent to other actors. An endpoint answers once; what is sent after
     that has no effect.
 
     Example:
@@ -72,11 +72,11 @@ class Port(Generic[T]):
 
     @property
     def receiver(self) -> str:
-        """Name of the process where what is sent arrives."""
+        """Name of the process that receives what is sent."""
         return self._address.process.name
 
     def send(self, value: T) -> None:
-        """Send a value; it arrives after those sent before from this process.
+        """Send a value; it arrives after those that this process has sent before.
 
         Raises:
             PayloadError: the value cannot be pickled.
@@ -84,15 +84,15 @@ class Port(Generic[T]):
         self._send(Kind.REPLY if self._is_answer else Kind.VALUE, pack(value, lend=True, name="what was sent"))
 
     def exception(self, error: BaseException) -> None:
-        """Send an error, which is raised at the receiver as `ActorError` with this as its cause."""
+        """Send an error; the receiver raises it as `ActorError`, with this error as its cause."""
         here = running.current().me.name
         self._send(Kind.FAILURE, pack_exception(error, actor_id=here, endpoint="port"))
 
     def link(self, actors: ActorMesh[Any] | None = None) -> None:
-        """Tie the port to the lives of actors: a receive raises `LinkError` once every linked actor is dead.
+        """Link the port to actors: a receive raises `LinkError` when every linked actor is dead.
 
-        Whoever holds the port may link. What an actor sends before it fails or stops is received first; what was on its
-        way when its process died may be lost.
+        Any code that has the port may link it. What an actor sends before it fails or stops is received first; what was
+        in flight when its process died may be lost.
 
         Args:
             actors: a mesh or slice; None is the actor whose code runs.
@@ -100,7 +100,7 @@ class Port(Generic[T]):
         self._link(_refs(actors), ())
 
     def unlink(self, actors: ActorMesh[Any] | None = None) -> None:
-        """Take back `link`. A port without links waits for as long as the receive says."""
+        """Undo `link`. On a port without links, a receive waits for its whole timeout."""
         self._link((), _refs(actors))
 
     def relink(self, previous: ActorMesh[Any], actors: ActorMesh[Any] | None = None) -> None:
@@ -173,7 +173,7 @@ class PortReceiver(Generic[T]):
     """The receiving end of a channel, in the process that opened it.
 
     Attributes:
-        port: the sending end; `Port.link` ties it, and so this, to the lives of actors.
+        port: the sending end; `Port.link` links it, and so this receiver, to actors.
 
     Example:
         ```python
@@ -206,7 +206,7 @@ class PortReceiver(Generic[T]):
         return promise
 
     def is_alive(self) -> bool:
-        """Whether a value may still come: the channel is open, and not all linked actors, if any, are dead."""
+        """Whether a value may still come: the channel is open, and a linked actor is alive, if any is linked."""
         return self._inbox.is_alive()
 
     def close(self) -> None:
@@ -218,7 +218,7 @@ class PortReceiver(Generic[T]):
 
 
 class Channel(Generic[T_any]):
-    """A way for values into this process, for one receiver and any number of senders: ``Channel[int].open()``.
+    """A channel into this process, for one receiver and any number of senders: ``Channel[int].open()``.
 
     Example:
         ```python
@@ -239,10 +239,10 @@ class Channel(Generic[T_any]):
 
     @classmethod
     def open(cls, once: bool = False) -> tuple[Port[T_any], PortReceiver[T_any]]:
-        """A port to give away and the receiver for what is sent to it; it closes when the receiver is forgotten.
+        """A port for senders and the receiver for what they send; the channel closes when the receiver is deleted.
 
         Args:
-            once: close it with the first value, or exception, that comes.
+            once: close the channel after the first value, or exception, that comes.
         """
         _, port, receiver = open_channel(once=once)
         return port, receiver

@@ -368,7 +368,7 @@ class ResponseStream(Generic[T_co]):
     """The results of a call to several actors, in the order in which they come.
 
     ``async for`` yields results; ``for`` yields futures, the n-th of which ends with the n-th result to come. An
-    error is raised where its result would have been, and the stream goes on behind it.
+    error is raised in place of its result, and the stream continues after it.
 
     Example:
         ```python
@@ -420,7 +420,7 @@ class ResponseStream(Generic[T_co]):
             promise.pending = pending
 
     def push(self, rank: int, open_result: Callable[[], Any], *, is_error: bool) -> None:
-        """End the next future in the result of a rank, or in an error; the same one if it is told twice."""
+        """End the next future with the result of a rank, or with an error; a rank pushed again gets the same one."""
         with self._lock:
             promise = self._futures[self._places.setdefault(rank, len(self._places))]
         (promise.fail_by if is_error else promise.settle_by)(open_result)

@@ -208,17 +208,17 @@ _OF_AN_END = frozenset({"ChannelClosedError", "CancelledError", *errors.names_of
 
 
 def unhandled_fault_hook(failure: MeshFailure) -> None:
-    """What happens in the script when a failure has gone up the whole tree unhandled, and nobody hears of it.
+    """What happens in the script when a failure has gone up the whole tree unhandled, and no code has seen it.
 
-    Somebody hears of it to whom its cause is raised: from `get`, ``await``, an iteration or a call. As long as a future
-    holds the error, and for one second in any case, nothing happens. Then the failure is printed, `SystemExit` raised
-    in the main thread, and the script ends with code 1; where the main thread does not end within
+    Code has seen a failure if its cause was raised there: by `get`, ``await``, an iteration or a call. While a future
+    holds the error, and for one second in any case, nothing happens. Then the failure is printed, `SystemExit` is
+    raised in the main thread, and the script ends with code 1; if the main thread does not end within
     `Settings.fault_exit_s`, the script ends without it. In IPython, at a prompt and under pytest the failure is raised
-    in the user's cell or test as `SupervisionError`, or printed where none is running, and nothing ends.
+    in the user's cell or test as `SupervisionError`, or printed if none is running, and nothing ends.
 
-    Assign a function of your own to ``control.unhandled_fault_hook`` to do something else. It is told at once of every
-    failure that reaches the script, heard of or not, on a thread beside the script's; if it returns, the script goes
-    on; if it raises `SystemExit`, the script ends with that code. It may call this one.
+    Assign a function of your own to ``control.unhandled_fault_hook`` to do something else. It is called at once for
+    every failure that reaches the script, seen or not, on another thread than the script's; if it returns, the script
+    continues; if it raises `SystemExit`, the script ends with that code. It may call this function.
     """
     root = running.current().root_actor if running.is_running() else None
     if root is not None:

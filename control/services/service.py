@@ -232,7 +232,8 @@ def _check_names(interface: ActorInterface) -> None:
     taken = sorted(name for name in interface.endpoints if hasattr(Service, name))
     if taken:
         raise ActorDefinitionError(
-            f"{interface.class_name}.{taken[0]}: a service has an attribute of that name; call the endpoint another"
+            f"{interface.class_name}.{taken[0]}: a service has an attribute of that name; give the endpoint another "
+            "name"
         )
 
 

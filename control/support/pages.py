@@ -410,10 +410,10 @@ def _parsed(head: bytes) -> _Request:
     for field in fields:
         found = _HEADER.fullmatch(field)
         if found is None:
-            raise _RefusedError(HTTPStatus.BAD_REQUEST, "a field is none")
+            raise _RefusedError(HTTPStatus.BAD_REQUEST, "a header field is malformed")
         name = found[1].decode().lower()
         if name in headers and name in _ONCE:
-            raise _RefusedError(HTTPStatus.BAD_REQUEST, f"{name} is there twice")
+            raise _RefusedError(HTTPStatus.BAD_REQUEST, f"the request has two {name} headers")
         headers.setdefault(name, found[2].decode("latin-1"))
     if line[3] == b"1" and "host" not in headers:
         raise _RefusedError(HTTPStatus.BAD_REQUEST, "the request has no Host header")

@@ -43,4 +43,4 @@ def make_own_folder(path: Path, variable: str) -> None:
     make_folder(path)
     status = os.stat(path)
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise UnsafeFileError(f"{path} belongs to others, or others may write there: {variable} names another")
+        raise UnsafeFileError(f"{path} belongs to others, or others may write there: set {variable} to another folder")

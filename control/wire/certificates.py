@@ -112,7 +112,7 @@ class Certificates:
         mine = self.identity
         if mine.role is not role:
             raise CertificateError(
-                f"{self._folder} holds the certificate of a {mine.role}, and {what} takes that of a {role}: "
+                f"{self._folder} holds the certificate of a {mine.role}, and {what} needs that of a {role}: "
                 f"skipper certs issue --role {role} makes one"
             )
 
@@ -247,7 +247,9 @@ def _load(folder: Path) -> _Content:
         from cryptography.hazmat.primitives.asymmetric import ec, rsa
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
     except ImportError as error:
-        raise CertificateError("TLS between hosts takes cryptography: pip install 'skipper-mesh[hosts]'") from error
+        raise CertificateError(
+            "TLS between hosts needs the package cryptography: pip install 'skipper-mesh[hosts]'"
+        ) from error
     from skipper.control.wire.chain import identity_of, verify
 
     authority, certificate = _read(folder / AUTHORITY), _read(folder / CERTIFICATE)

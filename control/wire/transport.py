@@ -330,7 +330,7 @@ class Transport:
             else:
                 self._tell(self._dial_found, link, deadline, address)
 
-        timeout = f"its launcher did not tell within {self._connect_timeout_s:g} s where it listens"
+        timeout = f"its launcher did not say within {self._connect_timeout_s:g} s at which address it listens"
         timer = self._loop.call_at(deadline, self.lose, link.peer, timeout)
         answer = self._find_address(link.peer)
         answer.add_done_callback(lambda _: self._tell(timer.cancel))

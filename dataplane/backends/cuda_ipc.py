@@ -180,7 +180,7 @@ class CudaIpcPeer(Peer):
                 raise
         elif known.number != number:
             # The driver would give the old one again.
-            raise BackendUnavailableError("memory that was there before is still in use here")
+            raise BackendUnavailableError("this process still uses memory that the owner had at that address before")
         return known
 
 

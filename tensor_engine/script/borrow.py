@@ -85,7 +85,7 @@ def _give_back(source: Value, borrowed: Value, number: int, mutable: bool, how: 
     borrower = borrowed.instruction_stream
     if borrowed.storage.lent:
         raise BorrowedTensorError(
-            f"the tensor has been lent on by the stream {borrower.stream.name!r}: that borrow has to end first"
+            f"the stream {borrower.stream.name!r} has itself lent this tensor to another stream: end that borrow first"
         )
     recording.note_end_of_borrow(number)
     source.storage.lent -= 1

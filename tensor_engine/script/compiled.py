@@ -132,7 +132,7 @@ class CompiledFunction(Generic[P, R]):
             )
         for rank, refusal in zip(instruction_stream.ranks, answers.get(), strict=True):
             if refusal is not None:
-                raise CompileError(f"rank {rank} cannot compile by worker_compile={backend!r}: {refusal}")
+                raise CompileError(f"rank {rank} cannot compile with worker_compile={backend!r}: {refusal}")
         self._able.add(instruction_stream.number)
 
     def _drop_oldest(self) -> None:

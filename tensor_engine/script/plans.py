@@ -58,7 +58,7 @@ def plan_reduction(
         ValueError: dim 0 cannot be cut evenly.
     """
     if onto is not None and not (onto.uid == mesh.uid and set(onto.ranks) <= set(mesh.ranks)):
-        raise MeshMismatchError(f"mesh= has to be a slice of the tensor's mesh, {mesh!r}; {onto!r} is none")
+        raise MeshMismatchError(f"mesh= has to be a slice of the tensor's mesh, {mesh!r}; {onto!r} is not one")
     ordered = tuple(tuple(numbers.by_rank[rank] for rank in ranks) for ranks in ranks_along(mesh, axes))
     if scatter and (not expected.shape or expected.shape[0] % len(ordered[0])):
         raise ValueError(f"scatter= cuts dim 0 of {expected!r} into {len(ordered[0])} parts, which does not go evenly")

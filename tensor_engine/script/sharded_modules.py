@@ -153,7 +153,7 @@ def _sharded_class(of_torch: type) -> Callable[[type], type]:
 
     def refuse(self: Any) -> NoReturn:
         """The other methods begin with this one: they ask for what torch keeps for a module."""
-        raise MisuseError("this is not for modules whose tensors are on a mesh of processes of the script")
+        raise MisuseError("modules whose tensors are on a mesh of processes do not support this method of FSDP")
 
     setattr(MeshFSDPModule, "_get_fsdp_state", refuse)  # noqa: B010
 
@@ -166,7 +166,7 @@ def _sharded_class(of_torch: type) -> Callable[[type], type]:
     setattr(MeshFSDPModule, "set_reduce_scatter_divide_factor", MeshFSDPModule.set_gradient_divide_factor)  # noqa: B010
 
     def refuse_copy(self: Any, memo: Any) -> NoReturn:
-        raise MisuseError("a module is copied before fully_shard, not after")
+        raise MisuseError("a module cannot be copied after fully_shard: copy it before")
 
     @functools.cache
     def sharded(cls: type) -> type:

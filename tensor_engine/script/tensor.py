@@ -219,12 +219,12 @@ def refuse_mixture(what: str, first: Value, other: Value) -> NoReturn:
     one, two = first.instruction_stream, other.instruction_stream
     if one.members == two.members and one.session is two.session:
         raise StreamMismatchError(
-            f"{what} of the streams {one.stream.name!r} and {two.stream.name!r} meet: borrow one for the stream of the "
-            "other"
+            f"{what} of the streams {one.stream.name!r} and {two.stream.name!r} cannot be combined: borrow one for the "
+            "stream of the other"
         )
     raise MeshMismatchError(
-        f"{what} of {two_meshes(first, other)} meet: bring one to the mesh of the other by to_mesh, or take a part of "
-        "it by slice_mesh"
+        f"{what} of {two_meshes(first, other)} cannot be combined: bring one to the mesh of the other by to_mesh, or "
+        "take a part of it by slice_mesh"
     )
 
 

@@ -111,7 +111,7 @@ def _require_alive(recorder: TraceRecorder) -> None:
     if any(known() is None for known in recorder.read.values()):
         raise CompileError(
             "the function replaces a tensor from outside that it has read, as `self.state = self.state + x` does: "
-            "replays would go on reading the old one. Write into it (copy_, add_), or pass it in and return it"
+            "replays would keep reading the old one. Write into it (copy_, add_), or pass it in and return it"
         )
 
 

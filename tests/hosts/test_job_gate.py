@@ -154,7 +154,7 @@ def test_with_certificates_the_role_of_a_client_is_turned_away_and_that_of_a_hos
         role: str(certificates.issue(authority, tmp_path / role, ["127.0.0.1"], role=role))
         for role in ("host", "client")
     }
-    with pytest.raises(CertificateError, match="takes that of a script"):
+    with pytest.raises(CertificateError, match="needs that of a script"):
         serve_job(address="tcp://127.0.0.1:0", certs=folders["host"])
     with serve_job(address="tcp://127.0.0.2:0", certs=own) as served:
         host = guest(

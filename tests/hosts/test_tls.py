@@ -79,7 +79,7 @@ def test_tensors_go_between_hosts_with_tls_where_the_data_plane_is_open(
     if is_open:
         assert inspect(total, hosts=1, timeout=2 * PATIENCE_S).tolist() == [2, 2, 2]
     else:
-        with pytest.raises(RemoteError, match=r"do not all reach each other.*with no address for other hosts"):
+        with pytest.raises(RemoteError, match=r"cannot all reach each other.*with no address for other hosts"):
             inspect(total, timeout=2 * PATIENCE_S)
     shutdown()
 

@@ -79,7 +79,7 @@ def test_an_owner_fails_when_its_engine_gives_no_other_host(
     os.kill(agents(job)[1], signal.SIGKILL)
     wait_until(lambda: any(failure.mesh_name == "owner" for failure in failures), "the owner has failed")
     told = next(failure for failure in failures if failure.mesh_name == "owner")
-    assert "gives no other one" in told.report()
+    assert "its engine cannot replace it" in told.report()
     assert "SIGKILL" in told.report()
 
 

@@ -135,7 +135,7 @@ class StateDictGet:
         check_flag("strict", self.strict)
         for name, wanted in (("delta", self.delta), ("serve", self.serve)):
             if check_flag(name, wanted) and self.into is None:
-                raise ValueError(f"{name}=True is about tensors of yours: give a user_state_dict that holds them")
+                raise ValueError(f"{name}=True needs tensors of your own: pass a user_state_dict that holds them")
         selector_of(self.version)
 
 

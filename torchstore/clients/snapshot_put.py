@@ -180,7 +180,7 @@ class SnapshotPuts:
                 # The volume has freed it since, because the key was deleted elsewhere; a new one is there.
                 self.arenas.discard(arena.binding.id)
                 if not arena.used:
-                    raise VolumeLostError(volume, "it has let go of its memory") from error
+                    raise VolumeLostError(volume, "it has released its memory") from error
 
     async def _write(self, arena: VolumeArena, packed: Packed, cost: Cost, timeout: float) -> None:
         write = arena.write if packed.mark and arena.mark == packed.mark else None

@@ -62,9 +62,9 @@ class Step:
             if refused != turn.refused and other != turn.origin.rank:
                 return OutOfStepError(
                     key,
-                    f"of the puts of {name_ranks((turn.origin.rank,), self.size)} before this one {turn.refused} were "
-                    f"refused, of those of rank {other} {refused}: the store cannot know whether the two are at the "
-                    "same step; pass version=...",
+                    f"{turn.refused} earlier puts of {name_ranks((turn.origin.rank,), self.size)} were refused, but "
+                    f"{refused} of rank {other}: the store cannot know whether the two are at the same step; pass "
+                    "version=...",
                 )
         if turn.alone is None or turn.alone == self.alone:
             return None
@@ -212,7 +212,7 @@ class Steps:
         """
         origin, index = turn.origin, turn.number
         if group.steps and version is None and index < next(iter(group.steps)) and len(group.steps) > MAX_AHEAD:
-            raise LateShareError(self._key, origin.rank, origin.size, index, "the group is already many steps further")
+            raise LateShareError(self._key, origin.rank, origin.size, index, "the group is already many steps ahead")
         if version is not None and index in group.steps:
             index = max(group.steps) + 1
         if not turn.alone:

@@ -120,7 +120,7 @@ class _Reader:
             case {"skipped": str(name)}:
                 self.skipped.append(name)
             case _:
-                raise ValueError(f"no line of a plan: {str(line)[:80]}")
+                raise ValueError(f"not a line of a plan: {str(line)[:80]}")
 
     def _read_copy(self, line: dict[str, Any], name: str, parameter: str) -> RegionCopy:
         source_of, into_of = self.checkpoint[name], self.parameters[parameter]
@@ -209,7 +209,7 @@ def _read_region(words: Any, line: dict[str, Any], tensor: RecordedTensor) -> St
     """
     if isinstance(words, str):
         if not re.fullmatch(r"\[(\d{1,18}:\d{1,18}(, \d{1,18}:\d{1,18})*)?\]", words, re.ASCII):
-            raise ValueError(f"no box: {words[:80]}")
+            raise ValueError(f"not a box: {words[:80]}")
         ends = [tuple(map(int, part.split(":"))) for part in words[1:-1].split(", ") if part]
         if len(ends) != len(tensor.shape):
             raise ValueError(f"{words} has not as many dims as {tensor}")

@@ -89,7 +89,7 @@ def _tensor(line: Any) -> tuple[TileKey, CertifiedTensor]:
         case {"tensor": str(name), "dtype": str(dtype), "shape": [*shape], "tiles": str(tiles)}:
             pass
         case _:
-            raise ValueError(f"no line of a certificate: {str(line)[:_SHOWN]}")
+            raise ValueError(f"not a line of a certificate: {str(line)[:_SHOWN]}")
     form, quantized = line.get("form", ""), line.get("quantized", False)
     if not isinstance(form, str) or not isinstance(quantized, bool):
         raise TypeError("a form is the name of a dtype, and quantized is true or false")

@@ -33,7 +33,9 @@ def check_certify(certify: object) -> tuple[torch.dtype, ...] | None:
         raise TypeError(f"certify is True, False, or a tuple of dtypes that readers convert to, not {certify!r}")
     for form in certify:
         if not form.is_floating_point:
-            raise ValueError(f"certify: only floating-point tensors are converted, and {form} is none")
+            raise ValueError(
+                f"certify: only floating-point tensors are converted, and {form} is not a floating-point dtype"
+            )
     return tuple(dict.fromkeys(certify))
 
 

@@ -190,7 +190,7 @@ def ask(names: NameMap, name: str) -> Stack | None:
         return answer
     if isinstance(answer, str | Part):
         return Stack(answer)
-    raise TypeError(f"names({name!r}) is to be a string, a Part, a Stack or None, not {answer!r}")
+    raise TypeError(f"names({name!r}) must return a string, a Part, a Stack or None, not {answer!r}")
 
 
 def _map_one(key: str, name: str, leaf: Any, answer: Stack, items: Mapping[str, TensorItem], mapped: Mapped) -> None:

@@ -214,7 +214,7 @@ class HostAgent:
                 self._attach(link, request.reply_to, content)
             elif request.method == "drain":
                 self._draining = True
-                _log.info("takes no new jobs; it waits for the %d that are left", len(self._jobs))
+                _log.info("this agent takes no new jobs and ends after its last job; %d are left", len(self._jobs))
                 link.post(protocol.answer(request.reply_to, {"jobs": len(self._jobs)}))
             elif request.method == "status":
                 names = [job.link.peer.name for job in self._jobs.values()]

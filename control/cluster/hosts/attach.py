@@ -34,38 +34,40 @@ def attach_to_hosts(
 ) -> HostMesh:
     """Make hosts part of this job, on each of which ``skipper host serve`` runs; call it before anything is spawned.
 
-    A process of the job starts on each, which launches what is spawned there. This script listens at an address of its
-    own from then on, and so do the processes that it spawns later, here and there; those that it has spawned before
-    are not reached from other hosts.
+    On each host a process of the job starts, which launches what is spawned there. From then on this script listens at
+    an address for other hosts, and so do the processes that it spawns later on any host; other hosts cannot reach those
+    that it has spawned before.
 
     Args:
         hosts: addresses, ``tcp://HOST:PORT``; or a file with one in each line (``#`` begins a comment); or a function
             that returns them.
-        secret_file: the file with the agents' secret, or with that of which each has its part (``skipper host secret
-            --per-host`` makes one); None: the file ``secret`` in ``certs``.
+        secret_file: the file with the agents' secret, or with the one from which each agent's is made (``skipper host
+            secret --per-host``); None: the file ``secret`` in ``certs``.
         certs: a folder with a script's certificate for this machine (``skipper certs issue --role script`` makes one),
             for TLS.
-        insecure: go without TLS to other machines. Whoever sits on the way then reads what is sent, and can change it,
-            which is as good as running code in the job; so the network has to be trusted as a whole.
-        address: the IP at which this script is reached from the hosts; None: that which the way to the first one has.
-        data_plane: whether the data plane, which encrypts nothing, may carry data between hosts; None: where there is
-            no TLS. Large arguments go by TLS otherwise, and what has no other way (`RDMABuffer`) is not reached.
+        insecure: use no TLS to other machines. Anyone on the network path can then read and change what is sent, and so
+            run code in the job: the whole network has to be trusted.
+        address: the IP at which the hosts reach this script; None: the one that this machine uses to reach the first
+            host.
+        data_plane: whether the data plane, which encrypts nothing, may carry data between hosts; None: only if there
+            is no TLS. Otherwise large arguments go by TLS, and an `RDMABuffer` cannot be reached from other hosts.
         timeout: in seconds, for all of them.
 
     Returns:
         A mesh with the axis ``hosts``, in the order of the addresses.
 
     Raises:
-        HostUnreachableError: (a `ConnectionError`) an agent does not answer, or what it has started is not reached.
+        HostUnreachableError: (a `ConnectionError`) an agent does not answer, or the process that it has started cannot
+            be reached.
         HostMismatchError: an agent runs another version of Python or of this library.
-        HostError: an agent refuses, as while it is drained.
+        HostError: an agent refuses, for example while it is drained.
         InsecureHostError: (a `ValueError`) another machine is to be attached without TLS, and ``insecure`` is not set.
-        AuthenticationError: an agent has another secret, or one side does not take the certificate of the other: it is
-            for another role or cluster, or was revoked.
-        CertificateError: (a `ValueError`) ``certs`` is not what TLS needs, or not a script's.
+        AuthenticationError: an agent has another secret, or one side does not accept the certificate of the other: it
+            is for another role or cluster, or was revoked.
+        CertificateError: (a `ValueError`) ``certs`` is not valid for TLS, or not that of a script.
         UnsafeFileError: others can read the secret.
         AlreadyInJobError: this process is not the script of its job.
-        ValueError: there are no hosts, or one twice, or that is no address, or there is no secret.
+        ValueError: there are no hosts, one is listed twice, an address is not valid, or there is no secret.
     """
     from skipper.control.cluster.hosts import attachments  # with all that no other process needs
 

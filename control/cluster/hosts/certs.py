@@ -108,7 +108,7 @@ def issue(
     """
     found = _role(role)
     if not hosts and (found is not Role.CLIENT or name is None):
-        raise CertificateError("a certificate is for a machine: name an IP at which it is reached")
+        raise CertificateError("a certificate of a host needs the IP of that host (skipper certs issue --host IP)")
     source = Path(authority)
     signer = _signer(source)
     uri = uri_of(cluster_of(signer.certificate), found, default_name(hosts) if name is None else name)
@@ -172,7 +172,7 @@ def revoke(authority: str | os.PathLike[str], who: Sequence[str]) -> list[str]:
         if not any(certificate.issuer == signer.subject for signer, _ in authorities):
             raise CertificateError(
                 f"{_who(certificate)} was not signed by {source}, but by {_common_name_of(certificate.issuer)}: "
-                "revoke with the authority that has signed it, or where that is below this one, that authority"
+                "revoke it with the authority that has signed it; if that one is below this authority, revoke that one"
             )
     for signer, key in authorities:
         _revoke(source / REVOKED, signer, key, [each for each in found if each.issuer == signer.subject])
@@ -194,7 +194,7 @@ def rotate(authority: str | os.PathLike[str], *, days: int = DAYS) -> None:
     source = Path(authority)
     if (source / OLD_AUTHORITY_KEY).exists():
         raise CertificateError(
-            f"the authority in {source} is already being replaced: end that first, by skipper certs rotate --finish"
+            f"the authority in {source} is already being replaced: finish that first (skipper certs rotate --finish)"
         )
     signer = _signer(source)
     if signer.above:
@@ -297,7 +297,7 @@ def _signer(source: Path) -> _Signer:
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise CertificateError(f"{source / AUTHORITY_KEY} is not a key made by skipper certs init")
     if key.public_key() != certificates[0].public_key():
-        raise CertificateError(f"{source / AUTHORITY_KEY} does not belong to the certificate beside it")
+        raise CertificateError(f"{source / AUTHORITY_KEY} does not belong to the certificate in the same folder")
     return _Signer(key, certificates[0], trusted, above)
 
 

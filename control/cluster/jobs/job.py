@@ -299,7 +299,7 @@ class Job:
     def _replace(self, rank: int) -> None:
         if not self.engine.is_elastic:
             raise NotElasticError(
-                f"place {rank} of the job is lost ({self._reason(rank)}), and its engine gives no other one"
+                f"place {rank} of the job is lost ({self._reason(rank)}), and its engine cannot replace it"
             )
         self.engine.replace(rank)
 

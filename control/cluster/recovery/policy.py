@@ -135,7 +135,7 @@ class Escalate:
 
     def propose(self, history: Sequence[Attempt], now_s: float) -> Decision | None:
         """What to do by this strategy: always the same."""
-        return Decision(Action.ESCALATE, 0.0, "the policy leaves it to the owner's owner")
+        return Decision(Action.ESCALATE, 0.0, "the policy passes the failure on to the owner's owner")
 
 
 Strategy = Restart | ReplaceHost | Escalate

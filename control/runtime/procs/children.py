@@ -268,7 +268,7 @@ def describe_exit(status: int) -> str:
     if status == EXIT_THREADS:
         return f"ended because it could not start its threads: {thread_limit.limits()}"
     if status == -signal.SIGABRT and thread_limit.is_group_full():
-        return f"was killed by signal 6 (SIGABRT), probably for want of threads: {thread_limit.limits()}"
+        return f"was killed by signal 6 (SIGABRT), probably because no thread could start: {thread_limit.limits()}"
     if status >= 0:
         return f"exited with code {status}"
     try:

@@ -169,8 +169,8 @@ class _Guard:
             raise AnswerError(str(error)) from None
         if number:
             logger.warning(
-                "the kernel lets no process adopt orphans (%s): what an actor's children start may outlive the actor's"
-                " process",
+                "this kernel has no child subreapers (%s): processes that the children of an actor start may outlive "
+                "the actor's process",
                 os.strerror(number),
             )
 

@@ -166,7 +166,7 @@ class RemoteLaunch:
         Others might still reach it, and wait for what it does not pass on.
         """
         if process.launcher is not None:
-            verdict = f"was killed because its owner's process has lost it: {reason}"
+            verdict = f"was killed because its owner's process has lost the connection to it: {reason}"
             self._requester.request(process.launcher, KILL_GIVEN_UP, (process.id, verdict))
 
     def _launchers(self, members: Sequence[ProcessRef]) -> tuple[bool, tuple[ProcessRef, ...]]:

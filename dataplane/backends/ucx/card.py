@@ -64,7 +64,7 @@ class UcxCard:
         page_address, page_fd = unpack_section(HEAD, section, "UCX")
         if page_address + PAGE_BYTES > ADDRESSES:
             raise DescriptorError(
-                f"this buffer handle is damaged: it has its epoch page at {page_address:#x}, where no memory can be"
+                f"this buffer handle is damaged: its epoch page is at {page_address:#x}, where no memory can be"
             )
         key, contact, worker = unpack_parts(section[HEAD.size :], 3)
         require_key(key)

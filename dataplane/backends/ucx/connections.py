@@ -168,7 +168,9 @@ class UcxConnection:
         if known is not None and known[0].usable and self._told == self._abandoned.count:
             return known
         if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise TransferTimeoutError("the deadline passed before the owner had let this process connect")
+            raise TransferTimeoutError(
+                "the deadline passed before the owner had accepted the connection of this process"
+            )
         try:
             endpoint = self._endpoint
             if endpoint is None or not endpoint.usable:

@@ -231,7 +231,7 @@ def _text(gid: bytes) -> str:
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     if address.is_link_local:
-        raise TransferError(f"the RDMA connection manager needs an IP address; the GID {address} is none")
+        raise TransferError(f"the RDMA connection manager needs an IP address; the GID {address} is not one")
     return str(address)
 
 

@@ -105,7 +105,7 @@ def test_the_file_of_a_job_that_was_killed_goes_with_the_next_look(job: Scripts,
     running = job()
     running.process.kill()
     running.process.wait(PATIENCE_S)
-    with pytest.raises(JobNotFoundError, match="none runs"):
+    with pytest.raises(JobNotFoundError, match="lists no running job"):
         find_for_tools(None)
     assert list((runtime_folder / "skipper").iterdir()) == []
 

@@ -276,7 +276,11 @@ def test_other_classes_that_cannot_be_actors_are_refused(procs: ProcMesh) -> Non
         @endpoint
         def nothing() -> None: ...  # type: ignore[misc]
 
-    for cls, reason in ((Hidden, "call the endpoint another"), (Selfless, "first parameters"), (int, "not a subclass")):
+    for cls, reason in (
+        (Hidden, "give the endpoint another name"),
+        (Selfless, "first parameters"),
+        (int, "not a subclass"),
+    ):
         with pytest.raises(TypeError, match=reason):
             procs.spawn("refused", cls)  # type: ignore[type-var]
 
@@ -285,7 +289,7 @@ def test_every_attribute_of_a_mesh_is_a_reserved_name() -> None:
     public = {name for name in dir(ActorMesh) if not name.startswith("_")}
     for name in public:
         cls = type("Clashing", (Actor,), {name: endpoint(lambda self: None)})
-        with pytest.raises(ActorDefinitionError, match="call the endpoint another"):
+        with pytest.raises(ActorDefinitionError, match="give the endpoint another name"):
             interface_of(cls)
 
 

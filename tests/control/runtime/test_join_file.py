@@ -107,7 +107,7 @@ def test_a_file_that_says_something_else_is_no_job(runtime_folder: Path, text: s
     path = folder / "odd.json"
     path.touch(mode=0o600)
     path.write_text(text)
-    with pytest.raises(JobNotFoundError, match="holds no connection"):
+    with pytest.raises(JobNotFoundError, match="is not the connection file of a job"):
         join_file.read(path)
 
 

@@ -137,7 +137,7 @@ def test_what_a_compiler_gets_wrong_or_gives_up_is_put_right(active: ProcMesh) -
 def test_workers_that_cannot_compile_say_why(active: ProcMesh) -> None:
     program = compile(lambda x: x + 1, worker_compile="no_such_backend")
     for _ in range(2):
-        with pytest.raises(CompileError, match=r"rank 0 cannot compile by worker_compile='no_such_backend'.*Invalid"):
+        with pytest.raises(CompileError, match=r"rank 0 cannot compile with worker_compile='no_such_backend'.*Invalid"):
             program(numbers(2))
     last = active.slice(gpus=1)
     with last.activate():

@@ -48,8 +48,8 @@ def test_plans_of_two_ranks_differ_in_the_lines_that_are_about_their_shards(tmp_
     [
         ([], 1, "does not begin with"),
         ([HEAD | {"version": 2}], 1, "does not begin with"),
-        ([HEAD, {"paste": "a"}], 2, "no line of a plan"),
-        ([HEAD, PARAMETER, PARAMETER], 3, "no line of a plan"),
+        ([HEAD, {"paste": "a"}], 2, "not a line of a plan"),
+        ([HEAD, PARAMETER, PARAMETER], 3, "not a line of a plan"),
         ([HEAD, PARAMETER | {"dtype": "float33"}], 2, "no dtype 'float33'"),
         ([HEAD, PARAMETER | {"shape": [-1, 6]}], 2, "whole numbers"),
         ([HEAD, PARAMETER | {"strides": [0, 1]}], 2, "stride above 0"),
@@ -57,7 +57,7 @@ def test_plans_of_two_ranks_differ_in_the_lines_that_are_about_their_shards(tmp_
         ([HEAD, PARAMETER, TENSOR, COPY | {"at": "[0:4, 0:7]"}], 4, "reaches out of"),
         ([HEAD, PARAMETER, TENSOR, COPY | {"at": "[5:9, 0:6]"}], 4, "reaches out of"),
         ([HEAD, PARAMETER, TENSOR, COPY | {"at": "[0:3, 0:6]"}], 4, "has the shape"),
-        ([HEAD, PARAMETER, TENSOR, COPY | {"at": "0:4"}], 4, "no box"),
+        ([HEAD, PARAMETER, TENSOR, COPY | {"at": "0:4"}], 4, "not a box"),
         ([HEAD, PARAMETER, TENSOR, COPY | {"axes": [1, 1]}], 4, "axes"),
         ([HEAD, PARAMETER, TENSOR, COPY | {"casts": ["bfloat16"]}], 4, "no cast leads there"),
         (

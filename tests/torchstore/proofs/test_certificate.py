@@ -172,7 +172,7 @@ SECOND = '{"key": "k", "number": 1, "root": "%s"}\n'
         (HEAD + SECOND % "00" + LINE.replace("[3]", f"[{1 << 61}, {1 << 61}]"), 3, "32 bytes of digests"),
         (HEAD + SECOND % "00" + LINE.replace("float32", "floaty"), 3, "knows no dtype"),
         (HEAD + SECOND % "00" + LINE.replace("AAAA=", "AA!A="), 3, "base64"),
-        (HEAD + SECOND % "00" + "[]\n", 3, "no line of a certificate"),
+        (HEAD + SECOND % "00" + "[]\n", 3, "not a line of a certificate"),
         (HEAD + SECOND % "00" + LINE, 2, "its tensors make"),
         (HEAD + SECOND % "00" + "[" * 100_000, 3, "recursion"),
     ],

@@ -268,6 +268,6 @@ class UpdateReader:
             partly = [name for name, tensor in self._staged.items() if self._filled[name] < tensor.numel()]
             if partly:
                 raise ValueError(
-                    f"{partly[0]} takes one weight by a plan and another one whole, which came in different pieces: "
-                    "send both in one, with a larger bucket_nbytes"
+                    f"{partly[0]} is filled from one weight by a plan and from another one as a whole, and the two "
+                    "came in different buckets: send both in one bucket, with a larger bucket_nbytes"
                 )

@@ -233,8 +233,8 @@ def _pairs(owner: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterat
             continue
         if not isinstance(value, torch.Tensor) or not isinstance(there, torch.Tensor) or not _is_alike(value, there):
             raise SecondSetError(
-                f"loading makes {name!r} of {owner} anew, and addresses have to stay in this engine, so that it cannot "
-                "take the place of the old one: start vLLM with enforce_eager, or send without background=True"
+                f"loading replaces {name!r} of {owner} by a new tensor, but addresses must not change in this engine: "
+                "start vLLM with enforce_eager, or send without background=True"
             )
         yield there.data, value.data
 

@@ -149,7 +149,7 @@ def test_a_process_whose_link_to_its_owner_has_broken_is_ended_by_its_launcher(
     assert link is not None
     assert link._stream is not None
     link._stream.end()
-    assert "its owner's process has lost it" in end.get(PATIENCE_S)
+    assert "its owner's process has lost the connection to it" in end.get(PATIENCE_S)
     with pytest.raises(SupervisionError):
         actors.slice(hosts=2).rank.call_one().get(PATIENCE_S)
     assert failures.wait().mesh_name == "plain"
