@@ -35,7 +35,7 @@ from skipper.control.api import tensor_engine_plugin
 
 
 class TensorEngineError(Exception):
-    """Base class of what the tensor engine raises of its own."""
+    """Base class of the errors of the tensor engine."""
 
 
 class NoActiveMeshError(TensorEngineError, RuntimeError):
@@ -47,15 +47,15 @@ class MisuseError(TensorEngineError, ValueError):
 
 
 class MeshMismatchError(MisuseError):
-    """Tensors of different meshes meet in one operation."""
+    """An operation combines tensors of different meshes."""
 
 
 class StreamMismatchError(MisuseError):
-    """Tensors of different streams meet in one operation."""
+    """An operation combines tensors of different streams."""
 
 
 class LocalTensorError(MisuseError):
-    """A tensor of the script stands where one of a mesh is needed, or the other way round."""
+    """A tensor of the script was given where one of a mesh is needed, or the other way round."""
 
 
 class UnevenShardError(MisuseError):
@@ -80,11 +80,11 @@ class PickleError(LocalTensorError, tensor_engine_plugin.OnWorkersError):
 
 
 class DroppedTensorError(MisuseError):
-    """The tensor has been dropped: its memory on the workers is gone. The message has the line that dropped it."""
+    """The tensor has been dropped: its memory on the workers is gone. The message names the line that dropped it."""
 
 
 class BorrowedTensorError(MisuseError):
-    """The tensor is lent to another stream, or was borrowed and has been given back; then the message has the line."""
+    """The tensor is lent to another stream, or was borrowed and given back; then the message names the line."""
 
 
 class NotPropagatableError(TensorEngineError, RuntimeError):
@@ -96,11 +96,11 @@ class CompileError(TensorEngineError, RuntimeError):
 
 
 class CheckpointTargetError(TensorEngineError, TypeError):
-    """`torch.distributed.checkpoint` is to load into tensors of a mesh, whose memory is elsewhere."""
+    """`torch.distributed.checkpoint` cannot load into tensors of a mesh, whose memory is on the workers."""
 
 
 class ReductionError(TensorEngineError, TypeError):
-    """The reduction has no meaning for tensors of that dtype."""
+    """The reduction is not defined for tensors of that dtype."""
 
 
 class CommunicationError(TensorEngineError, RuntimeError):
@@ -112,7 +112,7 @@ class CommunicationTimeoutError(CommunicationError, TimeoutError):
 
 
 class MemberLostError(CommunicationError):
-    """A worker has ended that other workers wait for.
+    """A worker has ended while other workers wait for it.
 
     Attributes:
         worker: its process.
@@ -127,7 +127,7 @@ class MemberLostError(CommunicationError):
 
 
 class UnreachableMembersError(CommunicationError):
-    """Members of a group are on several hosts or network namespaces, and some have no address for the others.
+    """Members of a group are on several hosts or network namespaces, and some have no address that others can reach.
 
     Attributes:
         places: where each of them is, in the order of their ranks.
@@ -147,7 +147,7 @@ class UnreachableMembersError(CommunicationError):
 
 
 class EngineClosedError(TensorEngineError, RuntimeError):
-    """The engine has been shut down, or the workers behind it are gone."""
+    """The engine has been shut down, or its workers are gone."""
 
 
 class RemoteError(TensorEngineError, RuntimeError):
@@ -181,7 +181,7 @@ class RemoteError(TensorEngineError, RuntimeError):
 
 
 class RespawnedError(RemoteError):
-    """The value was in a process whose place another one has taken, or depends on one that was.
+    """The value was in a process that another one has replaced, or depends on such a value.
 
     Attributes:
         rank: the rank that has been respawned, in the mesh of processes that the worker belongs to.
@@ -201,10 +201,10 @@ class RespawnedError(RemoteError):
 
 
 class RestoreError(TensorEngineError, RuntimeError):
-    """No rank is left that could give what others have lost.
+    """No rank is left that has what others have lost.
 
     Attributes:
-        ranks: that cannot be restored, in the mesh of processes that their workers belong to.
+        ranks: the ranks that cannot be restored, in the mesh of processes that their workers belong to.
     """
 
     def __init__(self, ranks: Sequence[int], axes: Sequence[str]) -> None:

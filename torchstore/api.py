@@ -54,29 +54,28 @@ async def initialize(
     """Start a store: its controller and its storage volumes. Call it once, in the script.
 
     Args:
-        num_storage_volumes: How many volumes to start on this host. Ignored where ``mesh`` says it.
+        num_storage_volumes: How many volumes to start on this host. Ignored with ``mesh``.
         strategy: Which client writes to which volume; with one volume the default is
             `ControllerStorageVolumes`.
-        store_name: Stores of different names know nothing of each other.
-        mesh: Processes to start the volumes in, one in each, in place of new ones.
+        store_name: Stores of different names are independent.
+        mesh: Processes to start the volumes in, one in each, instead of new processes.
         keep_versions: How many ready versions of each key stay readable, in addition to those that are being read;
-            `put_state_dict` can say otherwise for its key.
+            `put_state_dict` can set another number for its key.
         volume_nbytes: How many bytes each volume may hold; None: as many as the system gives. A put that finds its
-            volume full lets go of the oldest kept versions that nobody reads; the newest of each key stays. If
+            volume full deletes the oldest kept versions that are not being read; the newest of each key stays. If
             that is not enough it waits, until its timeout, for readers to finish.
-        checksum: Whether puts take checksums where they do not say (see `put_state_dict`).
-        copies: In how many volumes puts store each part where they do not say (see `put_state_dict`).
-        certify: Whether, and in which dtypes, state dicts are certified where their put does not say (see
-            `put_state_dict`).
+        checksum: Whether puts take checksums by default (see `put_state_dict`).
+        copies: In how many volumes puts store each part by default (see `put_state_dict`).
+        certify: Whether, and in which dtypes, state dicts are certified by default (see `put_state_dict`).
         journal: Whether the store outlives its controller. The controller then has a process of its own and records
-            each change in memory of this process before anybody is told. When it dies, another one reads the record and
-            goes on; clients reconnect by themselves within their timeouts. Volumes are in this process only if ``mesh``
-            says so.
+            each change in memory of this process before it confirms the change. When it dies, another controller reads
+            the record and continues; clients reconnect by themselves within their timeouts. Volumes are in this process
+            only if ``mesh`` says so.
         timeout: In seconds.
 
     Raises:
-        StrategyError: More than one volume and no strategy, a strategy that names two volumes alike, or a
-            store of this name that is running already, or fewer volumes than copies.
+        StrategyError: There are several volumes and no strategy, the strategy gives two volumes the same name, a store
+            of this name is already running, or there are fewer volumes than copies.
     """
     check_keep(keep_versions)
     if volume_nbytes is not None and volume_nbytes < 1:
@@ -99,7 +98,7 @@ async def initialize(
 
 @public
 async def shutdown(store_name: str = DEFAULT_STORE_NAME, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
-    """Forget all that is stored and stop the volumes. The store can be initialized anew afterwards.
+    """Delete everything that is stored and stop the volumes. The store can be initialized again afterwards.
 
     After `initialize_spmd` every rank calls it; it returns when rank 0 has shut the store down.
     """
@@ -130,17 +129,17 @@ async def put(
 ) -> None:
     """Store a tensor, this rank's shard of a DTensor, or any picklable object; replaces what is there.
 
-    A DTensor is visible when every rank of the process group has put its shard, or all that ``publisher`` says (see
-    `put_state_dict`); anything else at once, from any process. A script puts a DTensor on a mesh of the tensor engine,
-    or a tensor of a mesh of one rank, and the ranks do it, as it is at this point of the program. The value is copied:
-    change it afterwards as you like. ``checksum`` is that of `put_state_dict`; values that travel in a message have
-    none. So is ``version``: a number higher than those before, by default the next one.
+    A DTensor becomes visible when every rank of the process group, or every one of the ``publisher`` group (see
+    `put_state_dict`), has put its shard; any other value at once, from any process. A script can put a DTensor on a
+    mesh of the tensor engine, or a tensor of a mesh of one rank: the ranks put it, as it is at this point of the
+    program. The value is copied: you may change it afterwards. ``checksum`` and ``version`` (a number higher than those
+    before, by default the next one) are those of `put_state_dict`; values that are sent in a message have no checksum.
 
     Raises:
-        TypeError: ``publisher`` is given, and the value is no tensor.
+        TypeError: ``publisher`` is given, and the value is not a tensor.
         MismatchError: The tensor cannot be stored (a Partial placement, no dense memory).
         VersionExistsError: That version is ready already, or a newer one is.
-        LateShareError, OutOfStepError, ShareMismatchError: As those of `put_state_dict`.
+        LateShareError, OutOfStepError, ShareMismatchError: As for `put_state_dict`.
         VolumeLostError: The storage volume is dead.
     """
     if await mesh_publishers.put_value(
@@ -171,17 +170,17 @@ async def put_batch(
 ) -> None:
     """`put` many values with one message to the controller: all of them become visible in one step, or none.
 
-    Each key keeps versions of its own. The tensors of a batch are written into one arena of the volume by one transfer
+    Each key has versions of its own. The tensors of a batch are written into one arena of the volume by one transfer
     (large ones, shards, and those with checksums have arenas of their own); two names of the same memory are stored
     once. When some keys of a batch are deleted or put again, the memory of their values goes back to the system; that
     of the others stays where it is.
 
     Args:
         entries: The values by key.
-        store_name: Which store.
-        checksum: That of `put_state_dict`; values that travel in a message have none.
-        version: Of every key: a number higher than those before; None: each key's next one. Every tensor
-            has an arena of its own then.
+        store_name: Name of the store.
+        checksum: As for `put_state_dict`; values that are sent in a message have none.
+        version: The version of every key: a number higher than those before; every tensor then has an arena of its own.
+            None: the next version of each key.
         timeout: In seconds.
 
     Raises:
@@ -207,11 +206,11 @@ async def get(
     """Read a value: a whole new tensor, or into the given one.
 
     Args:
-        key: As it was put; ``"key/name"`` for one entry of a state dict.
-        inplace_tensor: Filled and returned. A plain tensor (of any strides) takes the whole value, a
-            DTensor takes its own shard, whatever the layout in which the value was put. An entry that was quantized
-            on its way (`BlockFP8`, `MXFP8`, `NVFP4`) is made into values where the tensor's dtype is wider.
-        tensor_slice_spec: Take only this part. With ``inplace_tensor``, that one has the part's shape.
+        key: The key of the put; ``"key/name"`` for one entry of a state dict.
+        inplace_tensor: A tensor to fill and return. A plain tensor (of any strides) gets the whole value, a DTensor its
+            own shard, from any layout in which the value was put. An entry that was quantized by the put (`BlockFP8`,
+            `MXFP8`, `NVFP4`) is dequantized if the tensor's dtype is wider.
+        tensor_slice_spec: Read only this part. ``inplace_tensor`` then has the part's shape.
         store_name: Which store.
         timeout: In seconds.
 
@@ -219,9 +218,9 @@ async def get(
         KeyNotFoundError: Nothing is there (a `KeyError`).
         PartiallyPublishedError: Not all ranks of the mesh have put their shards yet (a `KeyError` too).
         LayoutMismatchError: Shapes or slices do not fit (a `ValueError`).
-        DTypeMismatchError: The store never converts silently (a `TypeError`).
-        ChecksumError: It was put with ``checksum=True``, and something else has arrived.
-        KindMismatchError: An object is stored and a tensor was given, or it is a state dict.
+        DTypeMismatchError: The stored dtype is another one; the store never converts silently (a `TypeError`).
+        ChecksumError: It was put with ``checksum=True``, and the bytes that arrived are not the same.
+        KindMismatchError: An object is stored and a tensor was given, or a state dict is stored.
     """
     if inplace_tensor is not None:
         mesh_publishers.refuse_destinations({key: inplace_tensor})
@@ -235,7 +234,7 @@ async def get_batch(
     *,
     timeout: float = DEFAULT_TIMEOUT_S,
 ) -> dict[str, Any]:
-    """`get` many values with one message to the controller and one transfer: all of them, or an error and none.
+    """`get` many values with one message to the controller and one transfer: all of them, or none and an error.
 
     Args:
         keys: The keys; or a dict that gives for each key a tensor to fill, a slice to take, or None.
@@ -243,8 +242,8 @@ async def get_batch(
         timeout: In seconds.
 
     Raises:
-        KeyNotFoundError: Some key is missing; no tensor has been touched.
-        MismatchError: A destination does not fit, or is also that of another value; no tensor has been touched.
+        KeyNotFoundError: A key is missing; no tensor has been changed.
+        MismatchError: A destination does not fit, or is also that of another value; no tensor has been changed.
         VolumeLostError: A storage volume is dead.
     """
     if isinstance(keys, Mapping):
@@ -254,7 +253,7 @@ async def get_batch(
 
 @public
 async def delete(key: str, *, store_name: str = DEFAULT_STORE_NAME, timeout: float = DEFAULT_TIMEOUT_S) -> None:
-    """Forget a key with all its versions. Reads that have begun are finished.
+    """Delete a key with all its versions. Reads that have begun can finish.
 
     Raises:
         KeyNotFoundError: There is no such key.
@@ -267,7 +266,7 @@ async def delete(key: str, *, store_name: str = DEFAULT_STORE_NAME, timeout: flo
 async def delete_batch(
     keys: Iterable[str], *, store_name: str = DEFAULT_STORE_NAME, timeout: float = DEFAULT_TIMEOUT_S
 ) -> None:
-    """`delete` many keys; those that are not there are passed over, so a cleanup can be repeated."""
+    """`delete` many keys; keys that do not exist are skipped, so a cleanup can be repeated."""
     gone = check_keys(keys)
     await run(store_name, timeout, LocalClient.delete_batch, gone, timeout=timeout)
     await mesh_publishers.forget(gone, store_name, timeout)
@@ -282,15 +281,15 @@ async def keys(
 ) -> list[str]:
     """Every key below ``prefix``, sorted; None: every key. Entries of state dicts are listed as ``key/name``.
 
-    A prefix is made of whole components, between dots and slashes: "v0" lists "v0", "v0.x" and "v0/x", and not "v01".
-    One that ends in a dot or a slash lists all that begins with it.
+    A prefix matches whole components, between dots and slashes: "v0" lists "v0", "v0.x" and "v0/x", but not "v01". A
+    prefix that ends in a dot or a slash lists all keys that begin with it.
     """
     return await run(store_name, timeout, LocalClient.keys, prefix, timeout=timeout)
 
 
 @public
 async def exists(key: str, store_name: str = DEFAULT_STORE_NAME, *, timeout: float = DEFAULT_TIMEOUT_S) -> bool:
-    """Whether there is something to read: a value whose shards are not all there does not count."""
+    """Whether there is a value to read; a value without all of its shards does not count."""
     return await run(store_name, timeout, LocalClient.exists, key, timeout=timeout)
 
 
@@ -298,15 +297,15 @@ async def exists(key: str, store_name: str = DEFAULT_STORE_NAME, *, timeout: flo
 async def exists_batch(
     keys: Iterable[str], store_name: str = DEFAULT_STORE_NAME, *, timeout: float = DEFAULT_TIMEOUT_S
 ) -> dict[str, bool]:
-    """`exists` of many keys with one message to the controller. Returns the answers by key."""
+    """`exists` for many keys with one message to the controller. Returns the answers by key."""
     return await run(store_name, timeout, LocalClient.exists_batch, keys, timeout=timeout)
 
 
 @public
 async def get_meta(key: str, store_name: str = DEFAULT_STORE_NAME, *, timeout: float = DEFAULT_TIMEOUT_S) -> ValueMeta:
-    """What is stored under a key (names, dtypes, shapes, versions, where the bytes are), without reading it.
+    """Describe what is stored under a key (names, dtypes, shapes, versions, where the bytes are), without reading it.
 
     Raises:
-        KeyNotFoundError: Nothing is there, or in direct mode nothing that can be read at the moment.
+        KeyNotFoundError: There is no value, or in direct mode none that can be read at the moment.
     """
     return await run(store_name, timeout, LocalClient.get_meta, key, timeout=timeout)

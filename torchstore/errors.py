@@ -59,7 +59,7 @@ from typing import Any
 
 
 class StoreError(Exception):
-    """Root of everything that the store raises on purpose."""
+    """Root of the errors of the store."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Exceptions rebuild from `args` by default, which fails for constructors with keywords.
@@ -89,7 +89,7 @@ class StoreNotInitializedError(StoreError, RuntimeError):
 
 
 class BlockingCallError(StoreError, RuntimeError):
-    """A function of `torchstore.sync` was called where waiting would keep an event loop from all else."""
+    """A function of `torchstore.sync` was called on a thread whose event loop it would block."""
 
     def __init__(self, function: str) -> None:
         super().__init__(
@@ -100,7 +100,7 @@ class BlockingCallError(StoreError, RuntimeError):
 
 
 class StoreTimeoutError(StoreError, TimeoutError):
-    """The time given to an operation ran out; the message says what was waited for."""
+    """An operation did not end within its timeout; the message says what it was waiting for."""
 
 
 class KeyNotFoundError(StoreError, KeyError):
@@ -112,7 +112,7 @@ class KeyNotFoundError(StoreError, KeyError):
 
 
 class VersionNotFoundError(KeyNotFoundError):
-    """The key exists, but not in the version asked for."""
+    """The key exists, but not the requested version of it."""
 
     def __init__(self, key: str, version: int, available: tuple[int, ...]) -> None:
         kept = ", ".join(map(str, available)) or "none"
@@ -122,7 +122,7 @@ class VersionNotFoundError(KeyNotFoundError):
 
 
 class PartiallyPublishedError(KeyNotFoundError):
-    """Some ranks have put their shards, others have not; nothing of it is visible yet.
+    """Some ranks have put their shards, others have not; nothing of the version is visible yet.
 
     Attributes:
         version: The version that is being assembled.
@@ -139,7 +139,7 @@ class PartiallyPublishedError(KeyNotFoundError):
 
 
 class VersionExistsError(StoreError, ValueError):
-    """This version is ready; a version never changes once it is."""
+    """This version is complete; a complete version never changes."""
 
     def __init__(self, key: str, version: int, newest: int) -> None:
         super().__init__(
@@ -152,12 +152,12 @@ class VersionExistsError(StoreError, ValueError):
 
 
 class LateShareError(StoreError):
-    """A rank has put its share of a step that was given up; the share was not taken.
+    """A rank has put its share of a step that was given up; the share was refused.
 
     Attributes:
-        rank: Who has put it.
-        size: Of the rank's group.
-        step: The how-manieth put of the key by this rank it was.
+        rank: The rank that has put it.
+        size: Size of the rank's group.
+        step: The number of this put among those of the key by this rank.
         reason: Why the step was given up.
     """
 
@@ -183,7 +183,7 @@ class OutOfStepError(StoreError):
 
 
 class MismatchError(StoreError, ValueError):
-    """What is stored does not fit what was asked for."""
+    """What is stored does not fit what was requested."""
 
     def __init__(self, key: str, message: str) -> None:
         super().__init__(f"{key!r}: {message}" if key else message)
@@ -195,7 +195,7 @@ class LayoutMismatchError(MismatchError):
 
 
 class UnsupportedPlacementError(LayoutMismatchError):
-    """A placement that holds no bytes of the tensor (Partial), or one that is unknown here."""
+    """A placement that has no bytes of the tensor (Partial), or one that is not known here."""
 
 
 class BlockAlignmentError(LayoutMismatchError):
@@ -222,7 +222,7 @@ class DestinationOverlapError(LayoutMismatchError):
     """Two entries would be read into memory that they share, from different sources; nothing has been read.
 
     Attributes:
-        names: Of both entries.
+        names: Names of both entries.
     """
 
     def __init__(self, key: str, first: str, second: str) -> None:
@@ -253,15 +253,15 @@ class DTypeMismatchError(MismatchError, TypeError):
 
 
 class KindMismatchError(MismatchError, TypeError):
-    """An object is stored where a tensor was asked for, or a tensor where a state dict was."""
+    """An object is stored where a tensor was requested, or a tensor where a state dict was."""
 
 
 class StateDictMismatchError(MismatchError):
     """The names of the stored state dict and of the given one differ (``strict=True``).
 
     Attributes:
-        missing: Names that were asked for and are not stored.
-        unexpected: Names that are stored and were not asked for.
+        missing: Names that were requested and are not stored.
+        unexpected: Names that are stored and were not requested.
     """
 
     def __init__(self, key: str, missing: tuple[str, ...], unexpected: tuple[str, ...]) -> None:
@@ -279,8 +279,8 @@ class ShareMismatchError(MismatchError):
     """The shares that ranks have put of one step do not fit together; the step is given up.
 
     Attributes:
-        ranks: Who differs from others in what it says of a tensor; empty where that is not what is wrong.
-        others: From whom.
+        ranks: The ranks that describe a tensor differently; empty if something else is wrong.
+        others: The ranks from which they differ.
     """
 
     def __init__(self, key: str, message: str, ranks: tuple[int, ...] = (), others: tuple[int, ...] = ()) -> None:
@@ -301,10 +301,10 @@ class ReplicaMismatchError(MismatchError):
     """Replicas of one box differ (``verify_replicas=True``); the step is given up.
 
     Attributes:
-        key: Of the value.
-        name: Of the tensor.
+        key: The key of the value.
+        name: The name of the tensor.
         box: (offsets, shape) in the global tensor.
-        ranks: Two that hold different bytes of it.
+        ranks: Two ranks that hold different bytes of it.
     """
 
     def __init__(
@@ -324,10 +324,10 @@ class AdapterBaseMismatchError(MismatchError):
     """An adapter belongs to another version of the base than the one that it is read for; nothing has been read.
 
     Attributes:
-        key: Of the adapter.
-        version: Of the adapter.
-        base: What it belongs to, as (key, version).
-        wanted: What the reader holds, likewise.
+        key: The key of the adapter.
+        version: The version of the adapter.
+        base: The base that it belongs to, as (key, version).
+        wanted: The base that the reader has, as (key, version).
     """
 
     def __init__(self, key: str, version: int, base: tuple[str, int], wanted: tuple[str, int]) -> None:
@@ -342,10 +342,10 @@ class AdapterBaseMismatchError(MismatchError):
 
 
 class LoadPlanMismatchError(MismatchError):
-    """A plan does not fit the model that it is to fill, or what is stored; nothing has been read.
+    """A plan does not fit the model that it should fill, or what is stored; nothing has been read.
 
     Attributes:
-        key: Of the value; empty where the plan does not fit the model.
+        key: The key of the value; empty if the plan does not fit the model.
         differences: A line for each parameter or checkpoint tensor that differs.
     """
 
@@ -357,7 +357,7 @@ class LoadPlanMismatchError(MismatchError):
 
 
 class LoadPlanFormatError(StoreError, ValueError):
-    """A file is no plan of `record_plan`, or one of another version of the format; the message says where."""
+    """A file is not a plan of `record_plan`, or has another version of the format; the message says where."""
 
     def __init__(self, path: str, line: int, reason: str) -> None:
         super().__init__(f"{path}, line {line}: {reason}; record the plan again")
@@ -369,7 +369,7 @@ class RecordingError(StoreError, RuntimeError):
     """A model's load_weights cannot be recorded: it failed without values, or fills parameters from elsewhere.
 
     Attributes:
-        tensor: The checkpoint tensor that it had been given last; empty before the first.
+        tensor: The last checkpoint tensor that was passed to it; empty before the first.
     """
 
     def __init__(self, tensor: str, reason: str) -> None:
@@ -378,13 +378,13 @@ class RecordingError(StoreError, RuntimeError):
 
 
 class SecondSetError(StoreError, RuntimeError):
-    """An inference engine cannot have a second set of weights, or not compute with it; it keeps those that it has."""
+    """An inference engine cannot have a second set of weights, or cannot compute with it; it keeps its weights."""
 
 
 class SourceChangedError(StoreError):
-    """Direct mode: the publisher took the version back while it was being read.
+    """Direct mode: the publisher withdrew the version while it was being read.
 
-    What has been read so far may mix two versions: do not use it; get the newest version again.
+    The destination may hold a mixture of two versions: do not use it; get the newest version again.
     """
 
     def __init__(self, key: str, version: int, reason: str) -> None:
@@ -409,7 +409,7 @@ class ChecksumError(StoreError):
     """Some bytes that arrived are not those that were published (``checksum=True``). The destination holds them.
 
     Attributes:
-        key: Of the value, with the name of the tensor.
+        key: The key of the value, with the name of the tensor.
         box: The first wrong cell, as (offsets, shape) in the global tensor.
         wrong: How many cells of the same block are wrong.
     """
@@ -429,7 +429,7 @@ class ChecksumError(StoreError):
 
 
 class NotCertifiedError(StoreError):
-    """A version has no certificate: it was put without ``certify=True``, by some ranks at least."""
+    """A version has no certificate: at least some ranks have put it without ``certify=True``."""
 
     def __init__(self, key: str, version: int, reason: str) -> None:
         super().__init__(f"version {version} of {key!r} has no certificate: {reason}")
@@ -442,10 +442,10 @@ class ProofError(StoreError):
 
     Attributes:
         proof: The report: a `torchstore.Proof`.
-        name: The first wrong tensor, by its name in the certificate (of padding, by that of the parameter); empty where
-            none is wrong, but some cannot be proved.
-        parameter: The parameter of the model that holds it; the same name where there is no plan.
-        box: The first wrong tile, as (offsets, shape) in the whole tensor; None where none is wrong.
+        name: The name of the first wrong tensor in the certificate (for padding, that of the parameter); empty if none
+            is wrong, but some cannot be proved.
+        parameter: The parameter of the model that holds it; without a plan, the same name.
+        box: The first wrong tile, as (offsets, shape) in the whole tensor; None if none is wrong.
     """
 
     def __init__(
@@ -464,7 +464,7 @@ class ProofError(StoreError):
 
 
 class CertificateFormatError(StoreError, ValueError):
-    """A file is no certificate, or one of another version of the format; the message says where."""
+    """A file is not a certificate, or has another version of the format; the message says where."""
 
     def __init__(self, path: str, line: int, reason: str) -> None:
         super().__init__(f"{path}, line {line}: {reason}; save the certificate again")
@@ -473,7 +473,7 @@ class CertificateFormatError(StoreError, ValueError):
 
 
 class VolumeLostError(StoreError):
-    """A storage volume died; the versions that it held are gone.
+    """A storage volume died; the versions that it held are lost.
 
     Attributes:
         volume: Its id, as the strategy names it.
@@ -485,12 +485,12 @@ class VolumeLostError(StoreError):
 
 
 class VolumeFullError(StoreError):
-    """A version does not fit into a volume: not now, or, where a put raises it, not ever.
+    """A version does not fit into a volume: not at the moment, or, if a put raises it, never.
 
     Attributes:
         volume: Its id, as the strategy names it.
-        nbytes: What this process' part of the version needs.
-        limit: What the volume may hold (``initialize(volume_nbytes=...)``).
+        nbytes: Bytes that this process' part of the version needs.
+        limit: Bytes that the volume may hold (``initialize(volume_nbytes=...)``).
     """
 
     def __init__(self, volume: str, nbytes: int, limit: int) -> None:
@@ -504,18 +504,18 @@ class VolumeFullError(StoreError):
 
 
 class JournalError(StoreError):
-    """What has happened in a store cannot be written down, so it has not happened; or it cannot be read any more."""
+    """A change of a store could not be written to its journal, so it was not made; or the journal cannot be read."""
 
 
 class ControllerLostError(StoreError):
-    """The controller of a store has died again and again, or its journal cannot be read: the store is lost."""
+    """The controller of a store has died too often, or its journal cannot be read: the store is lost."""
 
 
 class MirrorError(StoreError):
-    """What lies in a mirror, a folder or an object store with versions of a state dict, cannot be used.
+    """A file of a mirror (a folder or an object store with versions of a state dict) cannot be used.
 
     Attributes:
-        path: Of the file.
+        path: The path of the file.
     """
 
     def __init__(self, path: str, message: str) -> None:
@@ -528,14 +528,14 @@ class MirrorFormatError(MirrorError, ValueError):
 
 
 class MirrorSignatureError(MirrorError):
-    """A file of a mirror was not signed with the publisher's key: nothing of it has been used."""
+    """A file of a mirror was not signed with the publisher's key: its content was not used."""
 
 
 class MirrorRolledBackError(MirrorError):
-    """A mirror shows an older version than it has shown before, or one under the name of another.
+    """A mirror has an older version than before, or one version under the name of another.
 
     Attributes:
-        version: What it shows.
+        version: The version that it has now.
         seen: The newest version that this reader has seen.
     """
 
@@ -549,7 +549,7 @@ class MirrorRolledBackError(MirrorError):
 
 
 class MirrorDamagedError(MirrorError):
-    """A chunk of a version is missing, cut off or altered: nothing of the version has been used."""
+    """A chunk of a version is missing, truncated or altered: nothing of the version has been used."""
 
 
 class MirrorUnreachableError(MirrorError):
@@ -557,12 +557,12 @@ class MirrorUnreachableError(MirrorError):
 
 
 class StoreRendezvousError(StoreError, RuntimeError):
-    """The ranks of an SPMD job did not find one another, or one of them failed; the message says which."""
+    """The ranks of an SPMD job did not find each other, or one of them failed; the message says which."""
 
 
 class RankEnvironmentError(StoreRendezvousError, ValueError):
-    """The environment, or what was passed in its place, does not say which rank this is; the message says why."""
+    """Neither the environment nor the arguments say which rank this is; the message says why."""
 
 
 class StrategyError(StoreError, ValueError, RuntimeError):
-    """The strategy finds no volume for this client, or does not fit the volumes that there are."""
+    """The strategy finds no volume for this client, or does not fit the existing volumes."""

@@ -11,10 +11,10 @@ LEVEL_VARIABLE = "TORCHSTORE_LOG_LEVEL"
 
 
 def init_logging() -> None:
-    """Let the root logger write to standard output, from the level that TORCHSTORE_LOG_LEVEL names on.
+    """Make the root logger write to standard output, at the level in TORCHSTORE_LOG_LEVEL and above.
 
-    A process that does not call it keeps the logging that it has: importing this package sets nothing up. Calling it
-    again changes the level and adds nothing.
+    Without this call a process keeps the logging that it has: importing this package configures none. Calling it
+    again only changes the level.
 
     Raises:
         ValueError: There is no level of that name.

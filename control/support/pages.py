@@ -106,34 +106,33 @@ It is given the fields of the query, the last of each name. They may hold anythi
 class PageServer:
     """Answers ``GET`` and ``HEAD`` until it is closed; a context manager.
 
-    Whoever reaches the address, and knows the token where there is one, can read the pages. By default only this host
-    reaches it, and no token is asked for; beyond this host there always is one. It is given as ``Authorization: Bearer
-    TOKEN``, as ``?token=TOKEN``, or by a browser as the cookie that it gets in return for the latter.
+    Clients that reach the address, and send the token if there is one, can read the pages. By default only this host
+    reaches it, and no token is needed; if other hosts reach it, there is always a token. Clients send it as
+    ``Authorization: Bearer TOKEN``, as ``?token=TOKEN``, or as the cookie that a browser gets in return for the latter.
 
-    Requests that a page of another site has a browser make are refused: on this host's own addresses by the name that
-    they were sent to (DNS rebinding), everywhere by the origin that the browser tells.
+    Requests that a page of another site makes through a browser are refused: on this host's own addresses by the host
+    name in the request (DNS rebinding), on all addresses by the origin that the browser sends.
 
     The example of `Dashboard` shows one.
 
     Args:
-        pages: see `Pages`. An exception in a page is an answer with status 500 that names its type.
-        port: to listen on; 0: one that is free.
-        host: the address to listen on; ``"0.0.0.0"`` for all of this host's.
-        lookups: see `Lookups`; like pages otherwise.
-        private: paths of those that no other user of this host may read: without a token they are for this process'
-            user alone, and root.
-        name: of the thread.
-        token: what a client has to know, 16 to 256 letters, digits and ``._~+/=-``; True: a new one; None: a new one
-            where others than this host reach the address, and none where it alone does; False: none.
+        pages: see `Pages`. An exception in a page becomes an answer with status 500 that names its type.
+        port: the port to listen on; 0: a free one.
+        host: the address to listen on; ``"0.0.0.0"`` means all addresses of this host.
+        lookups: see `Lookups`; otherwise like pages.
+        private: paths that other users of this host may not read: without a token only this process' user and root can.
+        name: name of the thread.
+        token: the token that clients need, 16 to 256 letters, digits and ``._~+/=-``; True: a new one; None: a new one
+            if other hosts reach the address, else none; False: none.
 
     Attributes:
         host: the address on which it listens.
-        port: the port; the system's choice where 0 was asked for.
-        token: what a client has to know; empty where nobody is asked.
+        port: the port; the one that the system has chosen if 0 was given.
+        token: the token that clients need; empty if they need none.
 
     Raises:
-        OSError: the port is taken, or the address is not this host's.
-        ValueError: ``token`` is false where others reach the address, or is none that can be used; ``port`` is none.
+        OSError: the port is in use, or the address is not an address of this host.
+        ValueError: ``token`` is false although other hosts reach the address, or is not valid; ``port`` is not valid.
     """
 
     def __init__(
@@ -172,13 +171,13 @@ class PageServer:
 
     @property
     def url(self) -> str:
-        """Where the first page is, with the token where one is needed."""
+        """The URL of the first page, with the token if one is needed."""
         host = socket.gethostname() if ipaddress.ip_address(self.host).is_unspecified else self.host
         url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}{next(iter(self._pages))}"
         return f"{url}?token={quote(self.token, safe='')}" if self.token else url
 
     def close(self) -> None:
-        """Stop listening, and cut who is connected; again is free."""
+        """Stop listening, and close all connections; calling it again does nothing."""
         if self._thread.is_alive():
             with contextlib.suppress(RuntimeError):  # it ends this moment
                 self._loop.call_soon_threadsafe(self._closing.set)

@@ -274,7 +274,7 @@ def activate_stream(stream: StreamKey) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_mesh() -> Iterator[None]:
-    """Have torch work in the script itself within an active mesh."""
+    """Run torch's operations in the script itself, within an active mesh."""
     thread = _here.thread
     with thread.within(None, thread.innermost().stream):
         yield

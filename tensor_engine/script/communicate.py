@@ -64,25 +64,26 @@ def reduce(
     get the same bits. Returns at once.
 
     Args:
-        tensor: of a mesh; or a pytree of such, as a dictionary of gradients: the workers exchange small ones together.
-        axes: over which; along several of them ranks count with the last one fastest.
+        tensor: a tensor of a mesh; or a pytree of them, such as a dictionary of gradients: the workers exchange small
+            ones together.
+        axes: the axes to reduce over; with several axes the ranks count with the last one fastest.
         reduction: ``"sum"``, ``"avg"``, ``"product"``, ``"min"``, ``"max"`` (where one value is NaN, so is the result),
             ``"band"``, ``"bor"``, ``"bxor"``; or ``"stack"``, which puts all values along a new outermost dim.
         scatter: cut the result along dim 0 into as many parts as there are ranks, and give each rank its own. With
-            ``"stack"`` it is an all-to-all: rank j gets the parts number j of all, put together along dim 0.
-        mesh: a slice of the tensor's mesh: only its ranks get the result, which is a tensor of it.
-        out: a tensor of the same mesh, of the shape and dtype of the result, into which it is written.
+            ``"stack"`` it is an all-to-all: rank j gets part j of all ranks, concatenated along dim 0.
+        mesh: a slice of the tensor's mesh: only its ranks get the result, which is a tensor of that slice.
+        out: a tensor of the same mesh, with the shape and dtype of the result, which is written into it.
 
     Returns:
-        A new contiguous tensor, or ``out``; of a pytree, one of the same structure.
+        A new contiguous tensor, or ``out``; for a pytree, one of the same structure.
 
     Raises:
         KeyError: the mesh has no such axis.
         ValueError: there is no such reduction, an axis is named twice, dim 0 cannot be cut evenly, ``out`` has another
             shape or dtype, or arguments exclude each other.
-        ReductionError: (a `TypeError`) the reduction has no meaning for the dtype, or it needs a gradient and has none.
-        MeshMismatchError: (a `ValueError`) ``mesh`` is no part of the tensor's mesh, or ``out`` is of another mesh.
-        LocalTensorError: this is no tensor of a mesh.
+        ReductionError: (a `TypeError`) the reduction is not defined for the dtype, or it needs a gradient and has none.
+        MeshMismatchError: (a `ValueError`) ``mesh`` is not a part of the tensor's mesh, or ``out`` is of another mesh.
+        LocalTensorError: this is not a tensor of a mesh.
         RuntimeError: ``out`` requires a gradient, and gradients are being recorded.
     """
     if _is_tree(tensor):
@@ -118,9 +119,10 @@ def reduce_(tensor: T, axes: str | Sequence[str], reduction: str = "sum") -> T: 
 
 
 def reduce_(tensor: Any, axes: str | Sequence[str], reduction: str = "sum") -> Any:
-    """`reduce` into the tensor itself, where the result has its shape, which is for all but ``"stack"``.
+    """`reduce` into the tensor itself, if the result has its shape, as for all reductions but ``"stack"``.
 
-    Of a pytree, as the list of all gradients of a model, it takes one instruction, and few messages between workers.
+    For a pytree, such as the list of all gradients of a model, this takes one instruction, and few messages between
+    workers.
 
     Raises:
         RuntimeError: the tensor requires a gradient, and gradients are being recorded.
@@ -205,7 +207,7 @@ def _issue_together(run: Sequence[tuple[Value, Reduction]], outputs: Sequence[Te
 
 
 def all_to_all(tensor: torch.Tensor, axes: str | Sequence[str]) -> Tensor:
-    """``reduce(tensor, axes, "stack", scatter=True)``: the parts number j along dim 0 of all ranks go to rank j.
+    """``reduce(tensor, axes, "stack", scatter=True)``: part j along dim 0 of every rank goes to rank j.
 
     Raises:
         Exception: as `reduce`.
@@ -214,14 +216,14 @@ def all_to_all(tensor: torch.Tensor, axes: str | Sequence[str]) -> Tensor:
 
 
 def all_gather(tensor: torch.Tensor, axes: str | Sequence[str], dim: int = 0) -> Tensor:
-    """Put the tensors of all ranks along axes together, along one of their dims; every rank gets the result.
+    """Concatenate the tensors of all ranks along axes, along one of their dims; every rank gets the result.
 
-    ``reduce(tensor, axes, "stack")`` puts them together along a new dim.
+    ``reduce(tensor, axes, "stack")`` stacks them along a new dim.
 
     Args:
-        tensor: of a mesh, with at least one dim.
-        axes: along which; along several of them ranks count with the last one fastest.
-        dim: the dim that grows.
+        tensor: a tensor of a mesh, with at least one dim.
+        axes: the axes to gather along; with several axes the ranks count with the last one fastest.
+        dim: the dim along which they are concatenated.
 
     Raises:
         IndexError: the tensor has no such dim.
@@ -248,15 +250,16 @@ def to_mesh(tensor: T, mesh: ProcMesh) -> T: ...
 def to_mesh(tensor: Any, mesh: ProcMesh) -> Any:
     """Bring a tensor to another mesh, which may be of other processes.
 
-    Each rank of ``mesh`` gets what the rank of the same coordinates has. Along axes that only ``mesh`` has, all get the
-    same. Returns at once; the ranks that have it do not wait for those that get it.
+    Each rank of ``mesh`` gets the shard of the rank with the same coordinates. Along axes that only ``mesh`` has, all
+    ranks get the same. Returns at once; the sending ranks do not wait for the receiving ones.
 
     Args:
-        tensor: of a mesh; or of the script, which all ranks get then; or a pytree of such (`place` also takes modules).
-        mesh: has at least the axes of the tensor's mesh, of the same sizes.
+        tensor: a tensor of a mesh; or one of the script, which all ranks get; or a pytree of them (`place` also takes
+            modules).
+        mesh: a mesh with at least the axes of the tensor's mesh, of the same sizes.
 
     Returns:
-        A new contiguous tensor on the same stream; of a pytree, one of the same structure.
+        A new contiguous tensor on the same stream; for a pytree, one of the same structure.
 
     Raises:
         MeshMismatchError: (a `ValueError`) ``mesh`` lacks an axis, or has it in another size.
@@ -279,8 +282,8 @@ def slice_mesh(tensor: torch.Tensor, **selection: int | slice) -> Tensor:
     """The same tensor on a part of its mesh: ``t.slice_mesh(gpus=0)``. Nothing moves, and memory is shared.
 
     Args:
-        tensor: of a mesh.
-        **selection: as of ``ProcMesh.slice``.
+        tensor: a tensor of a mesh.
+        **selection: as for ``ProcMesh.slice``.
 
     Raises:
         KeyError: the mesh has no such axis.

@@ -30,7 +30,7 @@ _tracing = threading.Lock()
 
 
 class CompiledFunction(Generic[P, R]):
-    """A function that is traced by the first call of a kind, and replayed by later ones. Made by `compile`.
+    """A function that the first call of a kind traces, and later ones replay. Made by `compile`.
 
     Example:
         ```python
@@ -81,7 +81,7 @@ class CompiledFunction(Generic[P, R]):
         return len(self._order)
 
     def clear(self) -> None:
-        """Forget all programs, here and on the workers. The next call traces anew."""
+        """Forget all programs, here and on the workers. The next call traces again."""
         self._programs.clear()
         self._order.clear()
         self._unsettled.clear()
@@ -165,42 +165,42 @@ def compile(
 def compile(
     function: Callable[..., Any] | None = None, *, programs: int = 16, worker_compile: str | None = None
 ) -> Any:
-    """Have a function replayed by one message in place of one instruction for each of its operations.
+    """Replay a function by one message, in place of one instruction for each of its operations.
 
     The first call runs eagerly, and its instructions are recorded. A later call with arguments of the same kind sends
     the number of the program and the numbers of its tensors; the workers do the rest. A whole training step can be
     compiled: forward, ``backward()``, reductions, ``optimizer.step()`` and ``zero_grad()``.
 
     A call is of the same kind if its tensors agree in shape, dtype, strides, mesh, stream, ``requires_grad`` and in
-    which of them share memory; its other arguments are equal; and grad mode, autocast, the active mesh and stream, the
-    modes of the modules and the settings of the optimizers that it uses, and which of the tensors that it uses require
-    or have a gradient, are the same. The first call of another kind is traced as well. All else that the function takes
-    from the script stays as it was in the trace: numbers in variables, ``torch.tensor(data)``, and the attributes that
-    hold tensors. Python code of the function, such as a counter, runs at a trace only; `torch.compiler.is_compiling`
-    is true there, but in the steps of optimizers.
+    which of them share memory; its other arguments are equal; and the following are the same: grad mode, autocast, the
+    active mesh and stream, the modes of the modules and the settings of the optimizers that it uses, and which of the
+    tensors that it uses require or have a gradient. The first call of another kind is traced as well. All other values
+    that the function takes from the script stay as they were in the trace: numbers in variables,
+    ``torch.tensor(data)``, and the attributes that hold tensors. Python code of the function, such as a counter, runs
+    only in a trace; `torch.compiler.is_compiling` is true there, except in the steps of optimizers.
 
-    Tensors that the function finds outside, as parameters and the state of optimizers, are the same ones in each
-    replay, and changed in place as usual. What it returns is new each time. Other tensors that it leaves behind, as
-    the ``grad`` of parameters, are overwritten by each replay. If a trace leaves tensors behind that are no gradients,
-    the next call is traced once more: state may be made at the first call only.
+    Tensors from outside the function, such as parameters and the state of optimizers, are the same ones in each replay,
+    and changed in place as usual. What the function returns is new each time. Other tensors that it stores somewhere,
+    such as the ``grad`` of parameters, are overwritten by each replay. If a trace stores tensors that are not
+    gradients, the next call is traced once more, because state may be made at the first call only.
 
-    Streams may borrow tensors, if the function ends these borrows as well: replays do both, and keep the order between
-    the streams. They take a few messages then.
+    Streams may borrow tensors, if the function also ends these borrows: replays do both, and keep the order between
+    the streams. A replay then takes a few messages.
 
     Args:
-        function: to be compiled. It must not fetch values.
+        function: the function to compile. It must not fetch values.
         programs: how many kinds of calls are remembered; the oldest one is forgotten first, here and on the workers.
-        worker_compile: a backend of `torch.compile`, such as ``"inductor"``, by which each worker compiles the program:
-            regions of operations between collectives, remote functions, random numbers and changes of tensors that
-            were there before. Memory is shared as without it; numbers are those of the backend, equal but for
+        worker_compile: a backend of `torch.compile`, such as ``"inductor"``, with which each worker compiles the
+            program: regions of operations between collectives, remote functions, random numbers and changes of tensors
+            that existed before. Memory is shared as without it; numbers are those of the backend, equal except for
             rounding. What it cannot compile runs as without it, and the worker logs a warning.
 
     Returns:
         The function; or, without one, a decorator.
 
     Raises:
-        CompileError: at a call: the function does what cannot be replayed, or a worker cannot compile by that backend,
-            since it has no C++ compiler for instance; the message says what.
+        CompileError: at a call: the function does something that cannot be replayed, or a worker cannot compile with
+            that backend, for example because it has no C++ compiler; the message says which.
         ValueError: ``programs`` is not positive.
     """
     if programs < 1:

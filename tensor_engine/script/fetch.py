@@ -56,7 +56,7 @@ class Fetched(Generic[T]):
 
     @staticmethod
     def of_all(fetched: Sequence[Fetched[Any]], put_together: Callable[[list[Any]], T]) -> Fetched[T]:
-        """What several fetches bring, put together once all of it is there."""
+        """The results of several fetches, combined when all of them are there."""
 
         def open_answers(found: list[Any]) -> T:
             left = iter(found)
@@ -72,10 +72,10 @@ class Fetched(Generic[T]):
         """Wait for it in this thread.
 
         Args:
-            timeout: seconds; None waits for as long as it takes, which ends when a worker is found dead.
+            timeout: seconds; None waits without limit, but at most until a worker is found dead.
 
         Raises:
-            RemoteError: the operation that was to make it failed, or one that it depends on.
+            RemoteError: the operation that makes it failed, or one that it depends on.
             DeadlineError: (a `TimeoutError`) it did not come in time.
             SupervisionError: the worker is gone.
         """
@@ -108,21 +108,21 @@ def fetch_shard(
 ) -> Fetched[Any]:
     """Bring one rank's shard of a tensor to the script.
 
-    It is the tensor as it is at this place of the program. Returns at once.
+    It is the tensor as it is at this point of the program. Returns at once.
 
     Args:
-        tensor: a tensor of a mesh; or a `DTensor` with such a one, whose local tensor is fetched; or a pytree of such,
-            as a state dict, in which everything else stays as it is.
+        tensor: a tensor of a mesh; or a `DTensor` of one, whose local tensor is fetched; or a pytree of them, such as a
+            state dict, in which everything else stays as it is.
         shard: coordinates in its mesh; an axis that is not named counts as 0.
-        strict: wait until every rank of the mesh has reached this place, and raise if any of them has no value; else
+        strict: wait until every rank of the mesh has reached this point, and raise if any of them has no value; else
             wait only for the rank that is fetched from.
         **coordinates: the same as ``shard``, by name: ``fetch_shard(t, gpus=1)``.
 
     Returns:
-        The future of a tensor in the script's own memory, on the CPU; of a pytree, of one of the same structure.
+        The future of a tensor in the script's own memory, on the CPU; for a pytree, of one of the same structure.
 
     Raises:
-        LocalTensorError: this is no tensor of a mesh.
+        LocalTensorError: this is not a tensor of a mesh.
         KeyError: the mesh has no such axis.
         IndexError: a coordinate is out of range for its axis.
     """
@@ -174,7 +174,7 @@ def inspect(
 def show(
     tensor: torch.Tensor, shard: Mapping[str, int] | None = None, *, timeout: float | None = None, **coordinates: int
 ) -> None:
-    """Print one rank's shard, with its place."""
+    """Print one rank's shard, with its coordinates."""
     value = value_of(local_of(tensor))
     place = {**(shard or {}), **coordinates}
     rank = mesh_rank(value.mesh, place)

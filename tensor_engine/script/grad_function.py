@@ -16,9 +16,9 @@ def grad_function(function: Callable[..., tuple[Any, Backward]]) -> Callable[...
     """Give a function its own backward, which can use remote functions, several meshes and streams.
 
     Args:
-        function: returns its outputs, and a function that is called with their gradients when these are asked for: one
-            argument for each tensor in the outputs, zeros where there is no gradient. It returns the gradients of the
-            tensors among the arguments, in their order, or the gradient if there is one tensor only; None for those
+        function: returns its outputs, and a function for the backward pass. That one gets the gradients of the outputs:
+            one argument for each tensor in the outputs, zeros where there is no gradient. It returns the gradients of
+            the tensors among the arguments, in their order, or the gradient if there is only one tensor; None for those
             that get none. Tensors may be anywhere in lists, tuples and dictionaries. Both run without autograd.
 
     Returns:

@@ -19,10 +19,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def opaque_method(function: F) -> F:
-    """Make a method of an `OpaqueObject` call the method of its name on the workers.
+    """Make a method of an `OpaqueObject` call the method of the same name on the workers.
 
     Args:
-        function: what it is in the script: its propagation, called on fake tensors.
+        function: the method in the script: its propagation, called with fake tensors.
     """
 
     @functools.wraps(function)
@@ -36,9 +36,9 @@ class OpaqueObject:
     """An object on each worker, made there, whose methods the script calls.
 
     Args:
-        constructor: the class or function that makes it, or the path to one; or a reference to an object that is there.
-        *args: for the constructor; tensors of a mesh among them.
-        **kwargs: for the constructor.
+        constructor: the class or function that makes it, or the path to one; or a reference to an existing object.
+        *args: arguments of the constructor; tensors of a mesh may be among them.
+        **kwargs: keyword arguments of the constructor.
 
     Example:
         ```python
@@ -81,13 +81,13 @@ class OpaqueObject:
         """Call a method on all workers.
 
         Args:
-            name: of the method.
-            propagate: how the script knows what it returns, as of `remote`; a function is called with the arguments.
-            *args: for it.
-            **kwargs: for it.
+            name: the name of the method.
+            propagate: how the script knows what it returns, as for `remote`; a function is called with the arguments.
+            *args: arguments of the method.
+            **kwargs: keyword arguments of the method.
 
         Raises:
-            ValueError: ``propagate`` asks for a run of the method in the script, where there is no object.
+            ValueError: ``propagate`` would run the method in the script, which does not have the object.
         """
         if propagate in ("cached", "mocked"):
             raise ValueError('the object is on the workers: give a function to propagate=, or "inspect"')
@@ -97,19 +97,19 @@ class OpaqueObject:
     def call_method_on_shard_and_fetch(
         self, name: str, /, *args: Any, shard: Mapping[str, int] | None = None, **kwargs: Any
     ) -> Fetched[Any]:
-        """Call a method on one rank and bring what it returns: see `call_on_shard_and_fetch`."""
+        """Call a method on one rank and fetch its result: see `call_on_shard_and_fetch`."""
         return call_on_shard_and_fetch(opaque_modules.call_method_of, self.ref, name, *args, shard=shard, **kwargs)
 
 
 class OpaqueModule:
-    """A `torch.nn.Module` on each worker, made and called there; parameters and gradients are those of the script.
+    """A `torch.nn.Module` on each worker, made and called there; the script has its parameters and gradients.
 
     Autograd runs on the workers within the module, and in the script around it.
 
     Args:
         constructor: the class or function that makes it, or the path to one.
-        *args: for the constructor.
-        **kwargs: for the constructor.
+        *args: arguments of the constructor.
+        **kwargs: keyword arguments of the constructor.
 
     Example:
         ```python
@@ -130,9 +130,9 @@ class OpaqueModule:
         self._parameters: dict[str, torch.Tensor] | None = None
 
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The module's own parameters, which share their memory with it: what changes them changes the module.
+        """The module's own parameters, which share their memory with it: changing them changes the module.
 
-        The first call waits for the first worker to say what there is.
+        The first call waits until the first worker has listed them.
         """
         if self._parameters is None:
             looks = call_on_shard_and_fetch(opaque_modules.describe_parameters, self.object.ref).get()

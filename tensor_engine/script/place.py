@@ -15,19 +15,19 @@ T = TypeVar("T")
 
 
 def place(what: T, mesh: ProcMesh) -> T:
-    """Bring the tensors of a module, a state dict or any other pytree to a mesh, where all ranks get the same.
+    """Bring the tensors of a module, a state dict or any other pytree to a mesh, where all ranks get the same values.
 
     Args:
-        what: a tensor, a module, or lists, tuples and dictionaries of such, at any depth. Everything else in it stays
-            as it is. Its tensors are those of the script, or of a mesh that ``mesh`` is reached from (see `to_mesh`).
-        mesh: where to.
+        what: a tensor, a module, or lists, tuples and dictionaries of them, at any depth. Everything else in it stays
+            as it is. Its tensors are tensors of the script, or of a mesh from which `to_mesh` can bring them.
+        mesh: the mesh to bring them to.
 
     Returns:
-        A copy, with its tensors on the mesh: parameters are parameters, with their gradients, and those that were tied
-        are tied. Modules are deep copies, in which parameters and buffers are elsewhere.
+        A copy, with its tensors on the mesh: parameters stay parameters, with their gradients, and tied ones stay tied.
+        Modules are deep copies, whose parameters and buffers are on the mesh.
 
     Raises:
-        MeshMismatchError: (a `ValueError`) as of `to_mesh`.
+        MeshMismatchError: (a `ValueError`) as for `to_mesh`.
         NotImplementedError: a tensor is on torch's device ``meta``, which has no values.
     """
     moved: dict[int, Any] = {}

@@ -19,17 +19,17 @@ _numbers = itertools.count(1)
 
 
 class RemoteProcessGroup:
-    """The process groups of a mesh along some of its axes: `process_group` makes it.
+    """The process groups of a mesh along some of its axes; made by `process_group`.
 
-    As an argument of a remote function it is the `torch.distributed.ProcessGroup` of which the worker is a member. Its
-    ranks are those along the axes. It is no default group: give it to torch's functions as ``group=``, and name ranks
-    by ``group_src=`` and ``group_dst=``.
+    A remote function gets it as the `torch.distributed.ProcessGroup` that the worker is a member of. Its ranks are
+    those along the axes. It is not the default group: pass it to torch's functions as ``group=``, and name ranks by
+    ``group_src=`` and ``group_dst=``.
 
-    Once an operation of it has failed, or a worker could not take part since its inputs had failed, the group is broken
-    and its operations fail on every member: make a new one.
+    When one of its operations has failed, or a worker could not take part because its inputs had failed, the group is
+    broken and its operations fail on every member: make a new one.
 
     Attributes:
-        spec: what workers are told of it.
+        spec: its description for the workers.
 
     Example:
         ```python
@@ -62,10 +62,10 @@ class RemoteProcessGroup:
         return len(self.spec.groups[0])
 
     def check(self, instruction_stream: InstructionStream, mesh: ProcMesh) -> None:
-        """See whether a function that runs on an instruction stream can use it.
+        """Check that a function that runs on an instruction stream can use it.
 
         Raises:
-            MeshMismatchError: a member does not take part, or a worker that takes part is no member.
+            MeshMismatchError: a member does not take part, or a worker takes part that is not a member.
         """
         numbers = instruction_stream.session.numbers.by_rank
         here = {numbers[rank] for rank in instruction_stream.ranks}
@@ -83,10 +83,10 @@ class RemoteProcessGroup:
 def process_group(mesh: ProcMesh, axes: str | Sequence[str] | None = None) -> RemoteProcessGroup:
     """A process group for remote functions: one group of the ranks along ``axes`` for each place on the other axes.
 
-    The workers make it with its first use, and keep it until the engine is shut down.
+    The workers make it at its first use, and keep it until the engine is shut down.
 
     Args:
-        mesh: whose processes.
+        mesh: the mesh of the processes.
         axes: the axes, the last one fastest; None for all of them.
 
     Raises:

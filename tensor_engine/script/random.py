@@ -25,9 +25,9 @@ def manual_seed(seed: int | torch.Tensor, *, same: bool = False, mesh: ProcMesh 
     """Seed the generators of the workers, as `torch.manual_seed` does for those of one process.
 
     Args:
-        seed: a number, or an integer tensor of the mesh with each worker's own.
-        same: give all the same seed; else a number counts up with the rank, from the first worker of the mesh on.
-        mesh: whose workers; None for those of the active mesh.
+        seed: a number, or an integer tensor of the mesh with the seed of each worker.
+        same: give all workers the same seed; else a number is increased by the rank, from the first worker of the mesh.
+        mesh: the mesh of the workers; None: the active mesh.
 
     Raises:
         NoActiveMeshError: no mesh is given or active.
@@ -38,9 +38,9 @@ def manual_seed(seed: int | torch.Tensor, *, same: bool = False, mesh: ProcMesh 
 
 
 def make_deterministic(seed: int = 0, *, same: bool = False, mesh: ProcMesh | None = None) -> None:
-    """Have the workers draw the same numbers, and compute the same results, in each run.
+    """Make the workers draw the same random numbers, and compute the same results, in each run.
 
-    Seeds their generators as `manual_seed` does, and has torch use deterministic algorithms alone there: an operation
+    Seeds their generators as `manual_seed` does, and makes torch use only deterministic algorithms there: an operation
     that has none fails.
 
     Args:

@@ -26,25 +26,26 @@ from skipper.tensor_engine.script.value import Value
 
 
 def rejoin(mesh: ProcMesh) -> tuple[int, ...]:
-    """Go on with a mesh some of whose processes have taken the place of others (see `ProcMesh.with_successors`).
+    """Continue with a mesh after some of its processes were replaced (see `ProcMesh.with_successors`).
 
-    Call it between two steps, when one has failed with its process. Returns at once; the new workers start meanwhile.
+    Call it between two steps, after a step has failed because a process died. Returns at once; the new workers start in
+    the background.
 
-    * Tensors stay what they are, and ranks that are left keep their values. On a new rank every value is poison: what
-      depends on it is a `RespawnedError`, until `restore` brings it there, or until it is made anew.
-    * Older references to the mesh and its slices go on, too: for the engine they are the mesh as it is now.
-    * Failures of what was issued before count as seen.
-    * Compiled functions are traced anew. Process groups with a new rank have to be made anew.
+    * Tensors stay valid, and the remaining ranks keep their values. On a new rank every value is poison: what depends
+      on it raises `RespawnedError`, until `restore` brings the value there, or until it is created again.
+    * Older references to the mesh and its slices stay valid, too: for the engine they are the mesh as it is now.
+    * Failures of operations that were issued before count as seen.
+    * Compiled functions are traced again. Create process groups with a new rank again.
 
     Args:
-        mesh: the mesh, or a slice of it, as it is from now on.
+        mesh: the mesh, or a slice of it, with the new processes.
 
     Returns:
-        The ranks of the new processes in the whole mesh; none where the engine does not run on the mesh.
+        The ranks of the new processes in the whole mesh; empty if the engine does not run on the mesh.
 
     Raises:
         BorrowedTensorError: (a `ValueError`) a tensor of the mesh is lent to another stream: give it back first.
-        EngineClosedError: a worker that is left lacks instructions, since there was no room for them.
+        EngineClosedError: a remaining worker lacks instructions, because there was no room for them.
     """
     recording.refuse("a rejoin", "do it outside of the compiled function")
     session = known_session(mesh)
@@ -68,22 +69,23 @@ def rejoin(mesh: ProcMesh) -> tuple[int, ...]:
 def restore(what: Any, axes: str | Sequence[str] | None = None, *, source: Any = None) -> None:
     """Bring tensors to the ranks that have lost them in a `rejoin`. Returns at once.
 
-    Either from other ranks: along ``axes`` all ranks have the same, as replicas in data-parallel training have. A new
-    rank gets it from the one that has been there for longest. Ranks that have a value keep theirs.
+    Either from other ranks: along ``axes`` all ranks have the same values, like replicas in data-parallel training. A
+    new rank gets them from the rank that has existed longest. Ranks that have a value keep theirs.
 
-    Or from ``source``, a copy: all ranks get that, also those that have a value.
+    Or from ``source``, a copy: all ranks get it, including those that have a value.
 
-    Views of a tensor that were made before the rejoin stay lost on the new ranks; make them anew. Gradients are not
+    Views of a tensor that were made before the rejoin stay lost on the new ranks; make them again. Gradients are not
     restored.
 
     Args:
-        what: a tensor of a mesh, a module, an optimizer (its state is meant), or lists, tuples and dictionaries of
-            such. Tensors of the script in it stay as they are.
-        axes: along which all ranks have the same.
-        source: of the structure of ``what``, tensors of the script, or of the mesh and stream of those in ``what``.
+        what: a tensor of a mesh, a module, an optimizer (its state is restored), or lists, tuples and dictionaries of
+            them. Tensors of the script in it stay as they are.
+        axes: the axes along which all ranks have the same values.
+        source: the same structure as ``what``, with tensors of the script, or of the mesh and stream of those in
+            ``what``.
 
     Raises:
-        RestoreError: along ``axes`` nobody is left who has it.
+        RestoreError: along ``axes`` no rank is left that has the values.
         KeyError: the mesh has no such axis.
         MisuseError: (a `ValueError`) ``what`` and ``source`` differ in their structure, or in a shape or a dtype; or
             both or neither of ``axes`` and ``source`` are given.

@@ -28,7 +28,7 @@ _CACHED = 1024
 
 
 class RemoteFunction:
-    """A function that runs on the workers; `remote` makes it. Call it as the function itself.
+    """A function that runs on the workers; made by `remote`. Call it like the function itself.
 
     Example:
         ```python
@@ -57,9 +57,9 @@ class RemoteFunction:
             functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Have the workers call it, and return at once (but see ``propagate="inspect"``).
+        """Call it on the workers, and return at once (but see ``propagate="inspect"``).
 
-        Within a remote function, on a worker, it is the function itself.
+        Within a remote function, on a worker, this calls the function itself.
 
         Raises:
             LocalTensorError: a tensor of the script is among the arguments.
@@ -87,7 +87,7 @@ class RemoteFunction:
 
     @property
     def source(self) -> Source:
-        """The function as it is sent: by its path where workers can import it, else by value.
+        """The function as it is sent: by its path if workers can import it, else by value.
 
         Raises:
             TypeError: it cannot be pickled.
@@ -207,23 +207,23 @@ def remote(*, propagate: Propagate = None) -> Callable[[Callable[..., Any]], Rem
 def remote(
     function: Callable[..., Any] | str | None = None, *, propagate: Propagate = None
 ) -> RemoteFunction | Callable[[Callable[..., Any]], RemoteFunction]:
-    """Make a function of the user's run on the workers: ``remote(f)(x)``, or as a decorator.
+    """Make a function of your own run on the workers: ``remote(f)(x)``, or as a decorator.
 
-    Each worker calls it with its own shards, as plain tensors, in its turn among the operations. Tensors of a mesh and
-    references to objects on the workers may be anywhere in the arguments, process groups too (`process_group`);
-    everything else is pickled. It runs where its tensors are, or else on the active mesh. Gradients do not pass through
-    it by themselves: see `grad_function`.
+    Each worker calls it with its own shards, as plain tensors, in order with the other operations. Tensors of a mesh
+    and references to objects on the workers may be anywhere in the arguments, process groups too (`process_group`);
+    everything else is pickled. It runs where its tensors are, or on the active mesh if it has none. Gradients do not
+    pass through it by themselves: see `grad_function`.
 
-    A function that workers can import is imported there, so that globals of its module are state of the worker.
-    Functions of the script itself, and lambdas, are sent by value, with a copy of the globals that they use. If the
-    function raises, its results are poison, and so are those of its tensors that it has changed.
+    Workers import a function that they can import, so the globals of its module are state of the worker. Functions of
+    the script itself, and lambdas, are sent by value, with a copy of the globals that they use. If the function raises,
+    its results are poison, and so are the tensors among its arguments that it has changed.
 
     Args:
         function: the function, or the path to it: ``"module.name"``.
         propagate: how the script knows what it returns:
 
-            - None: it is run for its effect, and returns nothing;
-            - a function, called in the script with the same arguments, where tensors are fake ones without data: it
+            - None: it is run for its side effects, and returns nothing;
+            - a function, called in the script with the same arguments, whose tensors are fake ones without data: it
               returns tensors like those that the function returns;
             - ``"cached"``: the function itself is run on fake tensors, once for each kind of arguments;
             - ``"mocked"``: the same at each call;
@@ -233,7 +233,7 @@ def remote(
             Process groups do nothing in runs on fake tensors.
 
     Raises:
-        TypeError: this is no function; or ``propagate`` is none of these.
+        TypeError: this is not a function; or ``propagate`` is none of these.
     """
     if propagate is not None and not callable(propagate) and propagate not in _WAYS:
         raise TypeError(f"propagate is a function, None, or one of {', '.join(map(repr, _WAYS))}, not {propagate!r}")
@@ -256,10 +256,10 @@ def call_on_shard_and_fetch(
     shard: Mapping[str, int] | None = None,
     **kwargs: Any,
 ) -> Fetched[Any]:
-    """Call a function on one rank only, and bring what it returns to the script.
+    """Call a function on one rank only, and bring its result to the script.
 
     Args:
-        function: a remote function, or what could be one.
+        function: a remote function, or a function that `remote` accepts.
         *args: as for a remote function.
         shard: coordinates of the rank in the mesh; an axis that is not named counts as 0.
         **kwargs: as for a remote function.
@@ -270,7 +270,7 @@ def call_on_shard_and_fetch(
     Raises:
         KeyError: the mesh has no such axis.
         IndexError: a coordinate is out of range for its axis.
-        MeshMismatchError: a process group is among the arguments that has more members.
+        MeshMismatchError: a process group among the arguments has more members.
         Exception: as calls of remote functions.
     """
     called = function if isinstance(function, RemoteFunction) else remote(function)

@@ -409,12 +409,12 @@ def home_of(poison: Poison, session: EngineSession) -> EngineSession:
 
 
 def shutdown(*, timeout: float = 10.0) -> None:
-    """End the engine: run what was issued, report errors that nobody has seen, stop the workers.
+    """Shut the engine down: run what was issued, report errors that the script has not seen, stop the workers.
 
-    The processes stay, and `activate` starts the engine anew. It runs by itself at the end of the script.
+    The processes stay, and `activate` starts the engine again. It runs by itself at the end of the script.
 
     Args:
-        timeout: seconds that the workers of a mesh get to run what was issued.
+        timeout: seconds that the workers of a mesh have to run what was issued.
     """
     sessions = all_sessions()
     if len(sessions) > 1:

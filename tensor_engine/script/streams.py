@@ -23,14 +23,14 @@ _known: dict[int, Stream] = {}
 
 
 class Stream:
-    """A sequence of operations: they run in order, and beside those of other streams.
+    """A sequence of operations: they run in order, and concurrently with those of other streams.
 
-    A tensor belongs to the stream on which it was made, and operations on it run there. For another stream it has to be
-    borrowed. Each stream is a thread of every worker, made with its first use, and communicates by itself: collectives
-    of two streams run beside each other as well.
+    A tensor belongs to the stream on which it was made, and operations on it run there. Another stream has to borrow
+    it. Each stream is a thread of every worker, created at its first use, and has its own communication: collectives of
+    two streams run concurrently as well.
 
     Args:
-        name: for people.
+        name: a name for error messages and traces.
 
     Example:
         ```python
@@ -61,35 +61,35 @@ class Stream:
 
     @property
     def key(self) -> StreamKey:
-        """How the engine knows it."""
+        """The key by which the engine identifies it."""
         return self._key
 
     def activate(self) -> AbstractContextManager[None]:
-        """Make it the active one: tensors that are made from nothing belong to it. May be nested."""
+        """Make it the active stream: new tensors that are not made from others belong to it. May be nested."""
         return methods.wired.activate_stream(self._key)
 
     def borrow(self, tensor: torch.Tensor, *, mutable: bool = False) -> Borrow:
         """Lend this stream a tensor of another one, without a copy. Returns at once.
 
-        The workers' stream waits until the other one has made the tensor. After `Borrow.drop` the other one waits until
-        this one is done with it. What the two issue in between runs beside each other. Gradients go back to the lender.
-        If autograd saves the borrowed tensor, call ``backward`` before the tensor is given back. A compiled function
-        may borrow, if it ends the borrow as well; each of its replays does both.
+        On the workers this stream waits until the other one has made the tensor. After `Borrow.drop` the other one
+        waits until this one is done with it. Operations of the two in between run concurrently. Gradients go back to
+        the lender. If autograd saves the borrowed tensor, call ``backward`` before the tensor is given back. A compiled
+        function may borrow, if it also ends the borrow; each of its replays does both.
 
         Args:
-            tensor: of a mesh; its views are lent with it.
-            mutable: this stream may change it, and the other one cannot use it meanwhile. Else both can read it, and
-                neither can change it. A remote function is only kept from changing it as far as its ``propagate`` tells
-                that it changes its arguments.
+            tensor: a tensor of a mesh; its views are lent with it.
+            mutable: True: this stream may change it, and the other one cannot use it until it is given back. False:
+                both can read it, and neither can change it. A remote function is only prevented from changing it if its
+                ``propagate`` says that it changes its arguments.
 
         Returns:
-            The borrow, as a context manager of the borrowed tensor, or to be unpacked: ``x, borrow = s.borrow(y)``.
+            The borrow, as a context manager of the borrowed tensor, or to unpack: ``x, borrow = s.borrow(y)``.
 
         Raises:
             StreamMismatchError: the tensor belongs to this stream already.
             BorrowedTensorError: it is lent already, and the two borrows exclude each other: one of them changes it.
-            LocalTensorError: this is no tensor of a mesh.
-            RuntimeError: it is to be changed, and autograd would not see it.
+            LocalTensorError: this is not a tensor of a mesh.
+            RuntimeError: ``mutable`` is true, and autograd would not see the changes.
         """
         return methods.wired.borrow(self._key, tensor, mutable=mutable)
 
@@ -113,7 +113,7 @@ def stream_of(key: StreamKey) -> Stream:
 
 
 class Borrow:
-    """A tensor that a stream has borrowed: `Stream.borrow` makes it.
+    """A tensor that a stream has borrowed; made by `Stream.borrow`.
 
     The example of `Stream` shows one.
 
@@ -121,7 +121,7 @@ class Borrow:
         tensor: as below.
         lender: name of the stream that lends it.
         give_back: called by the first `drop`, and again by later ones if it has raised `BorrowedTensorError` or
-            `CompileError`; it is told how the borrow ends, and on which line of the script.
+            `CompileError`, with how the borrow ends, and on which line of the script.
 
     Attributes:
         tensor: the borrowed tensor, of the borrowing stream; it and its views cannot be used after `drop`.
@@ -136,7 +136,7 @@ class Borrow:
         """Give the tensor back. It may be called again.
 
         Raises:
-            BorrowedTensorError: it has been lent on.
+            BorrowedTensorError: this stream has itself lent it to another stream.
             CompileError: a function is being compiled, and the borrow began outside of it.
         """
         if self._give_back is not None:

@@ -26,17 +26,16 @@ left_to_their_class: set[type] = set()
 
 
 class Tensor(torch.Tensor):
-    """A tensor whose shards lie on the workers of a mesh.
+    """A tensor whose shards are on the workers of a mesh.
 
-    It comes from operations under ``with mesh.activate():`` and from operations on other such tensors. Shape, dtype,
-    strides and device are those of one shard. Its values stay where they are: `inspect` and `fetch_shard` bring those
-    of one rank.
+    Operations under ``with mesh.activate():`` and operations on other such tensors make it. Shape, dtype, strides and
+    device are those of one shard. Its values stay on the workers: `inspect` and `fetch_shard` bring those of one rank.
 
     The memory on the workers is freed when the last reference to the tensor, and to those views of it that are in
     use, is gone; or at `drop`.
 
     Attributes:
-        remote_value: what stands for it on the workers: for the engine, not for users.
+        remote_value: its value on the workers: for the engine, not for users.
 
     Example:
         ```python
@@ -72,7 +71,7 @@ class Tensor(torch.Tensor):
 
     @property
     def data(self) -> torch.Tensor:
-        """The same value outside of autograd; what is assigned takes the tensor's place, as ``module.half()`` does."""
+        """The same value outside of autograd; an assignment replaces the tensor's value, as ``module.half()`` does."""
         return self.detach()
 
     @data.setter
@@ -115,11 +114,11 @@ class Tensor(torch.Tensor):
         return methods.wired.reduce_(self, axes, reduction)
 
     def all_to_all(self, axes: str | Sequence[str]) -> Tensor:
-        """Give the parts along dim 0 to the ranks along axes of the mesh: see `communicate.all_to_all`."""
+        """Send the parts along dim 0 to the ranks along axes of the mesh: see `communicate.all_to_all`."""
         return methods.wired.all_to_all(self, axes)
 
     def all_gather(self, axes: str | Sequence[str], dim: int = 0) -> Tensor:
-        """Put the tensors of all ranks along axes together along a dim: see `communicate.all_gather`."""
+        """Concatenate the tensors of all ranks along axes, along a dim: see `communicate.all_gather`."""
         return methods.wired.all_gather(self, axes, dim)
 
     def to_mesh(self, mesh: ProcMesh) -> Tensor:

@@ -18,8 +18,8 @@ class OpaqueRef:
 
     A remote function that returns ``OpaqueRef(thing)`` keeps the thing on its worker. Another remote function that gets
     the reference finds the thing in ``ref.value``. In a ``propagate`` function, ``OpaqueRef()`` says that the function
-    returns one. The script can pass the reference on, and nothing else. The workers let go of their objects when the
-    script lets go of its last reference.
+    returns one. The script can only pass the reference on. The workers release their objects when the script drops its
+    last reference.
 
     Args:
         value: the object, on a worker.

@@ -23,10 +23,10 @@ class ReadLink:
     The example of `Explanation` shows one.
 
     Attributes:
-        source: Whose memory is read: a volume, or a publisher's process.
-        backend: What moves them from here: "local", "shm", "cuda_ipc", "ucx", "verbs".
-        nbytes: How many.
-        parts: In how many blocks, before neighbours are joined.
+        source: The owner of the memory: a volume, or a publisher's process.
+        backend: The backend that moves the bytes: "local", "shm", "cuda_ipc", "ucx", "verbs".
+        nbytes: How many bytes.
+        parts: In how many blocks, before adjacent ones are merged.
     """
 
     source: str
@@ -41,18 +41,18 @@ class Explanation:
 
     Attributes:
         mode: "snapshot", "direct" or "inline".
-        tensors: How many are read.
+        tensors: How many tensors are read.
         needed: Bytes of the destination.
         nbytes: Bytes that move.
-        segments: Contiguous runs after neighbours were joined.
-        links: One for each source that is read from.
-        known: Whether the plan was there already.
-        compile_s: What making it cost, now or then.
+        segments: Contiguous runs after adjacent blocks were merged.
+        links: One for each source.
+        known: Whether the plan already existed.
+        compile_s: How long making the plan took, now or before.
         predicted_s: How long moving the bytes should take.
-        proof_nbytes: Bytes that are fetched in addition to ``nbytes`` to prove what arrives: sums, and cells that the
-            destination cuts; 0 where the version has no checksums.
-        saved_nbytes: ``delta=True``: bytes that the destination holds already and that do not move.
-        rate_from: What the prediction rests on: "last read" of this process, or "memcpy", which bounds it from below.
+        proof_nbytes: Bytes that are fetched in addition to ``nbytes`` to verify what arrives: checksums, and cells that
+            the destination cuts; 0 if the version has no checksums.
+        saved_nbytes: ``delta=True``: bytes that the destination already has and that do not move.
+        rate_from: The basis of the prediction: "last read" of this process, or "memcpy", which is a lower bound.
 
     Example:
         ```python
@@ -87,7 +87,7 @@ class Explanation:
 
     @property
     def amplification(self) -> float:
-        """Bytes moved for each byte needed; 1.0 is the best there is."""
+        """Bytes moved for each byte needed; 1.0 is the best possible."""
         return self.nbytes / self.needed if self.needed else 1.0
 
     def __str__(self) -> str:

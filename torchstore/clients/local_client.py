@@ -45,7 +45,7 @@ T = TypeVar("T")
 class LocalClient:
     """Puts and gets for the calling process; `torchstore.client()` makes one for each store.
 
-    Its methods are those of `torchstore`, where they are described.
+    Its methods are those of `torchstore`, and are described there.
 
     Example:
         ```python
@@ -144,7 +144,7 @@ class LocalClient:
         return await self.put_version(StateDictPut(state_dict, key, **options))
 
     async def put_version(self, put: StateDictPut) -> int:
-        """Do what `torchstore.put_state_dict` has been asked for."""
+        """Run a request of `torchstore.put_state_dict`."""
         put.check()
         put = self._last_puts.resolve(put)
         certify = self.remote.info.certify if put.certify is None else put.certify
@@ -160,7 +160,7 @@ class LocalClient:
         return await self.get_version(StateDictGet(key, user_state_dict, **options))
 
     async def get_version(self, get: StateDictGet) -> dict[Any, Any]:
-        """Do what `torchstore.get_state_dict` has been asked for."""
+        """Run a request of `torchstore.get_state_dict`."""
         get.check()
         return await self._observed("get", self._fetcher.get_state_dict(get), get.into, get.timeout)
 
@@ -175,10 +175,10 @@ class LocalClient:
         """Hold a version of a state dict, to read blocks of its tensors one after another.
 
         Args:
-            key: Where.
-            version: Which.
-            beside: The lease of another reader that holds this version, which is a number then. The version is there as
-                long as the other reader has not let go, also when newer ones have taken its place.
+            key: The key of the state dict.
+            version: The version to hold.
+            beside: The lease of another reader that holds this version; ``version`` is then a number. The version can
+                be read until the other reader has released it, also if newer ones have replaced it.
             timeout: In seconds.
         """
         check_key(key)
@@ -196,11 +196,11 @@ class LocalClient:
         """Hold a version of a state dict while it is read block by block; the reads count as one get.
 
         Args:
-            key: Where.
-            use: Reads what it wants of the pinned version.
-            into: The tensors that it fills, in dicts or lists: they may lie on GPUs that are busy.
-            version: Which.
-            timeout: In seconds, to get hold of the version.
+            key: The key of the state dict.
+            use: A function that reads from the pinned version.
+            into: The tensors that it fills, in dicts or lists: they may be on GPUs that are busy.
+            version: The version to hold.
+            timeout: In seconds, to get the version.
 
         Returns:
             The version's number.
@@ -210,7 +210,7 @@ class LocalClient:
         return await self._observed("get", work, into, timeout)
 
     async def reserve(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> int:
-        """The number of a new version, for publishers that agree about it among themselves."""
+        """The number of a new version, for publishers that agree on it among themselves."""
         check_key(key)
         return await self.remote.ask_once(
             lambda to, request: to.reserve.call_one(self.remote.info.client, key, request), timeout
@@ -223,7 +223,7 @@ class LocalClient:
         return await self.explain_get(StateDictGet(key, user_state_dict, **options))
 
     async def explain_get(self, get: StateDictGet) -> Explanation:
-        """Do what `torchstore.explain` has been asked for."""
+        """Run a request of `torchstore.explain`."""
         get.check()
         return await self._fetcher.explain(get)
 
@@ -235,7 +235,7 @@ class LocalClient:
     async def certified(
         self, key: str, version: int | None, *, timeout: float = DEFAULT_TIMEOUT_S
     ) -> tuple[int, Mapping[int, TensorsTiles]]:
-        """What the publishers of a version (None: the newest) have said of its tiles, and the version's number."""
+        """The tiles that the publishers of a version (None: the newest) have certified, and the version's number."""
         found: tuple[int, Mapping[int, TensorsTiles]] = await self.remote.ask(
             lambda to: to.certified.call_one(key, version), timeout
         )
@@ -296,7 +296,7 @@ class LocalClient:
         return await self.remote.ask(lambda to: to.versions.call_one(key), timeout)
 
     def close(self) -> None:
-        """Let go of registrations and plans. What this process published in direct mode ends here."""
+        """Release registrations and plans. Versions that this process published in direct mode end here."""
         self.publisher.close()
         self._fetcher.close()
         self._last_puts.forget_all()
@@ -343,7 +343,7 @@ class LocalClient:
         return put.copies
 
     def forget(self, keys: tuple[str, ...]) -> None:
-        """Keys were deleted: let go of what this process has for them."""
+        """Keys were deleted: release what this process holds for them."""
         self.publisher.forget(keys)
         self._fetcher.forget(keys)
         self._last_puts.forget(keys)

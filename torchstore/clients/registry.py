@@ -30,10 +30,10 @@ _clients_lock = Lock()
 
 @public
 async def client(store_name: str = DEFAULT_STORE_NAME, *, timeout: float = DEFAULT_TIMEOUT_S) -> LocalClient:
-    """This process' client of a store, made at the first use.
+    """This process' client of a store, created at the first use.
 
     Raises:
-        StoreNotInitializedError: Nobody has initialized a store of this name.
+        StoreNotInitializedError: No store of this name has been initialized.
     """
     found = _clients.get(store_name)
     if found is None:
@@ -62,7 +62,7 @@ def _reset_all() -> None:
 def reset_client(store_name: str = DEFAULT_STORE_NAME) -> None:
     """Forget this process' client (after a store was shut down and initialized again, for instance).
 
-    Plans and registrations go with it; what this process published in direct mode cannot be read any more.
+    Its plans and registrations are lost; what this process published in direct mode can no longer be read.
     """
     with _clients_lock:
         found = _clients.pop(store_name, None)
@@ -79,7 +79,7 @@ def _forget(store_name: str, stale: LocalClient) -> None:
 
 
 def last_sync(store_name: str = DEFAULT_STORE_NAME) -> SyncRecord | None:
-    """What this process' last finished put or get on a store did; None before the first."""
+    """The record of this process' last finished put or get on a store; None before the first."""
     found = _clients.get(store_name)
     return found.last_sync if found is not None else None
 
@@ -87,7 +87,7 @@ def last_sync(store_name: str = DEFAULT_STORE_NAME) -> SyncRecord | None:
 def sync_history(store_name: str = DEFAULT_STORE_NAME) -> tuple[SyncRecord, ...]:
     """The records of this process' last puts and gets on a store, oldest first; 256 at most.
 
-    Records are kept when a client is made anew. Those of a mesh together say which process was the slowest:
+    Records are kept when a client is created again. Those of a mesh together show which process was the slowest:
     ``max(await mesh.last_sync.call(), key=lambda record: record.seconds)``, where ``last_sync`` is an endpoint of
     yours that returns its process' last record.
     """

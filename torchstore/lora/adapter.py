@@ -30,7 +30,7 @@ class BaseVersion:
     The example of `LoRAMerger` shows one.
 
     Attributes:
-        key: Of the base in a store, or any name that both sides agree on, such as that of a checkpoint.
+        key: The key of the base in a store, or any name that both sides agree on, such as that of a checkpoint.
         version: Its number.
     """
 
@@ -64,11 +64,12 @@ class LoRAAdapter:
     The example of `LoRAMerger` shows one.
 
     Attributes:
-        tensors: By the names that PEFT writes into ``adapter_model.safetensors`` and `set_peft_model_state_dict` takes:
-            ``base_model.model.MODULE.lora_A.weight``. Of `lora_adapter_of` they are the model's own.
+        tensors: The tensors, by the names that PEFT writes into ``adapter_model.safetensors`` and that
+            `set_peft_model_state_dict` takes: ``base_model.model.MODULE.lora_A.weight``. `lora_adapter_of` gives the
+            model's own tensors.
         config: The fields of ``adapter_config.json``.
-        base: What it belongs to; None: not said.
-        version: As which it was read; None: it has not been.
+        base: The base that it belongs to; None: unknown.
+        version: The version that was read; None: it was not read from a store.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -79,7 +80,7 @@ class LoRAAdapter:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the two files of a PEFT checkpoint, which vLLM's ``LoRARequest(lora_path=...)`` loads.
 
-        Each file appears whole, the weights first; needs safetensors. Tensors are whole ones.
+        Each file appears complete, the weights first. This needs the package safetensors, and whole tensors.
 
         Raises:
             TypeError: A tensor is a DTensor: read the adapter without ``into`` and save that.
@@ -97,7 +98,7 @@ class LoRAAdapter:
         config.replace(there / _CONFIG_FILE)
 
     def products(self) -> Iterator[LowRank]:
-        """What it adds to which matrix.
+        """What the adapter adds to each matrix.
 
         Raises:
             ValueError: It is of a kind that adds something else (DoRA), or a factor is missing.
@@ -141,11 +142,11 @@ def lora_adapter_of(
             without an adapter's name before ``weight``). DTensors stay DTensors.
         adapter: Which of PEFT's adapters.
         config: The fields of ``adapter_config.json``; None: those of ``model.peft_config``.
-        base: What the adapter belongs to.
+        base: The base that the adapter belongs to.
 
     Raises:
-        ValueError: The model has no such adapter; nothing says its config; or it trains whole tensors besides
-            (``modules_to_save``, biases), which are no part of an adapter's tensors.
+        ValueError: The model has no such adapter; it has no config and none was given; or it also trains whole tensors
+            (``modules_to_save``, biases), which are not part of an adapter's tensors.
     """
     if config is None:
         known = getattr(model, "peft_config", None) or getattr(getattr(model, "module", None), "peft_config", None)

@@ -18,14 +18,14 @@ _STRIP = 1 << 20  # elements of a matrix that are computed in float32 at a time
 class LoRAMerger:
     """Merges adapters into a model that serves without them.
 
-    Each merge starts from the base itself: W = base + scale * (B @ A), computed in float32 and rounded once. So that it
-    can, a merger keeps a copy of the matrices that an adapter has touched, and of nothing else, from the first merge
-    until `unmerge`. While something is merged leave these matrices to it; read a new base after `unmerge`.
+    Each merge starts from the base itself: W = base + scale * (B @ A), computed in float32 and rounded once. For this,
+    a merger keeps a copy of the matrices that an adapter has changed, and only of these, from the first merge until
+    `unmerge`. Do not change these matrices while an adapter is merged; read a new base after `unmerge`.
 
     Args:
         base: The parameters of the model, by name (its ``state_dict()``); plain tensors or DTensors of any layout.
-        version: Which version of the base that is; adapters of another one are refused. None: any.
-        device: Where the copies are kept.
+        version: The version of the base; adapters of another one are refused. None: any.
+        device: The device where the copies are kept.
 
     Example:
         ```python
@@ -72,24 +72,24 @@ class LoRAMerger:
 
     @property
     def nbytes(self) -> int:
-        """Of the copies that it keeps."""
+        """Bytes of the copies that it keeps."""
         return sum(copy.nbytes for copy in self._copies.values())
 
     @torch.no_grad()
     def merge(self, adapter: LoRAAdapter) -> None:
-        """Let the model be its base with this adapter, whatever was merged before.
+        """Set the model to its base with this adapter, in place of an adapter that was merged before.
 
-        All is checked before anything is written.
+        Everything is checked before anything is written.
 
         Args:
-            adapter: Its tensors are whole ones, as `get_lora` gives them, on any device.
+            adapter: An adapter of whole tensors, as `get_lora` returns them, on any device.
 
         Raises:
-            AdapterBaseMismatchError: It belongs to another base.
+            AdapterBaseMismatchError: The adapter belongs to another base.
             StateDictMismatchError: It adapts matrices that the model does not have.
             LayoutMismatchError: A matrix has another shape.
-            TypeError: A tensor of it is a DTensor.
-            ValueError: Its kind adds more than a product of two matrices.
+            TypeError: One of its tensors is a DTensor.
+            ValueError: It is of a kind that adds more than a product of two matrices.
         """
         if self._version is not None and adapter.base is not None and adapter.base != self._version:
             theirs, ours = adapter.base, self._version
@@ -107,7 +107,7 @@ class LoRAMerger:
 
     @torch.no_grad()
     def unmerge(self) -> None:
-        """Let the model be its base again, bit for bit, and let go of the copies. Without a merge it does nothing."""
+        """Set the model to its base again, bit for bit, and free the copies. Without a merge this does nothing."""
         for name in tuple(self._merged):
             self._restore(name)
         self._copies.clear()

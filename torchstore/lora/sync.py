@@ -43,25 +43,25 @@ async def put_lora(
     checksum: bool | None = None,
     timeout: float = DEFAULT_TIMEOUT_S,
 ) -> int:
-    """Put an adapter as one version; its base is not touched.
+    """Put an adapter as one version; its base does not change.
 
     With DTensors every rank puts its own, as in `put_state_dict`.
 
     Args:
-        adapter: Of `lora_adapter_of`, with its ``base``.
-        key: Where; not the key of the base.
-        store_name: Which store.
-        version: As `put_state_dict` has it.
-        keep: As `put_state_dict` has it.
-        checksum: As `put_state_dict` has it.
+        adapter: An adapter of `lora_adapter_of`, with its ``base``.
+        key: The key of the adapter; not that of the base.
+        store_name: Name of the store.
+        version: As for `put_state_dict`.
+        keep: As for `put_state_dict`.
+        checksum: As for `put_state_dict`.
         timeout: In seconds.
 
     Returns:
         The version's number.
 
     Raises:
-        ValueError: The adapter does not say what its base is, or is to be put where that is.
-        StoreError: As those of `put_state_dict`.
+        ValueError: The adapter does not say what its base is, or ``key`` is the key of the base.
+        StoreError: As for `put_state_dict`.
     """
     if adapter.base is None:
         raise ValueError("the adapter has no base: give lora_adapter_of(..., base=BaseVersion(key, version))")
@@ -87,11 +87,12 @@ async def get_lora(
     """Read one version of an adapter.
 
     Args:
-        key: As it was put.
-        into: Its tensors are filled in place; DTensors take their shard. None: new, whole tensors on the host.
-        store_name: Which store.
-        base: What this process holds; an adapter of another base is refused before a tensor is read. None: that of
-            ``into``, and where there is none any base will do.
+        key: The key of the adapter.
+        into: An adapter whose tensors are filled in place; DTensors take their shard. None: new, whole tensors on the
+            host.
+        store_name: Name of the store.
+        base: The base that this process has; an adapter of another base is refused before a tensor is read. None: the
+            base of ``into``, or any base if there is none.
         version: "latest", a number, or ("newer_than", number), which waits for the next version.
         timeout: In seconds, the wait for a version included.
 
@@ -99,11 +100,11 @@ async def get_lora(
         The adapter, with its config, base and version; with the tensors of ``into`` if that was given.
 
     Raises:
-        AdapterBaseMismatchError: It belongs to another base.
-        KindMismatchError: What is stored there is no adapter.
-        StateDictMismatchError: ``into`` has other tensors than it.
+        AdapterBaseMismatchError: The adapter belongs to another base.
+        KindMismatchError: What is stored there is not an adapter.
+        StateDictMismatchError: ``into`` has other tensors than the stored adapter.
         LayoutMismatchError, DTypeMismatchError: A tensor of ``into`` does not fit.
-        KeyNotFoundError, StoreTimeoutError, VolumeLostError, ChecksumError: As those of `get_state_dict`.
+        KeyNotFoundError, StoreTimeoutError, VolumeLostError, ChecksumError: As for `get_state_dict`.
     """
     wanted = base if base is not None or into is None else into.base
     read = _Read(key, into, wanted, time.perf_counter() + check_seconds("timeout", timeout))

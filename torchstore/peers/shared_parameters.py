@@ -22,10 +22,10 @@ def share_memory_(module: Module) -> Module:
     every copy (direct mode). The parameters stay the same objects, so an optimizer keeps working; do it
     before handing out `data_ptr`s and before CUDA graphs or `torch.compile` have recorded addresses.
 
-    Plain parameters, DTensors, and modules under FSDP2's ``fully_shard`` (which gives its padded shards new
-    memory whenever parameters are replaced: they are moved as well; before PyTorch 2.10 it does so in the first
-    forward pass, too, so share them after that). Gradients stay where they are. What is shared already, is not on the
-    CPU, or has no elements is left alone.
+    It moves plain parameters, DTensors, and modules under FSDP2's ``fully_shard``. (FSDP2 gives its padded shards new
+    memory whenever parameters are replaced, so these are moved as well. Before PyTorch 2.10 it also does so in the
+    first forward pass: share the parameters after that.) Gradients stay where they are. Tensors that are already
+    shared, are not on the CPU, or have no elements do not change.
 
     Args:
         module: Any module; tied parameters stay tied.

@@ -22,9 +22,9 @@ class LoadPlan:
     Attributes:
         parameters: Each tensor of the model that is filled by a copy or a fill.
         checkpoint: Each checkpoint tensor that is read.
-        copies: Regions that go from a checkpoint tensor into a parameter as they are, or cast.
+        copies: Regions that are copied from a checkpoint tensor into a parameter, unchanged or cast.
         fills: Padding.
-        whole: What the model's own `load_weights` is still needed for.
+        whole: Tensors that still need the model's own `load_weights`.
         skipped: Checkpoint tensors of which nothing is used.
 
     Example:
@@ -72,7 +72,7 @@ class LoadPlan:
         return copied + sum(tensors[name].nbytes for group in self.whole for name in group.names)
 
     def check(self, model: torch.nn.Module) -> None:
-        """See whether a model is the one that the plan was recorded for, tensor by tensor.
+        """Check, tensor by tensor, that a model is the one that the plan was recorded for.
 
         Raises:
             LoadPlanMismatchError: A parameter is missing, has no memory, or has another shape, dtype or other strides.
@@ -92,7 +92,7 @@ class LoadPlan:
             raise LoadPlanMismatchError("", tuple(differences))
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write it as a text file, one JSON object a line, in the same order each time.
+        """Write it as a text file, one JSON object per line, in the same order each time.
 
         Raises:
             OSError: It cannot be written.

@@ -51,25 +51,25 @@ _CONSTANTS |= {"aten::ones": 1.0, "aten::ones_like": 1.0, "aten::new_ones": 1.0}
 def record_plan(
     model: torch.nn.Module, checkpoint: CheckpointShapes, *, load_weights: LoadWeights | None = None
 ) -> LoadPlan:
-    """Record which region of which checkpoint tensor a model's own `load_weights` puts where.
+    """Record which regions of the checkpoint tensors a model's own `load_weights` copies, and to where.
 
-    It runs once or a few times on tensors of the meta device: no checkpoint is read, and nothing is written to the
-    model, which may lie on any device, the meta device included. Followed are views, copies, casts, cat, stack, pad
-    and padding with a number. Anything else (arithmetic, quantization, a look at a value) makes the plan name the
-    checkpoint tensors as ``whole``: those are given to `load_weights` on each `load_by_plan`. It is expected to do the
-    same with tensors of other values, and with some of the names only.
+    `load_weights` runs once or a few times on tensors of the meta device: no checkpoint is read, and nothing is written
+    to the model, which may be on any device, including the meta device. The recorder follows views, copies, casts, cat,
+    stack, pad and padding with a number. For anything else (arithmetic, quantization, reading a value) the plan lists
+    the checkpoint tensors as ``whole``: `load_by_plan` passes those to `load_weights` each time. `load_weights` has to
+    do the same with tensors of other values, and with only some of the names.
 
     Args:
         model: One rank's model, as the engine has built it. Its parameters and buffers are plain tensors.
-        checkpoint: All tensors that `load_weights` is given, in that order: tensors, of which only shape and dtype
-            count, ``(await get_meta(key)).tensors``, or tuples of shape and dtype.
-        load_weights: Where the model has no method of that name.
+        checkpoint: All tensors that `load_weights` gets, in that order: tensors, of which only shape and dtype count,
+            ``(await get_meta(key)).tensors``, or tuples of shape and dtype.
+        load_weights: The function, if the model has no method of that name.
 
     Returns:
         The plan: for this rank's model, and for every checkpoint of these names, shapes and dtypes.
 
     Raises:
-        RecordingError: `load_weights` has raised (that error is its cause), or it fills parameters from elsewhere.
+        RecordingError: `load_weights` has raised (that error is the cause), or it fills parameters from another source.
         TypeError: The model has no `load_weights` and none was given, or ``checkpoint`` holds something else.
         ValueError: A parameter is a DTensor, or has no dense memory of its own (quantized by torch, lazy).
     """

@@ -45,31 +45,32 @@ async def load_by_plan(
 ) -> int:
     """Fill a model with one version of a state dict, as its own `load_weights` would.
 
-    Of each checkpoint tensor only those elements are read that the plan says belong to this rank's model. They go
-    straight into the parameters, in one transfer, where dtypes are the same and rows stay rows; what is cast or
-    transposed on its way goes through a staging buffer. Checkpoint tensors that the plan names as ``whole`` are read
-    whole, into new tensors, and handed to `load_weights`, group by group, before all else. All of it is of one
-    version. It is one get in `last_sync` and the metrics.
+    Of each checkpoint tensor it reads only the elements that belong to this rank's model according to the plan. They go
+    directly into the parameters, in one transfer, if dtypes are the same and rows stay rows; elements that are cast or
+    transposed go through a staging buffer. Checkpoint tensors that the plan lists as ``whole`` are read completely,
+    into new tensors, and passed to `load_weights`, group by group, before everything else. All of it is of one version.
+    It counts as one get in `last_sync` and the metrics.
 
     Args:
-        key: As the state dict was put: its names are the checkpoint's, and its tensors are not nested.
-        plan: Recorded for this rank's model.
-        model: Its parameters are filled in place, under `torch.no_grad`; it holds a mixture if the call fails.
-        store_name: Which store.
-        load_weights: Where the model has no method of that name; called in the caller's thread, on its event loop.
+        key: The key of the state dict: its names are the checkpoint's, and its tensors are not nested.
+        plan: A plan that was recorded for this rank's model.
+        model: The model to fill in place, under `torch.no_grad`; it holds a mixture of weights if the call fails.
+        store_name: Name of the store.
+        load_weights: The function, if the model has no method of that name; called in the caller's thread, on its event
+            loop.
         version: "latest", a number, or ("newer_than", number), which waits for the next version.
-        staging_nbytes: Of the staging buffer, on each device, and of the whole tensors that are read together. A single
-            row or whole tensor that is larger is taken all the same.
-        timeout: In seconds, the wait for a version included.
+        staging_nbytes: Size of the staging buffer, on each device, and of the whole tensors that are read together. A
+            single row or whole tensor may be larger.
+        timeout: In seconds, including the wait for a version.
 
     Returns:
         The version's number.
 
     Raises:
         LoadPlanMismatchError: The plan is for another model or checkpoint; nothing has been read.
-        KeyNotFoundError, KindMismatchError: There is no such version, or it is no state dict.
+        KeyNotFoundError, KindMismatchError: There is no such version, or it is not a state dict.
         StoreTimeoutError: It did not come, or was not read, in time.
-        SourceChangedError, PublisherLostError, VolumeLostError, ChecksumError: As those of `get_state_dict`.
+        SourceChangedError, PublisherLostError, VolumeLostError, ChecksumError: As for `get_state_dict`.
         TypeError: The plan has ``whole`` tensors, and there is no `load_weights`.
         ValueError: ``staging_nbytes`` is below 1.
     """

@@ -20,16 +20,15 @@ from skipper.torchstore.tensors.values import dtype_named
 
 @dataclass(frozen=True)
 class Certificate:
-    """What one version of a state dict is, to the bit, however it was sharded; made by `torchstore.certificate`.
+    """Hashes of the exact bits of one version of a state dict, in any sharding; made by `torchstore.certificate`.
 
     Two versions of the same tensors in the same forms have the same root. The key and the number of the version are
-    not in it. It says nothing of entries that are no tensors.
+    not in it, nor are entries that are not tensors.
 
     Attributes:
-        key: Under which the version was put.
+        key: The key of the version.
         version: Its number.
-        tensors: What is certified, by the name of the tensor and the form: "" as it is stored, or the dtype that it is
-            converted to.
+        tensors: The certified tensors, by name and form: "" as it is stored, or the dtype to which it is converted.
 
     Example:
         ```python
@@ -70,14 +69,14 @@ class Certificate:
         )
 
     def accepts(self, tag: object, *, covered: float = 0.0) -> bool:
-        """Whether what carries this tag was made with weights that were proved to be these.
+        """Whether an object with this tag was made with weights that were proved to be these.
 
-        A tag is a statement, and no signature: who can make up a sample can make up its tag.
+        A tag is a statement, not a signature: a process that can forge a sample can also forge its tag.
 
         Args:
-            tag: What `Proof.tag` has returned, also when it was written as JSON meanwhile; anything else is not
+            tag: What `Proof.tag` has returned, also after it was written and read as JSON; anything else is not
                 accepted.
-            covered: The least part of the version that has to be proved, between 0 and 1.
+            covered: The smallest part of the version that has to be proved, between 0 and 1.
         """
         if not isinstance(tag, Mapping):
             return False
@@ -88,7 +87,7 @@ class Certificate:
         return (tag.get("key"), tag.get("version"), tag.get("root")) == mine and share > 0 and share >= covered
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write it as a text file, one JSON object a line; equal certificates have equal files.
+        """Write it as a text file, one JSON object per line; equal certificates have equal files.
 
         Raises:
             OSError: It cannot be written.
@@ -98,7 +97,7 @@ class Certificate:
 
     @staticmethod
     def load(path: str | PathLike[str]) -> Certificate:
-        """Read what `save` has written. Its root is computed anew, and compared with the one that it states.
+        """Read what `save` has written. The root is computed again, and compared with the one in the file.
 
         Raises:
             CertificateFormatError: It is something else.
@@ -111,7 +110,7 @@ class Certificate:
         """The certificate in the bytes of a file; ``path`` is for messages.
 
         Raises:
-            CertificateFormatError: It is none.
+            CertificateFormatError: It is not a certificate.
         """
         key, version, root, tensors = certificate_lines.read(data, path)
         found = Certificate(key, version, tensors)

@@ -46,16 +46,16 @@ class Proof:
     The example of `Certificate` shows one.
 
     Attributes:
-        key: Of the version.
+        key: The key of the version.
         version: Its number.
-        root: Of its certificate.
-        covered: The part of the version's bytes that was shown to be here, between 0 and 1: that of one rank is what
-            its shards are, that of all ranks together 1.
-        wrong: What is here and is something else.
-        unproved: Why tensors cannot be compared with the certificate, by the names of parameters, or of the checkpoint
-            where a plan has those alone.
-        shown: Which tiles were shown, eight to a byte.
-        open: Parts of tiles that the edges of shards cut: `join_proofs` joins them with those of the ranks beside.
+        root: The root of its certificate.
+        covered: The part of the version's bytes that was proved to be here, between 0 and 1: for one rank the part of
+            its shards, for all ranks together 1.
+        wrong: Tensors whose bytes here differ from the certificate.
+        unproved: Why tensors cannot be compared with the certificate, by the names of parameters, or by the names of
+            the checkpoint if the plan has only those.
+        shown: Which tiles were proved, eight per byte.
+        open: Parts of tiles that the edges of shards cut: `join_proofs` joins them with those of the adjacent ranks.
     """
 
     key: str
@@ -69,27 +69,27 @@ class Proof:
 
     @property
     def is_right(self) -> bool:
-        """Whether nothing here is something else than the certificate says."""
+        """Whether nothing here differs from the certificate."""
         return not self.wrong
 
     @property
     def is_whole(self) -> bool:
-        """Whether all that is here was compared: nothing is left to be joined, or cannot be proved."""
+        """Whether everything here was compared: nothing has to be joined, and nothing could not be proved."""
         return not self.open and not self.unproved
 
     @property
     def proved(self) -> str:
-        """A hash over the root and what was shown of it, in hexadecimal digits."""
+        """A hash of the root and of what was proved, in hexadecimal digits."""
         found = hashlib.sha256(f"skipper proof\0{self.root}".encode())
         for (name, form), bits in sorted(self.shown.items()):
             found.update(f"{name}\0{form}\0{len(bits)}\0".encode() + bits)
         return found.hexdigest()
 
     def tag(self) -> dict[str, Any]:
-        """A note for what is made with these weights, of strings and numbers: `Certificate.accepts` compares it.
+        """A tag of strings and numbers for what is made with these weights: `Certificate.accepts` checks it.
 
         Raises:
-            ProofError: Something is wrong here, or nothing of the version was shown.
+            ProofError: Something is wrong here, or nothing of the version was proved.
         """
         if self.wrong or not self.covered:
             raise ProofError(_problem(self) or f"nothing of version {self.version} of {self.key!r} was compared", self)
@@ -102,10 +102,10 @@ class Proof:
         }
 
     def check(self, *, strict: bool) -> None:
-        """See whether nothing is wrong, and with ``strict`` whether there was anything to compare, and all could be.
+        """Check that nothing is wrong, and with ``strict`` that something was compared, and that everything could be.
 
         Raises:
-            ProofError: It is not so.
+            ProofError: A check failed.
         """
         problem = _problem(self)
         if not problem and strict and self.unproved:
@@ -127,11 +127,11 @@ class Proof:
 
 
 def join_proofs(certificate: Certificate, proofs: Iterable[Proof]) -> Proof:
-    """What the ranks of an engine hold together, tiles included that the edges of their shards cut.
+    """What the ranks of an engine hold together, including tiles that the edges of their shards cut.
 
     Args:
-        certificate: That with which all of them were made.
-        proofs: Of the ranks, in any order.
+        certificate: The certificate with which all of the proofs were made.
+        proofs: The proofs of the ranks, in any order.
 
     Raises:
         ProofError: Something is wrong.

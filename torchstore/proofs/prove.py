@@ -32,30 +32,30 @@ def prove(
     *,
     strict: bool = True,
 ) -> Proof:
-    """Prove that this process holds what a certificate says, by the elements that it computes with.
+    """Prove that this process holds what a certificate says, by hashing the elements that it computes with.
 
-    Nothing is fetched. Each element of the model is hashed as a part of the tile that it belongs to, where that is: in
-    the whole tensor of the checkpoint. Who holds parts of tiles, at the edge of a shard, keeps these for `join_proofs`.
-    Tensors on a GPU come to the host for it, some MiB at a time.
+    Nothing is fetched. Each element of the model is hashed as a part of its tile in the whole tensor of the checkpoint.
+    Parts of tiles, at the edge of a shard, are kept for `join_proofs`. Tensors on a GPU are copied to the host for it,
+    some MiB at a time.
 
     Args:
-        held: With a plan, the model that it fills. Without one, a state dict under the names of the version, or a
-            module, of which the ``state_dict()`` is meant; DTensors show their own shard.
-        certificate: Of the version that is expected here.
-        plan: Recorded for this rank's model. Padding is compared with what it is filled with. Of what goes through the
-            model's own `load_weights` whole, nothing can be shown.
-        strict: Whether it is an error if some tensor cannot be compared: one that the certificate does not know, that
-            is computed from others, or that was rounded to a dtype in which the version was not certified.
+        held: With a plan, the model that it fills. Without one, a state dict with the names of the version, or a
+            module, whose ``state_dict()`` is used; of DTensors, the local shard is compared.
+        certificate: The certificate of the version that should be here.
+        plan: A plan that was recorded for this rank's model. Padding is compared with the value that fills it. What
+            goes through the model's own `load_weights` cannot be proved.
+        strict: Whether it is an error if a tensor cannot be compared: one that is not in the certificate, that is
+            computed from others, or that was rounded to a dtype in which the version was not certified.
 
     Returns:
-        What was shown.
+        What was proved.
 
     Raises:
-        ProofError: Something else is here: its ``name``, ``parameter`` and ``box`` say where, its ``proof`` all of it.
+        ProofError: Something here differs: ``name``, ``parameter`` and ``box`` say where, ``proof`` has all of it.
             With ``strict`` also if something cannot be proved, or nothing is here.
         LoadPlanMismatchError: The plan is for another model, or a checkpoint of other tensors.
         KindMismatchError, UnsupportedPlacementError: A tensor has no dense memory, or a Partial placement.
-        TypeError: ``held`` or ``certificate`` is something else.
+        TypeError: ``held`` or ``certificate`` has another type.
     """
     if not isinstance(certificate, Certificate):
         raise TypeError(f"what is proved is a Certificate, not {type(certificate).__name__}")

@@ -24,19 +24,19 @@ async def certificate(
 ) -> Certificate:
     """The certificate of a version that was put with ``certify=True``; reads none of its tensors.
 
-    The store has those of the last four certified versions of each key, also when their bytes are gone: a reader asks
-    for the version that it has read, whatever was put meanwhile.
+    The store keeps the certificates of the last four certified versions of each key, also after their bytes are gone.
+    So a reader can ask for that of the version that it has read, even if newer ones were put since.
 
     Args:
-        key: As the state dict was put.
-        store_name: Which store.
+        key: The key of the state dict.
+        store_name: Name of the store.
         version: The number that the put or the read has returned, or the newest.
         timeout: In seconds.
 
     Raises:
-        NotCertifiedError: Some rank has put it without ``certify=True``.
-        KeyNotFoundError: There is no such key or version; `PartiallyPublishedError`: it is not whole yet.
-        ReplicaMismatchError: Two ranks hold other bytes of one tile, which must be replicas.
+        NotCertifiedError: A rank has put it without ``certify=True``.
+        KeyNotFoundError: There is no such key or version; `PartiallyPublishedError`: it is not complete yet.
+        ReplicaMismatchError: Two ranks hold different bytes of one tile, of which they should be replicas.
         ShareMismatchError: The ranks have not certified the same dtypes.
         StoreTimeoutError: The controller did not answer in time.
     """

@@ -20,8 +20,8 @@ class TensorMeta:
     The example of `ValueMeta` shows one.
 
     Attributes:
-        dtype: As torch prints it: ``"torch.bfloat16"``.
-        shape: Of the whole tensor.
+        dtype: The dtype as torch prints it: ``"torch.bfloat16"``.
+        shape: The shape of the whole tensor.
     """
 
     dtype: str
@@ -43,15 +43,15 @@ class ValueMeta:
     """What one version of a key holds.
 
     Attributes:
-        version: Which one.
-        versions: All that can be read now, oldest first.
+        version: Its number.
+        versions: All versions that can be read now, oldest first.
         kind: What `get` or `get_state_dict` would return.
-        mode: Where the bytes are: in a message to the controller, in a volume, or with the publishers.
-        tensors: By name; a plain tensor has the only name "".
+        mode: Where the bytes are: in a message to the controller, in a volume, or in the memory of the publishers.
+        tensors: The tensors by name; a plain tensor has the only name "".
         objects: Names of the entries that are not tensors.
         publishers: How many processes have put parts of it.
         volumes: For each of them, in the order of their ranks, the volumes that hold its part now: one for each copy.
-            No volume does in direct mode, of a value in a message, and of a part without tensors.
+            Empty in direct mode, for a value in a message, and for a part without tensors.
 
     Example:
         ```python

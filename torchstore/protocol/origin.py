@@ -16,13 +16,13 @@ class Origin:
     """One publisher of a group, as it can be given to `put_state_dict` (``publisher=``).
 
     Attributes:
-        group: The group's name. All of its members say the same, and one that is made anew says another, so that the
-            steps of the two are never taken for each other.
-        rank: Of this publisher in the group.
+        group: The group's name. All of its members give the same name; a new group needs a new name, so that the steps
+            of the two groups are not confused.
+        rank: Rank of this publisher in the group.
         size: How many publishers the group has.
 
     Raises:
-        ValueError: Rank and size do not fit together, or the name is no string.
+        ValueError: Rank and size do not fit together, or the name is not a string.
 
     Example:
         ```python

@@ -20,11 +20,11 @@ class TorchStoreStrategy:
     A strategy travels to the store's controller and to every client: keep it picklable.
 
     Args:
-        default_transport_type: For callers of Meta's torchstore: seen to be a `TransportType`, and not needed, since
-            what is fastest between two processes is found out.
+        default_transport_type: For callers of Meta's torchstore: it must be a `TransportType`, but has no effect,
+            because the fastest way between two processes is found automatically.
 
     Raises:
-        TypeError: It is something else.
+        TypeError: ``default_transport_type`` has another type.
 
     Example:
         ```python
@@ -137,7 +137,7 @@ class SingletonStrategy(TorchStoreStrategy):
 
 
 class HostStrategy(TorchStoreStrategy):
-    """One volume for each host, named by HOSTNAME or else by what the host calls itself.
+    """One volume for each host, named by HOSTNAME or else by the host's own name.
 
     Example:
         ```python

@@ -132,54 +132,54 @@ async def initialize_spmd(
 ) -> None:
     """Start a store from within an SPMD job: every rank calls it, and may use the store when it returns.
 
-    The ranks may have been started by torchrun, `torch.multiprocessing.spawn`, mpirun, srun, Ray or whatever sets RANK,
-    WORLD_SIZE, MASTER_ADDR and MASTER_PORT; with an initialized ``torch.distributed``, nothing need be set.
+    The ranks may have been started by torchrun, `torch.multiprocessing.spawn`, mpirun, srun, Ray or any launcher that
+    sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; if ``torch.distributed`` is initialized, none has to be set.
 
     The volumes run in processes of their own, one for each rank with `LocalRankStrategy` and one for each host with
-    `HostStrategy`. They and the store's controller live as long as rank 0, on another host no longer than the ranks
-    there. `shutdown` is called by every rank: rank 0 shuts the store down when all have called it or ended.
+    `HostStrategy`. They and the store's controller live as long as rank 0; those on another host end with the ranks
+    there. Every rank calls `shutdown`: rank 0 shuts the store down when all have called it or ended.
 
-    Ranks of one host need nothing else. Those of several prove that they know a secret, and go by TLS or, where all of
-    the network is trusted, without.
+    Ranks of one host need nothing else. Ranks of several hosts prove that they know a secret, and connect by TLS or, if
+    the whole network is trusted, without it.
 
     Args:
         strategy: `LocalRankStrategy` or `HostStrategy`.
-        store_name: Stores of different names know nothing of each other.
-        env: Which rank this is; None: what ``rank``, ``torch.distributed`` or the environment say.
+        store_name: Stores of different names are independent.
+        env: Which rank this is; None: as ``rank``, ``torch.distributed`` or the environment say.
         rank: Which rank this is, together with ``world_size``.
         world_size: How many ranks there are.
         rendezvous_timeout: How long the ranks wait for each other.
         address: Several hosts: where rank 0 listens, ``tcp://HOST:PORT``, the same on all ranks; None: at MASTER_ADDR,
-            on a free port where ``torch.distributed`` or torchrun have a store to tell it by, else on MASTER_PORT.
+            on a free port if ``torch.distributed`` or torchrun have a store to publish it, else on MASTER_PORT.
         secret_file: Several hosts: the file with the secret (``skipper host secret`` makes one); None: the file
             ``secret`` in ``certs``, or without certificates what SKIPPER_SECRET_FILE names.
         certs: Several hosts: a folder with this host's certificates, for TLS: of the role script on rank 0's host, of
             the role host on the others; None: what SKIPPER_CERTS names.
         insecure: Go without TLS between hosts. Anyone on the network path can then run code in the job.
-        data_plane: Whether the data plane, which encrypts nothing, may carry data between hosts; None: where there is
+        data_plane: Whether the data plane, which encrypts nothing, may carry data between hosts; None: only if there is
             no TLS. Without it, only small values reach other hosts.
         transport: Accepted, like the next three, for callers of Meta's torchstore; no process is started by them here.
         python_exe: See ``transport``.
         monarch_port: See ``transport``.
         ssh_args: See ``transport``.
-        keep_versions: See `initialize`; what rank 0 says holds.
-        volume_nbytes: See `initialize`; what rank 0 says holds.
-        checksum: See `initialize`; what rank 0 says holds.
-        certify: See `initialize`; what rank 0 says holds.
+        keep_versions: See `initialize`; the value of rank 0 is used.
+        volume_nbytes: See `initialize`; the value of rank 0 is used.
+        checksum: See `initialize`; the value of rank 0 is used.
+        certify: See `initialize`; the value of rank 0 is used.
 
     Raises:
         StrategyError: (a `ValueError`) no strategy, or another one; or this process has initialized the store already.
         RankEnvironmentError: (a `ValueError` and a `StoreRendezvousError`) nothing says which rank this is, or a
-            variable is missing or no number; the message names it.
-        StoreRendezvousError: Another rank has failed, and the message is its; or rank 0 is on another host and this one
-            knows no secret.
+            variable is missing or not a number; the message names it.
+        StoreRendezvousError: Another rank has failed, with the same message; or rank 0 is on another host and this rank
+            has no secret.
         StoreTimeoutError: (a `TimeoutError`) not all ranks arrived in time; the message names those that did not.
         InsecureHostError: (control's, a `ValueError`) several hosts, no certificates, and ``insecure`` is not set.
-        CertificateError: (control's, a `ValueError`) ``certs`` is not what TLS needs.
+        CertificateError: (control's, a `ValueError`) ``certs`` is not valid for TLS.
         UnsafeFileError: (control's) others can read the secret.
         AuthenticationError: (control's) rank 0 has another secret.
         AlreadyInJobError: (control's) this process is part of another job.
-        WireError: (control's) rank 0 cannot listen where the ranks are to meet.
+        WireError: (control's) rank 0 cannot listen on its address.
     """
     if not isinstance(strategy, HostStrategy | LocalRankStrategy):
         raise StrategyError("initialize_spmd needs HostStrategy or LocalRankStrategy: strategy=LocalRankStrategy()")

@@ -26,12 +26,12 @@ class SPMDEnv:
     """One rank of an SPMD job, as ``torchrun`` describes it in the environment.
 
     Attributes:
-        rank: Among all ranks.
-        local_rank: Among those of its host.
+        rank: The rank among all ranks.
+        local_rank: The rank among those of its host.
         world_size: How many ranks there are.
         local_world_size: How many there are on each host.
-        master_addr: Where the ranks meet.
-        master_port: Where the ranks meet.
+        master_addr: The address of rank 0, where the ranks meet.
+        master_port: The port there.
 
     Example:
         ```python
@@ -68,11 +68,12 @@ class SPMDEnv:
         """Read RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
         Args:
-            master_addr: Where MASTER_ADDR is not set.
-            master_port: Where MASTER_PORT is not set.
+            master_addr: The address if MASTER_ADDR is not set.
+            master_port: The port if MASTER_PORT is not set.
 
         Raises:
-            RankEnvironmentError: (a `ValueError`) one of them is missing, is no number, or they contradict each other.
+            RankEnvironmentError: (a `ValueError`) one of them is missing or not a number, or they contradict each
+                other.
         """
         env = os.environ
         found = cls(

@@ -213,7 +213,7 @@ def _spent(record: SyncRecord) -> list[float]:
 
 
 def metrics_text(store_name: str | None = None) -> str:
-    """This process' counters in Prometheus' text format, to be served under ``/metrics`` or written to a file.
+    """This process' counters in Prometheus' text format, to serve at ``/metrics`` or to write to a file.
 
     Args:
         store_name: One store; None: all that this process has used.
@@ -250,22 +250,22 @@ def serve_metrics(
 ) -> PageServer:
     """Serve `metrics_text` to Prometheus: ``http://HOST:PORT/metrics``.
 
-    Everybody who reaches the address, and knows the token where there is one, can read it. It holds figures, names of
-    stores and keys, and nothing of any value. By default only this host reaches it.
+    Clients that reach the address, and send the token if there is one, can read it. It has figures and the names of
+    stores and keys, but no values. By default only this host reaches it.
 
     Args:
-        port: To listen on; 0: one that is free (see `MetricsServer.port`).
-        host: The address to listen on; ``"0.0.0.0"`` for all of this host's.
+        port: The port to listen on; 0: a free one (see `MetricsServer.port`).
+        host: The address to listen on; ``"0.0.0.0"`` means all addresses of this host.
         store_name: One store; None: all that this process uses.
         token: What clients have to send, as ``Authorization: Bearer TOKEN``: a text of 16 characters or more, or True
-            for a new one; None: where others than this host reach it, which always need one.
+            for a new one. None: a new one if other hosts reach the address, which always need a token; else none.
 
     Returns:
         The running server. It takes a thread and ends with the process, or by ``close()``, or as a context manager.
 
     Raises:
-        ValueError: ``token`` is false where others reach it, or none that can be used.
-        OSError: The port is taken, or the address is not this host's.
+        ValueError: ``token`` is false although other hosts reach the address, or it is not a valid token.
+        OSError: The port is in use, or the address is not an address of this host.
     """
     return PageServer(
         {"/metrics": lambda: Page(CONTENT_TYPE, metrics_text(store_name))},

@@ -17,25 +17,25 @@ class SyncRecord:
         op: "put" or "get".
         key: The (first) key.
         version: The version that was written or read.
-        mode: "snapshot", "direct", or "inline" where the value is so small that the controller itself has it.
+        mode: "snapshot", "direct", or "inline" if the value is so small that the controller itself has it.
         nbytes: Tensor bytes moved by this process (0 for a direct put: nothing moves).
         segments: Contiguous runs that were copied, after coalescing.
-        seconds: All of it, the wait for the version included.
-        control_s: Of these, waiting for the store's controller (and for the version).
-        compile_s: Of these, building the plan; 0 when it was found.
-        transfer_s: Of these, moving bytes.
+        seconds: Time of the whole operation, including the wait for the version.
+        control_s: Part of ``seconds``: waiting for the store's controller (and for the version).
+        compile_s: Part of ``seconds``: building the plan; 0 if the plan already existed.
+        transfer_s: Part of ``seconds``: moving bytes.
         plan_hit: Whether a plan was replayed.
         control_calls: Control messages sent.
-        wait_s: Of ``control_s``, what the controller waited for the version to be there (reads of state dicts).
-        describe_s: Of ``seconds``, looking up what is stored and comparing it with the given tensors.
-        verify_s: Of ``seconds``, proving that the bytes are one version's.
-        cast_s: Of ``seconds``, converting tensors on their way.
-        slowest_rank: Where the version was put by several ranks, the last one, as a tuple of one.
-        spread_s: How long after the first one it came.
-        ended: When the operation was done, in seconds since the epoch.
-        saved_nbytes: ``delta=True``: bytes that did not have to be moved, because they were there already; of a put,
-            those that readers of the version before need not read.
-        lent_nbytes: ``serve=True``: of ``nbytes``, those that came from another reader's copy.
+        wait_s: Part of ``control_s``: how long the controller waited for the version (reads of state dicts).
+        describe_s: Part of ``seconds``: looking up what is stored and comparing it with the given tensors.
+        verify_s: Part of ``seconds``: verifying that the bytes are those of one version.
+        cast_s: Part of ``seconds``: converting tensors.
+        slowest_rank: If several ranks have put the version, the last one, as a tuple of one.
+        spread_s: How long after the first rank it put its part.
+        ended: When the operation ended, in seconds since the epoch.
+        saved_nbytes: ``delta=True``: bytes that did not have to be moved, because they were there already; for a put,
+            those that readers of the previous version need not read.
+        lent_nbytes: ``serve=True``: the part of ``nbytes`` that came from another reader's copy.
 
     Example:
         ```python
@@ -82,7 +82,7 @@ class SyncRecord:
         return self.nbytes / self.seconds / 1e9 if self.seconds else 0.0
 
     def attributes(self) -> dict[str, str | bool | int | float]:
-        """What a span says of it."""
+        """The attributes of its span."""
         return {
             "torchstore.key": self.key,
             "torchstore.version": self.version,
@@ -93,7 +93,7 @@ class SyncRecord:
 
     @property
     def stages(self) -> dict[str, float]:
-        """Seconds by stage, none of them counted twice; what is left of ``seconds`` is in none."""
+        """Seconds by stage, none counted twice; the rest of ``seconds`` belongs to no stage."""
         figures = {stage: float(getattr(self, f"{stage}_s")) for stage in STAGES}
         figures["control"] = max(self.control_s - self.wait_s, 0.0)
         return figures

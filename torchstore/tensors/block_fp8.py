@@ -24,15 +24,15 @@ class BlockFP8(Quantization):
     """``put_state_dict(transfer_dtype=BlockFP8())``: matrices travel as 8-bit floats with a scale for each block.
 
     A scale is the block's largest magnitude divided by the largest number of the dtype, and 1 for a block of zeros.
-    With ``float8_e4m3fn`` what comes back differs from a value x by at most max(abs(x) / 16, scale / 1024), save for
-    the rounding of float32. A block with an infinity or a NaN comes back without finite values that mean anything.
+    With ``float8_e4m3fn`` the dequantized value differs from a value x by at most max(abs(x) / 16, scale / 1024), apart
+    from the rounding of float32. In a block with an infinity or a NaN, the finite values are lost.
 
     Attributes:
         block: Rows and columns that share a scale. The shards of the publishers must consist of whole blocks.
         dtype: ``torch.float8_e4m3fn`` or ``torch.float8_e5m2``.
         select: Says by name which of the floating-point matrices are quantized; None: all. Checkpoints of this format
             leave embeddings and the output layer as they are. Give the same function every time.
-        experts: The same of tensors of three dims, which are stacks of matrices, one for each expert; None: none.
+        experts: The same for tensors of three dims, which are stacks of matrices, one for each expert; None: none.
 
     Raises:
         ValueError: Another dtype, or sizes that are not positive.
@@ -72,11 +72,11 @@ class BlockFP8(Quantization):
             )
 
     def scales(self, peaks: torch.Tensor, tensor_scale: torch.Tensor | None) -> torch.Tensor:
-        """Each block's largest magnitude becomes the largest number of the dtype."""
+        """Scales with which each block's largest magnitude becomes the largest number of the dtype."""
         return torch.where(peaks == 0, 1.0, peaks / torch.finfo(self.dtype).max)
 
     def encode(self, ratios: torch.Tensor) -> torch.Tensor:
-        """As torch rounds."""
+        """Quantize; rounded as torch rounds."""
         return ratios.to(self.dtype)
 
     @staticmethod
@@ -86,5 +86,5 @@ class BlockFP8(Quantization):
 
     @staticmethod
     def decode(elements: torch.Tensor) -> torch.Tensor:
-        """As torch converts."""
+        """Dequantize, as torch converts."""
         return elements.float()

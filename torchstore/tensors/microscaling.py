@@ -40,17 +40,17 @@ class MXFP8(Quantization):
 
     An element is the value divided by its block's scale, rounded to the nearest ``float8_e4m3fn`` (ties to even), at
     most 448 in magnitude. A block of zeros has the scale 1. A block with an infinity or a NaN has the scale NaN, and
-    comes back as NaN. The last block of a row may be shorter; engines want rows of whole blocks.
+    all of its dequantized values are NaN. The last block of a row may be shorter; engines need rows of whole blocks.
 
     Attributes:
         rounding: How the scale is chosen. "floor", as the specification does: 2**(floor(log2(peak)) - 8), so magnitudes
             from 448 to 512 times the scale become 448, an error of up to an eighth. "ceil": the least power of two with
-            which the peak is at most 448; nothing is cut off, and normal elements are within 1/16 of their values.
-        scale_dtype: ``torch.float8_e8m0fnu``, or ``torch.uint8`` for readers whose parameters are declared so, as
-            vLLM's are: the bits are the same.
+            which the peak is at most 448; nothing saturates, and normal elements are within 1/16 of their values.
+        scale_dtype: ``torch.float8_e8m0fnu``, or ``torch.uint8`` for readers whose parameters have that dtype, such as
+            vLLM's: the bits are the same.
         select: Says by name which of the floating-point matrices are quantized; None: all. Give the same function
             every time.
-        experts: The same of tensors of three dims, which are stacks of matrices, one for each expert; None: none.
+        experts: The same for tensors of three dims, which are stacks of matrices, one for each expert; None: none.
 
     Raises:
         ValueError: Another rounding or dtype.
@@ -119,17 +119,18 @@ class NVFP4(Quantization):
     peak / (6 * tensor's scale), rounded to the nearest ``float8_e4m3fn``, at least 2**-9, the least of them that is not
     0; an element is the value / (block's scale * tensor's scale), rounded to the nearest of 0, 0.5, 1, 1.5, 2, 3, 4
     and 6 (ties to the even code), with the value's sign. The first of two elements lies in the lower half of a byte.
-    A block with an infinity or a NaN has the scale NaN, and comes back as NaN; it does not count for the tensor's peak.
+    A block with an infinity or a NaN has the scale NaN, and all of its dequantized values are NaN; it does not count
+    for the tensor's peak.
 
     Attributes:
-        peaks: The largest finite magnitude of each tensor, by name; of stacked experts, one for each. `peaks_of` takes
-            them of a model whose ranks hold parts of matrices. None: of matrices that lie in this process whole, they
-            are taken on the way.
-        dtype: ``torch.float4_e2m1fn_x2``, or ``torch.uint8`` for readers whose parameters are declared so, as vLLM's
-            are: the bits are the same.
+        peaks: The largest finite magnitude of each tensor, by name; for stacked experts, one for each. `peaks_of`
+            computes them for a model whose ranks hold parts of matrices. None: they are computed during the put, for
+            matrices that are complete in this process.
+        dtype: ``torch.float4_e2m1fn_x2``, or ``torch.uint8`` for readers whose parameters have that dtype, such as
+            vLLM's: the bits are the same.
         select: Says by name which of the floating-point matrices are quantized; None: all. Give the same function
             every time.
-        experts: The same of tensors of three dims, which are stacks of matrices, one for each expert; None: none.
+        experts: The same for tensors of three dims, which are stacks of matrices, one for each expert; None: none.
 
     Raises:
         ValueError: Another dtype.
@@ -210,15 +211,15 @@ class NVFP4(Quantization):
 
 
 def peaks_of(state_dict: Mapping[Any, Any], *, experts: Callable[[str], bool] | None = None) -> dict[str, Peak]:
-    """The largest finite magnitude of each floating-point matrix of a state dict, by its flattened name.
+    """The largest finite magnitude of each floating-point matrix of a state dict, by flattened name.
 
-    ``experts`` is that of the format: of these tensors it is one for each matrix of the stack.
+    ``experts`` is that of the format: for these tensors there is one magnitude for each matrix of the stack.
 
-    Of DTensors it is that of the whole tensor: all ranks of their device meshes call this together, with the same
-    names, since they exchange one number for each matrix (an all-reduce along each axis of each mesh).
+    For DTensors it is that of the whole tensor: all ranks of their device meshes call this together, with the same
+    names, because they exchange one number for each matrix (an all-reduce along each axis of each mesh).
 
     Returns:
-        What `NVFP4` takes as ``peaks``.
+        The value for ``peaks`` of `NVFP4`.
     """
     leaves, _ = flatten(state_dict)
     found: dict[str, torch.Tensor] = {}

@@ -23,14 +23,14 @@ from skipper.torchstore.tensors.values import new_tensor
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A stored tensor, or a stretch of it along one dim.
+    """A stored tensor, or a range of it along one dim.
 
     Attributes:
-        name: Of the stored tensor.
-        start: Where the stretch begins, in elements along ``dim``.
-        stop: Where it ends; None: with the tensor.
-        chunk: (index, count): of that stretch, only one of ``count`` chunks as `torch.chunk` makes them. It is how a
-            plain tensor that holds one rank's shard says which one.
+        name: The name of the stored tensor.
+        start: Where the range begins, in elements along ``dim``.
+        stop: Where it ends; None: at the end of the tensor.
+        chunk: (index, count): only one of the ``count`` chunks into which `torch.chunk` cuts that range. With it, a
+            plain tensor that holds one rank's shard says which shard.
         dim: A dimension of the stored tensor.
 
     Example:
@@ -57,10 +57,10 @@ class Part:
     dim: int = 0
 
     def window(self, shape: Ints) -> Box:
-        """The box of a tensor of this shape that is meant.
+        """The box of this part in a tensor of this shape.
 
         Raises:
-            ValueError: There is no such box in it.
+            ValueError: The tensor has no such box.
         """
         dim = self.dim + len(shape) if self.dim < 0 else self.dim
         if not 0 <= dim < len(shape):
@@ -86,11 +86,11 @@ class Stack:
     """Several stored tensors, or parts of them, one after another along one dim: a fused tensor.
 
     Args:
-        parts: From first to last; a string is all of a stored tensor.
-        dim: Along which they are stacked.
-        per_shard: How a sharded (DTensor) destination is meant. True: each rank stacks *its shards* of the parts, as
-            tensor-parallel engines keep their fused projections. False: the stack of the whole parts is what is
-            sharded. For a plain tensor both are the same.
+        parts: The parts, from first to last; a string is a whole stored tensor.
+        dim: The dim along which they are stacked.
+        per_shard: How a DTensor destination is sharded. True: each rank stacks *its shards* of the parts, like the
+            fused projections of tensor-parallel engines. False: the stack of the whole parts is sharded. For a plain
+            tensor both are the same.
 
     Example:
         ```python
