@@ -31,29 +31,29 @@ _here: ContextVar[str | None] = ContextVar("namespace", default=None)
 
 
 def namespace() -> str:
-    """The namespace that names are meant in where the code does not say.
+    """The namespace of names for which the code gives none.
 
     It is that of `use_namespace`, or else that of the environment variable ``SKIPPER_NAMESPACE``, or else the id of the
-    job: ``SKIPPER_JOB_ID``, or the id of the Skipper job of which this process is part (one begins if there is none).
+    job: ``SKIPPER_JOB_ID``, or the id of the Skipper job of which this process is part (one starts if there is none).
 
     Raises:
-        ValueError: the environment names something that cannot be a namespace.
+        ValueError: the environment variable is not a valid namespace.
     """
     given = _here.get()
     return given if given is not None else check_namespace(os.environ.get(NAMESPACE_VARIABLE) or job_id())
 
 
 def job_id() -> str:
-    """The id of the job that this process belongs to, whatever engine has launched it."""
+    """The id of the job that this process belongs to, for any engine that has launched it."""
     return os.environ.get(JOB_ID_VARIABLE) or current_runtime.current().me.job
 
 
 @contextlib.contextmanager
 def use_namespace(name: str) -> Iterator[str]:
-    """Have names be meant in another namespace, in this thread or task and for as long as the block runs.
+    """Use another namespace for names, in this thread or task, until the end of the block.
 
     Raises:
-        ValueError: that cannot be a namespace.
+        ValueError: it is not a valid namespace.
     """
     token = _here.set(check_namespace(name))
     try:
@@ -63,10 +63,10 @@ def use_namespace(name: str) -> Iterator[str]:
 
 
 def environment() -> dict[str, str]:
-    """What a child process needs in its environment to be in the same namespace and job.
+    """The environment variables that a child process needs to be in the same namespace and job.
 
-    Processes that Skipper spawns have it by themselves, those that are started by other means should be given it. With
-    another ``SKIPPER_NAMESPACE`` a child gets a namespace of its own.
+    Processes that Skipper spawns have them; pass them to those that are started by other means. With another
+    ``SKIPPER_NAMESPACE`` a child gets a namespace of its own.
     """
     return {NAMESPACE_VARIABLE: namespace(), JOB_ID_VARIABLE: job_id()}
 

@@ -42,20 +42,20 @@ class ReplicaState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaMetrics:
-    """The counts of one replica, over all that have had its number and all processes that call the service.
+    """The counts of one replica and its predecessors of the same number, over all processes that call the service.
 
     The example of `ServiceTemplate` shows one.
 
     Attributes:
         replica: its number.
-        state: of the present one.
+        state: the state of the present replica.
         restarts: how often it was replaced because it had died or was unhealthy.
-        outstanding: requests that are with it.
+        outstanding: requests that it has not answered yet.
         sessions: open sessions that are bound to it.
-        done: requests that it has answered, by a value or an exception.
-        errors: those among them that it has answered by an exception.
-        lost: requests that it has not answered because it died; some of them were answered by others.
-        mean_s: mean time from the sending of a request to its answer, in seconds; 0.0 where none was answered.
+        done: requests that it has answered, with a value or an exception.
+        errors: requests that it has answered with an exception.
+        lost: requests that it has not answered because it died; others may have answered some of them.
+        mean_s: mean time from the sending of a request to its answer, in seconds; 0.0 if none was answered.
         longest_s: the longest of these times.
     """
 
@@ -73,34 +73,36 @@ class ReplicaMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceOptions:
-    """What a service is made of and how it is kept.
+    """The replicas of a service, and how they are kept running.
 
     The example of `ServiceTemplate` shows one.
 
     Attributes:
         procs: processes of one replica, with an actor in each, along the axis ``procs``.
-        with_gpus: whether each process is to have a GPU: the processes of a replica see as many, and no others, so
-            that rank ``r`` takes the device ``r``.
+        with_gpus: whether each process gets a GPU of its own: the processes of a replica see only the GPUs of their
+            replica, so that rank ``r`` uses device ``r``.
         num_replicas: how many replicas there are at first.
-        hosts: attached hosts that the replicas are spread over, in turn by their numbers, the processes of each on one
-            host. The successor of a replica whose host is lost starts on one that is not, and where its own has been
-            attached again there. None: all on the host of the process that starts the service.
+        hosts: attached hosts over which the replicas are distributed round robin, by their numbers; all processes of a
+            replica are on one host. If a host is lost, the successors of its replicas start on other hosts, or on the
+            same one if it has been attached again. None: all on the host of the process that starts the service.
         env: environment variables for the processes.
         bootstrap: called in each process before anything else, and awaited there if it is ``async``.
-        setup: name of an endpoint that every actor of a replica is called by, all at once, before the replica gets
-            requests; it is given the mesh of the replica's actors. None calls nothing.
-        health: name of an endpoint without arguments that has to answer within ``health_timeout_s``, asked of every
-            replica every ``health_interval_s`` seconds. One that does not, or raises, gets no requests; if it fails
-            again, it is replaced. None checks only what is checked of every process: that it lives and is not frozen.
+        setup: name of an endpoint that is called on all actors of a replica, before the replica gets requests; its
+            argument is the mesh of the replica's actors. None calls nothing.
+        health: name of an endpoint without arguments that is called on every replica every ``health_interval_s``
+            seconds, and has to answer within ``health_timeout_s``. A replica that does not answer, or raises, gets no
+            requests; if it fails again, it is replaced. None checks only what is checked for every process: that it is
+            alive and not frozen.
         health_interval_s: seconds from one check to the next.
-        health_timeout_s: seconds for an answer; the longest request has to fit in, since checks wait in their turn.
+        health_timeout_s: seconds for an answer; longer than the longest request, because a check waits for the requests
+            before it.
         retries: how often a request to an `idempotent` endpoint is sent again when its replica has died.
-        max_restarts: how many times in a row a replica may die before it has been of use, while no other came up; after
+        max_restarts: how many times in a row a replica may die before it was stable, while no other one came up; after
             that the service fails.
-        stable_s: a replica has been of use when it has been up for so many seconds, or has come to its second request.
+        stable_s: a replica is stable when it has been up for this many seconds, or has reached its second request.
         backoff_s: seconds until the second replacement in a row; it doubles each time, up to ten seconds. The first
             replacement starts at once.
-        drain_timeout_s: seconds that a replica has to finish its sessions and its requests before it is stopped.
+        drain_timeout_s: seconds that a replica has to finish its sessions and requests before it is stopped.
     """
 
     procs: int = 1
@@ -180,17 +182,17 @@ class ServiceTemplate(Generic[P, S]):
         """Start the service, owned by the calling actor. Returns at once; ``await`` it to have all replicas up.
 
         Requests may be sent at once: they wait for the first replica. The service ends with its owner. If it fails,
-        since a replica cannot be kept alive, the owner is told by a `MeshFailure`, as of any mesh.
+        because a replica cannot be kept alive, the owner gets a `MeshFailure`, as for any mesh.
 
         Args:
-            *args: for ``__init__`` of every actor.
-            name: of the service, for people; None takes the name of the class.
-            **kwargs: for ``__init__`` of every actor.
+            *args: arguments of ``__init__`` of every actor.
+            name: name of the service, for people; None uses the name of the class.
+            **kwargs: keyword arguments of ``__init__`` of every actor.
 
         Raises:
             TypeError: the arguments do not fit ``__init__``.
             ActorDefinitionError: (a `TypeError`) the class cannot be spawned, one of its endpoints has a name that a
-                service uses itself, or ``setup`` or ``health`` are no endpoints of it.
+                service uses itself, or ``setup`` or ``health`` are not endpoints of it.
             PayloadError: (a `TypeError`) the class or an argument cannot be pickled.
         """
         assert _start is not None  # importing skipper.control has registered it

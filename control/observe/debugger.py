@@ -393,16 +393,16 @@ def parked(address: Address = None, *, timeout: float = 5.0) -> list[BreakpointR
 def cast_command(
     line: str, who: Iterable[str] = (), address: Address = None, *, timeout: float = 5.0
 ) -> dict[str, str]:
-    """Have parked actors run a command of pdb's, such as ``p loss`` or ``continue``.
+    """Run a command of pdb in parked actors, such as ``p loss`` or ``continue``.
 
     Args:
         line: the command.
-        who: names of actors, with their rank or without; none means all that are parked.
-        address: of the job, as `job_status` takes it.
+        who: names of actors, with or without a rank; none means all that are parked.
+        address: the address of the job, as for `job_status`.
         timeout: in seconds.
 
     Returns:
-        What it said, by actor.
+        The output of the command, by actor.
 
     Raises:
         JoinError: as `join` says.

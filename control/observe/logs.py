@@ -56,14 +56,14 @@ class LogOptions:
     The example of `Logs` shows one.
 
     Attributes:
-        shown: whether it comes to the script's standard output and error at all.
-        prefixed: whether each line says whose it is.
-        aggregate_s: how long a line is held back to see who else says so; 0 for not at all. With one process nothing
-            is held back.
-        max_lines_per_s: of each stream of one process, on average; ten times as many may come at once. Those beyond are
-            dropped, and counted.
-        max_total_lines_per_s: of all processes, likewise, once what they have in common is one line. Streams that go
-            beyond ``max_lines_per_s`` for longer than a second share a tenth of it.
+        shown: whether the output is written to the script's standard output and error at all.
+        prefixed: whether each line begins with the name of its process.
+        aggregate_s: how long a line is held back to find out which other processes write the same; 0 for not at all.
+            With one process nothing is held back.
+        max_lines_per_s: limit for each stream of one process, on average; ten times as many may come in a burst.
+            Further lines are dropped and counted.
+        max_total_lines_per_s: the same limit for all processes, where a line that several write counts once. Streams
+            that exceed ``max_lines_per_s`` for longer than a second share a tenth of it.
     """
 
     shown: bool = True
@@ -84,8 +84,8 @@ class Logs:
     """The output of a job's processes, as it is collected; a context manager.
 
     Attributes:
-        options: those in force.
-        dropped: lines that were not shown, since there were too many, or the script's output was too slow.
+        options: the present options.
+        dropped: lines that were not shown, because there were too many, or the script's output was too slow.
 
     Example:
         ```python
@@ -131,11 +131,11 @@ class Logs:
 
     @property
     def folder(self) -> Path | None:
-        """Where each process has its files; None for nowhere, or not yet."""
+        """The folder with the files of each process; None if there is none, or none yet."""
         return self._files[-1].folder if self._files else None
 
     def begin(self, level: int | None = None) -> None:
-        """Have all processes write to this, those that are there and those that come."""
+        """Collect the output of all processes, those that run now and those that start later."""
         redirection = Redirection(self._collector.address, level)
         if self._process.children.alive() or self._process.remote_launch.hosts():
             survey(self._process, "logs", redirection, timeout=5.0)
@@ -155,7 +155,7 @@ class Logs:
         """Change options from now on; None leaves one as it is.
 
         Raises:
-            ValueError: a bound makes no sense.
+            ValueError: a limit is out of its range.
         """
         given: dict[str, Any] = {
             "shown": shown,
@@ -171,7 +171,7 @@ class Logs:
         return self.options
 
     def close(self) -> None:
-        """Let all processes write to where they wrote before; what they have written so far is still shown."""
+        """Restore where all processes wrote before; what they have written so far is still shown."""
         if not self._closed:
             survey(self._process, "logs", self._before, timeout=5.0)
             self._hear_hosts()
@@ -335,25 +335,25 @@ def show_output(process: Process) -> None:
 
 
 def shown_output() -> Logs | None:
-    """The output as this script shows it by default, to `change` it; None where it does not, or nothing runs yet."""
+    """The output that this script shows by default, to `change` it; None if it shows none, or nothing runs yet."""
     return _shown
 
 
 def collect_logs(
     *, options: LogOptions | None = None, folder: str | Path | None = None, level: int | None = None
 ) -> Logs:
-    """Have the output of every process of this script's job, now and later, shown in another way than by default.
+    """Show the output of every process of this script's job, now and later, in another way than by default.
 
-    Each line says whose it is, ``[trainers gpus=3] ...``; what several say alike is shown once, ``[trainers x16] ...``.
-    It is taken from the descriptors 1 and 2, so what C libraries print comes, too, and so do the last words of a
-    process that is killed. Who writes never waits for the script's output: lines that are too many are dropped, and
-    counted.
+    Each line begins with the name of its process, ``[trainers gpus=3] ...``; a line that several write is shown once,
+    ``[trainers x16] ...``. It is read from the file descriptors 1 and 2, so the output of C libraries is included, and
+    so are the last lines of a process that is killed. A process never waits for the script's output: if there are too
+    many lines, some are dropped, and counted.
 
     Args:
         options: see `LogOptions`.
-        folder: where each process gets a file for each of its streams, whole and as it was written, of mode 0600; it is
-            made, with mode 0700.
-        level: have the processes' `logging` speak from this level on, on their standard error.
+        folder: a folder in which each process gets a file for each of its streams, complete and unchanged, of mode
+            0600; it is created with mode 0700.
+        level: make the `logging` of the processes write from this level on, to their standard error.
 
     Raises:
         AlreadyInJobError: this process is not the root of its job.

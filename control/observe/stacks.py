@@ -132,7 +132,7 @@ class ProcessStacks:
     text: str = ""
 
     def is_meant_by(self, word: str) -> bool:
-        """Whether a word chooses it: its pid, its name or that of an actor, or the beginning of one."""
+        """Whether a word selects it: its pid, its name or that of one of its actors, or the beginning of one."""
         if word.isdecimal():
             return self.pid == int(word)
         if self.problem and word in self.name:  # which may be its command line, where nobody knows its name
@@ -145,14 +145,14 @@ def job_stacks(
 ) -> list[ProcessStacks]:
     """The stacks of all processes of a running job (see `job_status`), the script first.
 
-    A process that answers tells by itself. One that does not, since it is stopped or does not let go of the
-    interpreter lock, is looked at from outside by the process that launched it; the script itself, and then everything
-    below it, by this process.
+    A process that answers reports its own stacks. One that does not, because it is stopped or holds the interpreter
+    lock, is inspected from outside by the process that launched it; if the script does not answer, this process
+    inspects it and everything below it.
 
     Args:
-        address: as `job_status` takes it.
-        native: have `py-spy` look at all of them, and show frames of C and C++ code.
-        timeout: seconds after which a process that does not answer is looked at from outside.
+        address: as for `job_status`.
+        native: inspect all of them with `py-spy`, and show frames of C and C++ code.
+        timeout: seconds after which a process that does not answer is inspected from outside.
 
     Raises:
         JoinError: as `join` says.

@@ -239,23 +239,23 @@ class JobStatus:
 
     @property
     def deaths_total(self) -> int:
-        """Processes that have died without having been told to."""
+        """The number of processes that have died without having been stopped."""
         return sum(process.report.deaths_total for process in self.processes if process.report is not None)
 
     @property
     def last_error(self) -> Event | None:
-        """The latest exception that left an endpoint, or ended an actor, in a process that is still there."""
+        """The latest exception that left an endpoint, or ended an actor, in a process that still runs."""
         reports = [process.report for process in self.processes if process.report is not None]
         errors = [report.last_error for report in reports if report.last_error is not None]
         return max(errors, key=lambda event: event.at_s, default=None)
 
     @property
     def is_healthy(self) -> bool:
-        """Whether every process answers, or has only just been started."""
+        """Whether every process answers, or is still starting."""
         return all(process.state != "silent" for process in self.processes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON knows it: attributes by name, with ``hosts``, ``healthy`` and ``last_error`` beside."""
+        """Everything as plain data for JSON: attributes by name, and ``hosts``, ``healthy`` and ``last_error``."""
         return {
             "job": self.job,
             "taken_s": self.taken_s,
@@ -268,11 +268,11 @@ class JobStatus:
 
 
 def job_status(address: str | os.PathLike[str] | None = None, *, timeout: float = 5.0) -> JobStatus:
-    """Look at a running job of this user on this host, or at one's own.
+    """The status of a running job of this user on this host, or of the job that this process belongs to.
 
     Args:
-        address: as `join` takes it, or the name of the job's script, that script's process id, or the job's id; None:
-            the job that this process belongs to, or else the only one.
+        address: as for `join`, or the name of the job's script, that script's process id, or the job's id; None: the
+            job that this process belongs to, or else the only one.
         timeout: seconds after which a process that does not answer counts as silent.
 
     Raises:

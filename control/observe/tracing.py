@@ -19,18 +19,17 @@ _log = logging.getLogger("skipper.control")
 
 
 def enable_tracing(provider: Provider | None = None) -> None:
-    """Record spans of OpenTelemetry in this process, and in all others of its job: those that run, and those to come.
+    """Record spans of OpenTelemetry in this process, and in all present and future processes of its job.
 
-    A call of an endpoint is a span at its caller, and another one, its child, at each actor that handles it; what an
-    endpoint calls in its turn is a child of that.
+    A call of an endpoint is a span at its caller, and a child of that span at each actor that handles it; the calls
+    that the endpoint makes are children of the latter.
 
-    What becomes of them each process decides by itself: its own tracer provider takes them, the global one of the
-    process, which a ``bootstrap`` of `HostMesh.spawn_procs` may have set. Where there is none, one is made as the
-    variables say that OpenTelemetry defines, such as ``OTEL_TRACES_EXPORTER=otlp`` and ``OTEL_SERVICE_NAME``; without
-    the first of these, nothing is exported.
+    Each process decides where its spans go: to the global tracer provider of the process, which a ``bootstrap`` of
+    `HostMesh.spawn_procs` can set. If there is none, one is made from the environment variables of OpenTelemetry, such
+    as ``OTEL_TRACES_EXPORTER=otlp`` and ``OTEL_SERVICE_NAME``; without the first of these, nothing is exported.
 
     Args:
-        provider: for this process; None: the global one.
+        provider: the tracer provider of this process; None: the global one.
 
     Raises:
         TracingMissingError: (an `ImportError`) OpenTelemetry is not installed here.

@@ -43,27 +43,28 @@ class ActorServer:
 
     Args:
         host: name or address to listen on.
-        port: to listen on; 0 takes a free one, see `address`.
-        mapping: who is told of the names, if anybody.
-        namespace: that the names are meant in; None: that of ``mapping`` where it has one, or else that of
-            `namespaces.namespace`. Clients that look for a name in another are told that there is no such actor.
-        secret: that callers have to know, of 16 bytes or more; None: that of the user (see `user_secret`).
-        tls: to encrypt. Without it, or `certs`, the server listens beyond the host only where it is told to.
-        certs: in place of `tls`, a folder of certificates as `skipper certs` issues them: then clients need one of the
-            same cluster, with one of `roles`, that was not revoked. The folder is looked at again and again.
-        roles: with `certs`, whose holders may call: ``script``, ``host``, ``client``; None: all of them.
-        insecure: listen beyond the host without TLS: whoever can listen on the network then reads what is sent. It
-            still cannot be changed on the way, and no stranger can call.
-        allow_json: serve whoever comes without a proof, as long as they speak JSON. Not even a server that only
-            processes of this host can reach does that by itself, since a host may have several users.
-        advertise: the host name or address that `mapping` is told, where others know this host by another.
-        max_message_nbytes: of arguments, or of a result.
+        port: port to listen on; 0: a free one, see `address`.
+        mapping: where the names are registered, if anywhere.
+        namespace: the namespace of the names; None: that of ``mapping`` if it has one, or else that of
+            `namespaces.namespace`. Clients that look for a name in another namespace do not find the actor.
+        secret: the secret that callers have to know, of 16 bytes or more; None: that of the user (see `user_secret`).
+        tls: certificate and key for TLS. Without it, or `certs`, the server listens for other hosts only if `insecure`
+            is set.
+        certs: in place of `tls`, a folder of certificates as `skipper certs` issues them: clients then need one of the
+            same cluster, with one of `roles`, that was not revoked. The folder is reloaded when it changes.
+        roles: with `certs`, the roles whose holders may call: ``script``, ``host``, ``client``; None: all of them.
+        insecure: listen for other hosts without TLS: anyone on the network path can then read what is sent. They still
+            cannot change it, and only clients with the secret can call.
+        allow_json: also serve clients without a proof of the secret, if they use JSON. No server does this by default,
+            also not one that only this host can reach, because a host may have several users.
+        advertise: the host name or address to register with `mapping`, if others know this host by another one.
+        max_message_nbytes: maximum size of arguments, or of a result.
 
     Raises:
-        ValueError: a number is out of its range, or it may not listen there without TLS, or nobody else could reach
-            what it would advertise; or both `tls` and `certs` are given, or `roles` without `certs`, or there is no
-            such role.
-        TypeError: a number is none.
+        ValueError: a number is out of its range, or it may not listen there without TLS, or other hosts could not reach
+            the address that it would advertise; or both `tls` and `certs` are given, or `roles` without `certs`, or
+            there is no such role.
+        TypeError: a number has another type.
         CertificateError: (a `ValueError`) TLS cannot use the folder, or it is for a client.
         UnsafeFileError: others could read the user's secret.
 
@@ -136,37 +137,37 @@ class ActorServer:
 
     @property
     def address(self) -> str:
-        """``host:port``, as others are to dial it; the port is known once the server has been started."""
+        """``host:port`` for clients to connect to; the port is known when the server has been started."""
         return addresses.at(self.host, self.port)
 
     @property
     def namespace(self) -> str:
-        """The namespace that its names are meant in."""
+        """The namespace of its names."""
         found = self._namespace if self._namespace is not None else getattr(self.mapping, "namespace", None)
         return found if found is not None else namespaces.namespace()
 
     def register(self, name: str, instance: object, *, concurrency: int = 1, replace: bool = False) -> str:
         """Serve an object, or an `ActorMesh`, under a name.
 
-        Of an object all methods can be called whose names do not begin with an underscore, plain or ``async``; of a
-        mesh the endpoints: one actor answers with its result, several with a `ValueMesh`. A mesh that fails or is
-        stopped loses its name.
+        Clients can call all methods of an object whose names do not begin with an underscore, plain or ``async``; of a
+        mesh they can call the endpoints: one actor answers with its result, several with a `ValueMesh`. A mesh that
+        fails or is stopped loses its name.
 
         Args:
-            name: of the actor; absolute, or in the server's namespace.
-            instance: what is served; it is not copied.
+            name: name of the actor; absolute, or in the server's namespace.
+            instance: the object to serve; it is not copied.
             concurrency: how many calls of an object may run at the same time, each in a thread of its own, or on the
-                event loop of the server. 1 spares it every thought of that. Those beyond wait in the order in which
-                they came. Actors of a mesh see to that themselves.
-            replace: take the name from whatever this server has under it.
+                event loop of the server; with 1 the object need not be thread-safe. Further calls wait in the order of
+                their arrival. It does not apply to actors of a mesh.
+            replace: replace an actor that this server already has under the name.
 
         Returns:
-            The handle of this very actor.
+            The handle of this actor.
 
         Raises:
-            ValueError: that is no name, or this server has an actor of that name, or `concurrency` is below 1.
+            ValueError: it is not a valid name, or this server has an actor of that name, or `concurrency` is below 1.
             RuntimeError: the server has been stopped.
-            NamingError: the mapping could not take note of it.
+            NamingError: the mapping could not register it.
         """
         namespaces.check_name(name)
         check_count("concurrency", concurrency, 1)
@@ -183,23 +184,23 @@ class ActorServer:
         return hosted.handle
 
     def unregister(self, name: str) -> None:
-        """Serve an actor no longer. Calls that are running go on.
+        """Stop serving an actor. Calls that are running continue.
 
         Raises:
-            KeyError: there is none of this name.
+            KeyError: there is no actor of this name.
         """
         self._catalog.remove(name)
 
     def start(self) -> ActorServer:
-        """Listen, serve, and have the mapping take note of the names.
+        """Listen, serve, and register the names with the mapping.
 
         Returns:
             The server itself.
 
         Raises:
-            WireError: the address cannot be listened on.
+            WireError: the server cannot listen on the address.
             RuntimeError: it has been started, or stopped, before.
-            NamingError: the mapping could not take note of a name; the server has been stopped.
+            NamingError: the mapping could not register a name; the server has been stopped.
         """
         grpc_poller.choose()
         from skipper.control.rpc.wire.listener import ActorListener
@@ -227,10 +228,10 @@ class ActorServer:
         return self
 
     def stop(self, *, grace_s: float = 5.0) -> None:
-        """Take the names back, take no more calls, and wait for those that are running. It may be called again.
+        """Unregister the names, accept no more calls, and wait for those that are running. It may be called again.
 
         Args:
-            grace_s: seconds; what has not ended by then is cut off, and its operations are cancelled.
+            grace_s: seconds to wait; calls that have not ended by then are aborted, and operations are cancelled.
         """
         grace_s = check_seconds("grace_s", grace_s)
         if self._catalog.close():
@@ -265,7 +266,7 @@ class ActorServer:
         return found if isinstance(found, messages.CallFailure) else found.methods()
 
     def list_actors(self, query: messages.Query) -> tuple[messages.ActorInfo, ...]:
-        """The actors, or the one that is meant, if it is here."""
+        """The actors, or the one with the given name, if it is here."""
         hosted = self._catalog.all()
         if query.actor:
             meant = self._catalog.by_name(query.actor)
@@ -279,7 +280,7 @@ class ActorServer:
         return self._operations.start(start)
 
     def poll_operation(self, query: messages.OperationQuery, remaining_s: float | None) -> messages.OperationState:
-        """Where an operation is."""
+        """The state of an operation."""
         return self._operations.poll(query, remaining_s)
 
     def cancel_operation(self, query: messages.OperationQuery) -> messages.OperationState:

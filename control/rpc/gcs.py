@@ -22,16 +22,16 @@ _RUNNING = 'status = "RUNNING"'
 class GcsResolver:
     """Finds the running machines that have the service's name for a network tag.
 
-    Where on a machine the service is, the machine's metadata says: under the key ``skipper-service-NAME`` the URL,
-    such as ``grpc://:7000/controller``, whose host may be left out. Then it is the machine's first internal address.
+    The machine's metadata has the URL of the service, under the key ``skipper-service-NAME``, such as
+    ``grpc://:7000/controller``. Without a host in it, the host is the machine's first internal address.
 
     The example of `ChainResolver` shows one.
 
     Args:
         project: id of the project; None: that of the application default credentials.
-        url: where a service is on machines whose metadata does not say, as there; ``{name}`` stands for its name.
+        url: the URL of a service on machines without such metadata; ``{name}`` is replaced by the service's name.
         client: a ``compute_v1.InstancesClient`` to ask; None: one with the application default credentials.
-        timeout: seconds for an answer.
+        timeout: seconds to wait for an answer.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class GcsResolver:
         """The URLs of a service, in the order of zones and machines that Google gives.
 
         Raises:
-            NameNotFoundError: (a `LookupError`) no machine has this tag, or none says where on it the service is.
-            ResolverError: Google does not answer, or does not let us ask, or a machine's metadata is no URL.
+            NameNotFoundError: (a `LookupError`) no machine has this tag, or none has the URL of the service.
+            ResolverError: Google does not answer, or denies access, or a machine's metadata is not a URL.
             ImportError: ``google-cloud-compute`` is not installed.
         """
         machines = [machine for machine in self._running() if name in machine.tags.items]

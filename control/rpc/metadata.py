@@ -206,19 +206,19 @@ class MetadataService:
 
 
 class MetadataServer(ActorServer):
-    """The metadata service; a context manager. Arguments are those of `ActorServer`, less those about names.
+    """The metadata service; a context manager. Arguments are those of `ActorServer`, without those about names.
 
-    What is registered is in its memory alone. When it is restarted at the same address, whoever has registered does
-    so again by itself, within a third of the lease.
+    Registrations are only in its memory. When it is restarted at the same address, clients register again by
+    themselves, within a third of the lease.
 
     Args:
         host: name or address to listen on.
-        port: to listen on; 0 takes a free one.
-        secret: that callers have to know; None: that of the user.
-        tls: to encrypt.
-        certs: as of `ActorServer`.
-        insecure: listen beyond the host without TLS.
-        allow_json: serve whoever comes without a proof. Whoever can reach it can then take names.
+        port: port to listen on; 0: a free one.
+        secret: the secret that callers have to know; None: that of the user.
+        tls: certificate and key for TLS.
+        certs: as for `ActorServer`.
+        insecure: listen for other hosts without TLS.
+        allow_json: also serve clients without a proof of the secret. All that can reach it can then register names.
 
     Example:
         ```python
@@ -259,7 +259,7 @@ class MetadataServer(ActorServer):
         self.register(_NAME, MetadataService())
 
     def environment(self) -> dict[str, str]:
-        """What a process needs in its environment to find this service without an argument."""
+        """The environment variables with which a process finds this service without an argument."""
         return {METADATA_VARIABLE: self.address}
 
 
@@ -301,14 +301,14 @@ class MetadataResolver(_MetadataClient):
     The example of `MetadataServer` shows one.
 
     Args:
-        address: its ``host:port``; None: what the environment variable ``SKIPPER_METADATA`` says.
-        namespace: that names are meant in; None: that of `namespaces.namespace`.
-        secret: that it knows, too; None: that of the user.
-        tls: to encrypt.
-        timeout: seconds for an answer.
+        address: its ``host:port``; None: the value of the environment variable ``SKIPPER_METADATA``.
+        namespace: the namespace of names; None: that of `namespaces.namespace`.
+        secret: the secret of the service; None: that of the user.
+        tls: certificates for TLS.
+        timeout: seconds to wait for an answer.
 
     Raises:
-        ValueError: there is no address, or it is none.
+        ValueError: there is no address, or it is not valid.
     """
 
     def __init__(
@@ -326,9 +326,9 @@ class MetadataResolver(_MetadataClient):
         """The URLs of a name, the latest registration first.
 
         Raises:
-            NameNotFoundError: (a `LookupError`) nobody has it.
+            NameNotFoundError: (a `LookupError`) it is not registered.
             ResolverError: the service does not answer.
-            ValueError: that is no name.
+            ValueError: it is not a valid name.
         """
         absolute = namespaces.absolute(name, self.namespace)
         urls: list[str] = self._ask("resolve", absolute)
@@ -353,21 +353,20 @@ class MetadataResolver(_MetadataClient):
 class MetadataMapping(_MetadataClient):
     """Registers names with the metadata service, and renews what it has registered; a context manager.
 
-    The registrations end within ``lease_s`` of the end of this process, however that comes, and so they do while it
-    stands still. It renews them on a thread of its own, every third of that time, and registers again whatever the
-    service has forgotten.
+    The registrations end within ``lease_s`` of the end of this process, in any way, and also while it is stopped. It
+    renews them on a thread of its own, every third of that time, and registers again what the service has lost.
 
     The example of `MetadataServer` shows one.
 
     Args:
-        address: the service's ``host:port``; None: what the environment variable ``SKIPPER_METADATA`` says.
-        namespace: that names are meant in; None: that of `namespaces.namespace`.
-        secret: that the service knows, too; None: that of the user.
-        tls: to encrypt.
-        lease_s: from 0.1 to 3600.
+        address: the service's ``host:port``; None: the value of the environment variable ``SKIPPER_METADATA``.
+        namespace: the namespace of names; None: that of `namespaces.namespace`.
+        secret: the secret of the service; None: that of the user.
+        tls: certificates for TLS.
+        lease_s: the lease in seconds, from 0.1 to 3600.
 
     Raises:
-        ValueError: there is no address, or it is none, or the lease is out of its range.
+        ValueError: there is no address, or it is not valid, or the lease is out of its range.
     """
 
     def __init__(
@@ -392,8 +391,8 @@ class MetadataMapping(_MetadataClient):
         """Register a service, and keep it registered.
 
         Raises:
-            ResolverError: the service does not answer, or does not take the name.
-            ValueError: that is no name.
+            ResolverError: the service does not answer, or does not accept the name.
+            ValueError: it is not a valid name.
         """
         key = (namespaces.absolute(name, self.namespace), target_url)
         lease = secrets.token_hex(16)
@@ -416,7 +415,7 @@ class MetadataMapping(_MetadataClient):
             self._ask("withdraw", lease)
 
     def close(self) -> None:
-        """Renew nothing any more: what is registered ends with its lease."""
+        """Stop renewing: the registrations end with their leases."""
         self._closing.set()
         super().close()
 

@@ -27,12 +27,13 @@ _ANSWER_WITHIN_S = 15.0
 
 
 class RemoteOperation(Generic[R]):
-    """A call that runs on its server. It goes on if nobody asks for it, until `cancel`.
+    """A call that runs on its server. It continues without a client that waits for it, until `cancel`.
 
-    The server keeps the result for ten minutes; then, and when it is restarted, `OperationNotFoundError` is raised.
+    The server keeps the result for ten minutes; after that, or after a restart of the server, `OperationNotFoundError`
+    is raised.
 
     Attributes:
-        id: of the operation.
+        id: the id of the operation.
 
     Example:
         ```python
@@ -62,7 +63,7 @@ class RemoteOperation(Generic[R]):
         weakref.finalize(self, backends.give_back, backend)
 
     def poll(self, *, wait_s: float = 0.0) -> Future[bool]:
-        """Whether it has ended; the answer comes when it has, or after ``wait_s`` seconds, 20 at the longest.
+        """Whether it has ended; the answer comes when it has, or after ``wait_s`` seconds, at most 20.
 
         Raises, as a future: OperationNotFoundError, or what a call raises that cannot be delivered.
         """
@@ -70,20 +71,20 @@ class RemoteOperation(Generic[R]):
         return beside(lambda: self._ask(self._backend.channel.poll, seconds).answer is not None)
 
     def result(self, *, timeout: float | None = None) -> Future[R]:
-        """What the method returns, once it has; as a future, which raises what a call raises.
+        """A future of the method's result, which raises what a call raises.
 
         Args:
-            timeout: seconds; the operation goes on even if they pass.
+            timeout: seconds; the operation continues after them.
         """
         seconds = check_optional_seconds("timeout", timeout)
         deadline = None if seconds is None else time.monotonic() + seconds
         return beside(lambda: self._wait(deadline))
 
     def cancel(self) -> Future[bool]:
-        """Have it end: an ``async`` method is cancelled, any other finds out by `control.rpc.is_cancelled`.
+        """Cancel it: an ``async`` method is cancelled, any other can find out by `control.rpc.is_cancelled`.
 
         Returns:
-            A future: whether it was cancelled; False where it had ended by itself.
+            A future: whether it was cancelled; False if it had ended by itself.
         """
 
         def cancel() -> bool:

@@ -11,40 +11,40 @@ from skipper.control.rpc.urls import ServiceUrl
 
 @runtime_checkable
 class Resolver(Protocol):
-    """Finds services by name; for any number of threads. Users write their own.
+    """Finds services by name; any number of threads may use it. Users can write their own.
 
-    One that means names in a namespace tells it by an attribute ``namespace``: servers of another namespace that have
-    come to live at an address of this one then refuse to be taken for what was there.
+    A resolver with names in one namespace has it as the attribute ``namespace``: if a server of another namespace now
+    has an address of this one, it refuses the calls.
     """
 
     def resolve(self, name: str) -> list[str]:
         """The URLs of all servers that provide the service ``name``.
 
         Raises:
-            NameNotFoundError: (a `LookupError`) nobody provides it.
-            ResolverError: it cannot be found out at the moment.
+            NameNotFoundError: (a `LookupError`) no server provides it.
+            ResolverError: it cannot be resolved at the moment.
         """
 
 
 @runtime_checkable
 class NameMapping(Protocol):
-    """Takes note of where services are, so that resolvers can tell. Users write their own.
+    """Registers where services are, for resolvers to find them. Users can write their own.
 
-    One that has a method ``unregister(name, target_url)`` is told of the end, too.
+    If it has a method ``unregister(name, target_url)``, that is called at the end of a service.
     """
 
     def register(self, name: str, target_url: str) -> object:
-        """Take note that the service ``name`` is at ``target_url`` from now on; what it returns is ignored."""
+        """Register that the service ``name`` is at ``target_url`` from now on; the return value is ignored."""
 
 
 class FixedResolver:
-    """Addresses that are known beforehand.
+    """Addresses that are known in advance.
 
     Args:
-        *urls: URLs of the one service there is, whatever its name; or one mapping from names to URLs.
+        *urls: URLs of the only service, for any name; or one mapping from names to URLs.
 
     Raises:
-        ServiceUrlError: (a `ValueError`) that is no URL of a service.
+        ServiceUrlError: (a `ValueError`) one of them is not a URL of a service.
         ValueError: there is no URL.
 
     Example:
@@ -72,7 +72,7 @@ class FixedResolver:
             ServiceUrl.parse(url)
 
     def resolve(self, name: str) -> list[str]:
-        """The addresses, as they were given; raises as `Resolver.resolve` says."""
+        """The given addresses; raises as `Resolver.resolve` does."""
         if self._by_name is None:
             return list(self._urls)
         if not (urls := self._by_name.get(name)):
@@ -109,16 +109,16 @@ class ChainResolver:
 
     @property
     def namespace(self) -> str | None:
-        """That of its resolvers, where all that have one agree."""
+        """The namespace of its resolvers, if all that have one agree."""
         found = {within for each in self._resolvers if (within := getattr(each, "namespace", None)) is not None}
         return found.pop() if len(found) == 1 else None
 
     def resolve(self, name: str) -> list[str]:
-        """What the first one says that knows it.
+        """The URLs from the first resolver that knows the name.
 
         Raises:
             NameNotFoundError: (a `LookupError`) none of them knows it.
-            ResolverError: none of them knows it, and one could not find out: its error.
+            ResolverError: none of them knows it, and one could not resolve it: its error.
         """
         failure: NamingError | None = None
         for resolver in self._resolvers:

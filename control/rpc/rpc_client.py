@@ -30,13 +30,13 @@ R = TypeVar("R")
 class ActorHandle:
     """One actor of an `ActorServer`; it may be passed around.
 
-    `RpcClient.pin` gives it, and ``RpcClient(handle, Cls)`` is a client of it. When the actor is gone, because its
-    server has ended, or because another has been given its name, calls raise `HandleExpiredError`, however many
-    retries there are, and its successor never gets to see them.
+    `RpcClient.pin` returns it, and ``RpcClient(handle, Cls)`` is a client of it. When the actor is gone, because its
+    server has ended, or because another one has its name now, calls raise `HandleExpiredError`, with any number of
+    retries, and are never delivered to its successor.
 
     Attributes:
-        url: where it lives.
-        handle: which of all actors that have lived there it is.
+        url: the URL of the actor.
+        handle: identifies it among all actors that this URL has had.
 
     Example:
         ```python
@@ -63,7 +63,7 @@ class ActorHandle:
     handle: str
 
     def resolve(self, name: str) -> list[str]:
-        """Where it is, whatever it is called: a handle is a `Resolver`."""
+        """Its URL, for any name: a handle is a `Resolver`."""
         return [self.url]
 
 
@@ -72,11 +72,11 @@ class RpcOptions:
     """Options of calls: deadline and retries.
 
     Attributes:
-        timeout: seconds for a call, whatever happens on its way, retries included; None sets no bound. A call that is
-            made while another is served has no more than that one has left, in either case.
-        retries: how often a call may be made again after its first attempt. An attempt is one request that is sent to
-            a server, or a search that has found none to send it to. Only what was surely not delivered is sent again,
-            or what may run twice (`control.idempotent`).
+        timeout: seconds for a call, including retries; None sets no limit. In either case, a call that is made while
+            another one is served has at most the time that is left of that one.
+        retries: how often a call may be repeated after its first attempt. An attempt is one request that is sent to a
+            server, or a search that found no server. A call is repeated only if it was certainly not delivered, or may
+            run twice (`control.idempotent`).
 
     Example:
         ```python
@@ -108,26 +108,26 @@ class RpcOptions:
             raise ValueError(f"retries is an int, 0 or more, not {self.retries!r:.80}")
 
     def copy(self) -> RpcOptions:
-        """The same options; since they cannot be changed, these."""
+        """The same options: this object, because it cannot be changed."""
         return self
 
 
 class RpcClient(Generic[T]):
     """Calls an actor by name: ``await client.method(...)``, or ``client.method(...).get(timeout)`` in a thread.
 
-    Every public method of ``cls`` is there. Where a call goes is remembered; it is looked up again when the actor's
-    handle is not known there any more, when nobody answers, and every few seconds beside the calls. Where several
-    servers have the name, a call goes to the one with the fewest calls of this client outstanding. For any number of
-    threads and event loops; what `with_options` returns shares all of that.
+    It has every public method of ``cls``. Addresses are cached; the client resolves the name again when the actor's
+    handle has expired, when no server answers, and every few seconds in the background. If several servers have the
+    name, a call goes to the one with the fewest outstanding calls of this client. Any number of threads and event loops
+    may use it; the clients that `with_options` returns share all of this.
 
     Args:
-        resolver: who knows where the name is; or an `ActorHandle`, for a client of that very actor.
+        resolver: resolves the name; or an `ActorHandle`, for a client of that one actor.
         cls: the class of the actor, or one with the same methods. It is not sent.
         options: how calls are made.
-        name: of the actor; None: the name of the class.
-        secret: what the server knows, too; None: that of the user (see `user_secret`).
-        tls: to encrypt; it has to be what the server has.
-        max_message_nbytes: of arguments, or of a result.
+        name: name of the actor; None: the name of the class.
+        secret: the secret of the server; None: that of the user (see `user_secret`).
+        tls: certificates for TLS; the server has to use TLS, too.
+        max_message_nbytes: maximum size of arguments, or of a result.
 
     Raises:
         ValueError: the secret is too short, or a number is out of its range.
@@ -175,7 +175,7 @@ class RpcClient(Generic[T]):
         """The same client with other options: ``client.with_options(timeout=3, retries=2)``.
 
         Raises:
-            TypeError: there is no such option, or the timeout is no number.
+            TypeError: there is no such option, or the timeout is not a number.
             ValueError: it cannot have this value.
         """
         other = RpcClient.__new__(type(self))
@@ -184,17 +184,17 @@ class RpcClient(Generic[T]):
         return other
 
     def pin(self, *, timeout: float = 10.0) -> ActorHandle:
-        """The actor that a call would go to now, as itself and not as whatever has its name; waits in this thread.
+        """A handle of the actor that a call would go to now, even if another one gets its name; waits in this thread.
 
         Raises:
-            ControlError: there is none, as for a call.
+            ControlError: there is no such actor, as for a call.
         """
         backend = self._backends.take(deadline_after(timeout))
         self._backends.give_back(backend)
         return ActorHandle(str(backend.url), cast(str, backend.handle))
 
     def close(self) -> None:
-        """Hang up; calls on their way end with an error. Also for those that `with_options` has returned."""
+        """Close the connections; calls in flight end with an error. Also for those that `with_options` has returned."""
         self._backends.close()
 
     def __getattr__(self, name: str) -> RpcMethod[..., Any]:
@@ -215,14 +215,14 @@ class RpcClient(Generic[T]):
 class RpcMethod(Generic[P, R]):
     """A method of a remote actor, as a client calls it.
 
-    `RpcClient` makes them. By hand they are made for methods whose names the client itself has:
+    `RpcClient` makes them. Make one yourself for a method whose name the client itself has:
     ``RpcMethod(client, "close", RpcOptions(), Cls)(...)``.
 
     The example of `RpcOptions` shows one.
 
     Args:
-        client: whose.
-        name: of the method.
+        client: the client.
+        name: name of the method.
         options: how it is called.
         cls: the class of the actor.
 
@@ -263,7 +263,7 @@ class RpcMethod(Generic[P, R]):
         return cast(R, self._open(self._attempts(args, kwargs).run()))
 
     def start(self, *args: P.args, **kwargs: P.kwargs) -> Future[RemoteOperation[R]]:
-        """Have it run on the server for as long as it takes, without a connection that waits for it.
+        """Run it on the server for as long as it takes, without a connection that waits for it.
 
         Returns:
             A future of the operation: it ends when the operation has been started, and raises as a call does.

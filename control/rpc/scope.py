@@ -66,19 +66,19 @@ def serving(scope: Scope) -> Iterator[None]:
 
 
 def remaining_s() -> float | None:
-    """Seconds that are left of the call which the running code serves; None where there is no bound, or no call.
+    """Seconds that are left of the call that the running code serves; None if there is no limit, or no call.
 
-    Calls that it makes through an `RpcClient` have no more than that, by themselves. A thread that it starts by itself
-    does not know, unless it is started with `contextvars.copy_context().run`.
+    Calls that it makes through an `RpcClient` have at most this time. A thread that the code starts does not have this
+    limit, unless it is started with `contextvars.copy_context().run`.
     """
     scope = _current.get()
     return None if scope is None else scope.remaining_s()
 
 
 def is_cancelled() -> bool:
-    """Whether nobody wants the result of what the running code does: its operation was cancelled, or its time is up.
+    """Whether the result of the running call is no longer needed: its operation was cancelled, or its time is up.
 
-    Code that runs for long should look from time to time. An ``async`` method is cancelled by itself, as tasks are.
+    Code that runs for long should check this from time to time. An ``async`` method is cancelled like other tasks.
     """
     scope = _current.get()
     return scope is not None and (scope.is_cancelled or scope.remaining_s() == 0)

@@ -21,9 +21,9 @@ class ServiceUrl:
 
     Attributes:
         scheme: ``actor`` for an actor of an `ActorServer`, ``grpc`` for any other gRPC server.
-        host: name or address; that of IPv6 without its brackets.
+        host: name or address; an IPv6 address without brackets.
         port: 1 to 65535.
-        path: which service of the server: of an actor, its name.
+        path: the service of the server: the name of an actor.
 
     Example:
         ```python
@@ -47,10 +47,10 @@ class ServiceUrl:
 
     @staticmethod
     def parse(text: str) -> ServiceUrl:
-        """The URL that a text is.
+        """Parse a URL.
 
         Raises:
-            ServiceUrlError: (a `ValueError`) it is none.
+            ServiceUrlError: (a `ValueError`) it is not a URL of a service.
         """
         found = _URL.fullmatch(text) if isinstance(text, str) else None
         if found is None:
@@ -59,7 +59,7 @@ class ServiceUrl:
 
     @property
     def target(self) -> str:
-        """Host and port, as gRPC channels take them."""
+        """Host and port, for gRPC channels."""
         return addresses.at(self.host, self.port)
 
     def __str__(self) -> str:

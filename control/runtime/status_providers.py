@@ -29,9 +29,9 @@ class Waterfall:
     The example of `Table` shows one.
 
     Attributes:
-        group: name of the column whose rows of one value belong together.
-        begin: of the column that says when a row's bar begins, as `time.time` counts.
-        stages: of the columns of seconds, which follow one another in a bar.
+        group: name of the column by whose values the rows are grouped.
+        begin: name of the column with the time at which a row's bar begins, as `time.time` counts.
+        stages: names of the columns of seconds, which follow one another in a bar.
     """
 
     group: str
@@ -44,11 +44,11 @@ class Table:
     """A table that a part of a process adds to the status and the dashboard.
 
     Attributes:
-        title: for people; tables of one title from several processes are shown one below the other.
-        columns: their names. A name that ends in ``bytes`` says that the numbers below it are sizes.
-        rows: as many entries each; None where there is nothing to say.
-        left_out: how many rows there are beside these.
-        waterfall: how it is drawn where it can be; None: as a table.
+        title: the title; tables with the same title from several processes are shown one below the other.
+        columns: their names. If a name ends in ``bytes``, the numbers of the column are sizes.
+        rows: as many entries each; None for an empty entry.
+        left_out: how many more rows there are.
+        waterfall: how it is drawn as bars, if that is possible; None: it is shown as a table.
 
     Example:
         ```python
@@ -79,9 +79,9 @@ class Occurrence:
     The example of `Table` shows one.
 
     Attributes:
-        at_s: when it was done, as `time.time` counts.
-        what: for people.
-        figures: more about it, by name, the unit at the name's end.
+        at_s: when it happened, as `time.time` counts.
+        what: a description for people.
+        figures: figures about it, by name; names end in the unit.
     """
 
     at_s: float
@@ -125,11 +125,11 @@ _occurrences: _Providers[Sequence[Occurrence]] = _Providers("cannot read the rec
 
 
 def report_figures(part: str, figures: Callable[[], Figures]) -> None:
-    """Have figures of some part of this process shown in its status, and in the job's metrics.
+    """Add figures of a part of this process to its status, and to the job's metrics.
 
     Args:
-        part: its name; a second reporter of that name takes the place of the first.
-        figures: called, on any thread, whenever somebody asks, and returns numbers by name; it must be quick.
+        part: name of the part; a second reporter of that name replaces the first.
+        figures: called, on any thread, for each status, and returns numbers by name; it must be quick.
     """
     _figures.set(part, lambda: {name: float(value) for name, value in figures().items()})
 
@@ -140,12 +140,12 @@ def figures_now() -> dict[str, dict[str, float]]:
 
 
 def report_table(part: str, table: Callable[[], Table | None] | None) -> None:
-    """Have a table of some part of this process shown to those who watch the job (see `serve_dashboard`).
+    """Add a table of a part of this process to the dashboard of the job (see `serve_dashboard`).
 
     Args:
-        part: its name; a second reporter of that name takes the place of the first.
-        table: called, on any thread, whenever somebody looks; it must be quick, and says None where there is nothing
-            to show. None takes the reporter of that name back.
+        part: name of the part; a second reporter of that name replaces the first.
+        table: called, on any thread, for each update; it must be quick, and returns None if there is nothing to show.
+            Pass None to remove the reporter of that name.
     """
     _tables.set(part, table)
 
@@ -156,12 +156,12 @@ def tables_now() -> list[Table]:
 
 
 def report_occurrences(part: str, lately: Callable[[float], Sequence[Occurrence]]) -> None:
-    """Have what some part of this process does kept in the record of its job, where there is one (``skipper run``).
+    """Add what a part of this process does to the record of its job, if there is one (``skipper run``).
 
     Args:
-        part: its name; a second reporter of that name takes the place of the first.
-        lately: called, on any thread, whenever somebody asks, with a time as `time.time` counts; returns what has been
-            done since then, oldest first. It must be quick.
+        part: name of the part; a second reporter of that name replaces the first.
+        lately: called, on any thread, with a time as `time.time` counts; returns the events since then, oldest first.
+            It must be quick.
     """
     _occurrences.set(part, lately)
 

@@ -128,13 +128,13 @@ _NO_SPAN = _NoSpan()
 
 
 def span(name: str, **attributes: Attribute) -> AbstractContextManager[Span]:
-    """A span of something that this process does, for parts that are no actors; nothing where tracing is off.
+    """A span of something that this process does, for code outside of endpoints; nothing if tracing is off.
 
-    It is a child of the endpoint's that runs, or of whatever span is current, and those made within are its children.
+    It is a child of the span of the running endpoint, or of the current span, and spans made within are its children.
 
     Args:
-        name: what is done, such as ``torchstore.put``.
-        **attributes: of it; more can be said by ``set`` of what the context manager gives.
+        name: name of the span, such as ``torchstore.put``.
+        **attributes: its attributes; ``set`` of the object that the context manager yields adds more.
     """
     return _NO_SPAN if tracer is None else tracer.span(name, attributes)
 

@@ -59,8 +59,8 @@ class Method(MethodView):
 class ServiceMethod(Method, Generic[P, R_co]):
     """One endpoint of a service; each adverb below is a way of calling it.
 
-    They check the arguments against the endpoint's signature and pickle them before anything is sent, as those of
-    meshes do, and return at once. What type checkers know of them is in control/api/views.pyi.
+    Adverbs check the arguments against the endpoint's signature and pickle them before anything is sent, like those of
+    meshes, and return at once. Their types are in control/api/views.pyi.
 
     The example of `ServiceTemplate` shows one.
     """
@@ -70,16 +70,16 @@ class ServiceMethod(Method, Generic[P, R_co]):
     def route(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:
         """Call the replica that has the fewest requests of this process outstanding, or wait for one to come up.
 
-        If it dies, the request goes to another one where that is safe: the endpoint is marked `idempotent`, or the
-        request surely was not handled.
+        If it dies, the request goes to another one if that is safe: the endpoint is marked `idempotent`, or the
+        request was certainly not handled.
 
         Returns:
-            The future of what the endpoint returns; a `ValueMesh` where a replica has several processes.
+            The future of what the endpoint returns; a `ValueMesh` if a replica has several processes.
 
         Raises:
             TypeError: the arguments do not fit the signature.
             PayloadError: an argument cannot be pickled.
-            BackpressureError: the replica is too far behind, or too many requests wait for one to come up.
+            BackpressureError: the replica has too many unhandled requests, or too many requests wait for a replica.
 
         Raises (from the future):
             ActorError: the endpoint raised.
@@ -94,21 +94,21 @@ class ServiceMethod(Method, Generic[P, R_co]):
         """Call every replica.
 
         Args:
-            *args: for the endpoint.
-            rolling: call so many at a time, each while the others take the requests that are routed; None calls all at
-                once, each in its turn among its other requests.
-            absent: what becomes of replicas that are still coming up, or die meanwhile: ``wait`` calls them, or their
-                successors, once they are up, where `route` would send a request again; ``skip`` leaves them out, which
-                is for what a replica fetches by itself when it comes up.
-            **kwargs: for the endpoint.
+            *args: arguments of the endpoint.
+            rolling: call this many replicas at a time, while the others handle the routed requests; None calls all
+                together, each in order with its other requests.
+            absent: what to do with replicas that are still starting, or die during the call: ``wait`` calls them, or
+                their successors, when they are up, if `route` would send a request again; ``skip`` leaves them out, for
+                things that a replica fetches by itself when it starts.
+            **kwargs: keyword arguments of the endpoint.
 
         Returns:
-            The future of the results, along the axis ``replicas``; it ends once all have ended, in the error of the
+            The future of the results, along the axis ``replicas``; it ends when all have ended, with the error of the
             first replica that had one.
 
         Raises:
             TypeError: the arguments do not fit the signature.
-            ValueError: ``rolling`` is below 1, or ``absent`` is something else.
+            ValueError: ``rolling`` is below 1, or ``absent`` is neither of the two.
             PayloadError: an argument cannot be pickled.
         """
         if absent not in ("wait", "skip"):
@@ -164,17 +164,17 @@ class SessionMethod(Method, Generic[P, R_co]):
         self._binding = binding
 
     def route(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:
-        """Call the session's replica; calls of one thread arrive there in their order.
+        """Call the session's replica; calls of one thread arrive there in order.
 
         Raises:
             ValueError: the session is closed.
             TypeError: the arguments do not fit the signature.
             PayloadError: an argument cannot be pickled.
-            BackpressureError: the replica is too far behind.
+            BackpressureError: the replica has too many unhandled requests.
 
         Raises (from the future):
             ActorError: the endpoint raised.
-            SessionLostError: the replica is gone; nothing is sent again, whatever the endpoint.
+            SessionLostError: the replica is gone; no request is sent again, also not to `idempotent` endpoints.
             ServiceEndedError: the service has failed or been stopped.
         """
         if self._binding.is_closed:

@@ -27,10 +27,10 @@ A = TypeVar("A", bound=Actor)
 
 
 class Session(Generic[A]):
-    """Calls that all go to one replica, which may keep something for them: ``with service.session() as session:``.
+    """Calls that all go to one replica, which can keep state for them: ``with service.session() as session:``.
 
     Endpoints are attributes, with the adverb `route`. The replica is the one with the fewest open sessions of this
-    process. A session holds up the draining of its replica until it is closed, up to the drain timeout; it stays in
+    process. A replica that is drained waits until its sessions are closed, up to the drain timeout. A session stays in
     the process that opened it.
 
     Example:
@@ -65,12 +65,12 @@ class Session(Generic[A]):
 
     @property
     def replica(self) -> int | None:
-        """The number of its replica; None before there was one."""
+        """The number of its replica; None before it has one."""
         replica = self._binding.replica
         return None if replica is None else replica.number
 
     def close(self) -> None:
-        """End the session; what is under way is answered. It may be called again."""
+        """End the session; requests in flight are still answered. It may be called again."""
         self._client.unbind(self._binding)
 
     def __getattr__(self, name: str) -> SessionMethod[..., Any]:
@@ -108,7 +108,7 @@ class Service(Generic[A]):
     """Replicas of an actor class behind one name; a reference to them, which may be sent to other actors.
 
     Its endpoints are attributes: ``service.step.route(...)`` (see `ServiceMethod`). ``await service`` waits until all
-    replicas are up, and gives the service. Only the actor that started it owns it; everybody who holds a reference may
+    replicas are up, and returns the service. Only the actor that started it owns it; all code that has a reference may
     call it, and each process routes its own requests.
 
     Example:
@@ -137,12 +137,12 @@ class Service(Generic[A]):
 
     @property
     def name(self) -> str:
-        """As given when it was started."""
+        """The name that it was started with."""
         return self._address.name
 
     @property
     def initialized(self) -> Future[None]:
-        """A future that ends when all replicas are up, or in an error if the service has failed."""
+        """A future that ends when all replicas are up, or with an error if the service has failed."""
         return self._controller.up.call_one()
 
     def session(self) -> Session[A]:
@@ -150,33 +150,33 @@ class Service(Generic[A]):
         return Session(self._address, self._actor_class)
 
     def scale(self, num_replicas: int) -> Future[None]:
-        """Change the number of replicas. Those with the highest numbers go first, and are drained.
+        """Change the number of replicas. Those with the highest numbers are removed first, after draining.
 
         Returns:
-            A future that ends when the new ones are up, and those that are not wanted have gone.
+            A future that ends when the new ones are up, and the removed ones have ended.
 
         Raises:
             ValueError: the number is below 1.
-            TypeError: it is no whole number.
+            TypeError: it is not a whole number.
         """
         check_count("num_replicas", num_replicas, 1, MAX_PROCESSES)
         return self._controller.scale.call_one(num_replicas)
 
     def drain(self, replica: int) -> Future[None]:
-        """Let one replica finish its sessions and requests, and put a fresh one in its place.
+        """Let one replica finish its sessions and requests, and replace it by a new one.
 
         Returns:
-            A future that ends when the fresh one is up. An `ActorError` with an `IndexError` as its cause says that
+            A future that ends when the new one is up. An `ActorError` with an `IndexError` as its cause means that
             there is no such replica.
         """
         return self._controller.drain.call_one(replica)
 
     def metrics(self) -> Future[list[ReplicaMetrics]]:
-        """What is known of each replica, in the order of their numbers, over all processes that call the service."""
+        """The metrics of each replica, in the order of their numbers, over all processes that call the service."""
         return self._controller.metrics.call_one()
 
     def stop(self) -> Future[None]:
-        """Drain all replicas and end the service, which is no failure. It may be called again."""
+        """Drain all replicas and end the service, which is not a failure. It may be called again."""
         result: Promise[None] = Promise()
         controller = self._controller
 

@@ -355,13 +355,14 @@ def _kind(*, is_rsa: bool) -> tuple[object, ...]:
 class Tls:
     """TLS certificates and key of one end of a connection to an actor server, as PEM. Most of it is optional.
 
-    Links between the hosts of a job take nothing but the whole of it, from a folder: see `Certificates`.
+    Links between the hosts of a job need all of it, from a folder: see `Certificates`.
 
     Attributes:
-        authority: certificates that may have signed the other end's; at a server, None asks clients for none.
-        certificate: this end's, with those between it and the authority.
-        key: this end's private key.
-        server_name: at a client, the name that the server's certificate is for, where that is not the address.
+        authority: certificates of the authorities that may sign the other end's; at a server, None: clients need no
+            certificate.
+        certificate: the certificate of this end, with those between it and the authority.
+        key: the private key of this end.
+        server_name: at a client, the name in the server's certificate, if that is not the address.
 
     Example:
         ```python

@@ -11,10 +11,11 @@ BACKEND = "torchstore"
 
 
 def register_vllm() -> None:
-    """Make ``weight_transfer_config={"backend": "torchstore"}`` known to vLLM, for workers and trainers.
+    """Register the weight transfer engine "torchstore" with vLLM, for workers and trainers.
 
-    It is an entry point of the group ``vllm.general_plugins``, which vLLM loads in each of its processes; a trainer
-    calls it by itself. It may be called again.
+    It enables ``weight_transfer_config={"backend": "torchstore"}``. It is an entry point of the group
+    ``vllm.general_plugins``, which vLLM loads in each of its processes; a trainer has to call it. It may be called
+    again.
 
     Raises:
         ImportError: vLLM is not installed, or older than its weight transfer engines for trainers.
@@ -29,13 +30,13 @@ def register_vllm() -> None:
 
 
 def register_ray() -> None:
-    """Make ``tensor_transport="skipper"`` known to Ray, for tensors on CPUs and CUDA.
+    """Register ``tensor_transport="skipper"`` with Ray, for tensors on CPUs and CUDA.
 
-    A module calls it before it defines classes whose methods ask for that transport: Ray's decorator looks it up. It
-    may be called again.
+    Call it before the definition of classes whose methods use that transport: Ray's decorator looks it up. It may be
+    called again.
 
     Raises:
-        ImportError: Ray is not installed, or older than its interface for transports of others.
+        ImportError: Ray is not installed, or older than its interface for custom transports.
     """
     experimental: Any = import_module("ray.experimental")
     transport: Any = import_module("skipper.torchstore.adapters.ray")

@@ -77,12 +77,12 @@ def save_to_directory(
     A rank holds one part of a tensor at a time, not the checkpoint.
 
     Args:
-        key: As it was put or saved.
-        directory: Is made if it is not there; what it holds of an earlier checkpoint is replaced.
-        version: Which one; all ranks write the same.
-        store_name: Which store.
-        process_group: The ranks that share the work; None: all of them, or this process where there is no group.
-        timeout: Of each operation on the store, in seconds.
+        key: The key under which it was put or saved.
+        directory: The directory, which is created if necessary; an earlier checkpoint in it is replaced.
+        version: The version; all ranks write the same.
+        store_name: Name of the store.
+        process_group: The ranks that share the work; None: all of them, or this process if there is no group.
+        timeout: Timeout of each operation on the store, in seconds.
 
     Returns:
         The version's number.
@@ -125,15 +125,15 @@ def load_from_directory(
     Entries that are not tensors are unpickled, as ``load`` does: read only directories that you trust.
 
     Args:
-        directory: With a checkpoint.
-        key: Where to.
+        directory: The directory of the checkpoint.
+        key: The key to put it under.
         version: Its number, higher than those before; None: the next one.
         keep: As in `torchstore.put_state_dict`, and so are ``copies`` and ``checksum``.
         copies: See ``keep``.
         checksum: See ``keep``.
-        store_name: Which store.
-        process_group: The ranks that share the work; None: all of them, or this process where there is no group.
-        timeout: Of each operation on the store, in seconds.
+        store_name: Name of the store.
+        process_group: The ranks that share the work; None: all of them, or this process if there is no group.
+        timeout: Timeout of each operation on the store, in seconds.
 
     Returns:
         The version's number. Other ranks may not have put their parts yet.

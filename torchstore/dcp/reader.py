@@ -39,21 +39,21 @@ class _Found:
 class StoreReader(Keyed, StorageReader):
     """Reads a checkpoint from the store: what `StoreWriter` or `torchstore.put_state_dict` has put.
 
-    Each rank reads the blocks that its planner asks for, with their exact bytes, straight into the tensors that are
-    loaded. All ranks read one version, which stays as it is until they have, whatever is saved meanwhile.
+    Each rank reads the blocks that its planner asks for, with their exact bytes, directly into the tensors that are
+    loaded. All ranks read one version, which does not change until they have read it, even if others are saved.
 
     A reader holds the version from `read_metadata` until its data has been read. If ranks find different versions,
-    because one was saved meanwhile, a rank with the newest holds it for the others until its reader is closed, reset or
-    gone. When ``load`` returns, all ranks have read. If you call the methods by hand, close the reader or use it as a
-    context manager.
+    because one was saved in between, a rank with the newest one holds it for the others until its reader is closed,
+    reset or deleted. When ``load`` returns, all ranks have read. If you call the methods yourself, close the reader or
+    use it as a context manager.
 
     The example of `StoreWriter` shows one.
 
     Args:
-        key: As it was saved; a ``checkpoint_id`` given to ``load`` is another one.
-        store_name: Which store.
+        key: The key of the checkpoint; a ``checkpoint_id`` given to ``load`` replaces it.
+        store_name: Name of the store.
         version: "latest", a number, or ("newer_than", number), as in `torchstore.get_state_dict`.
-        timeout: Of each operation on the store, in seconds.
+        timeout: Timeout of each operation on the store, in seconds.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class StoreReader(Keyed, StorageReader):
         self._is_shared = False  # other ranks still need the version that this one holds
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin to read anew, from another key if there is one."""
+        """Start a new read, from another key if one is given."""
         self.close()
         super().reset(checkpoint_id)
 
@@ -81,7 +81,7 @@ class StoreReader(Keyed, StorageReader):
         self.close()
 
     def close(self) -> None:
-        """Let go of the version that is held, if one is; idempotent."""
+        """Release the version that is held, if there is one; idempotent."""
         self._is_shared = False
         pinned, self._pinned = self._pinned, None
         if pinned is not None:
@@ -95,7 +95,7 @@ class StoreReader(Keyed, StorageReader):
             self._store.release_soon(pinned)
 
     def read_metadata(self, *args: Any, **options: Any) -> Metadata:
-        """What the version holds, which is held from now on.
+        """The metadata of the version, which is held from now on.
 
         Raises:
             KeyNotFoundError: There is none.
@@ -107,12 +107,12 @@ class StoreReader(Keyed, StorageReader):
         """Do nothing: `read_metadata` has done all of it."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Say which version this rank has planned for."""
+        """Add the version for which this rank has planned to the plan."""
         held = self._held()
         return replace(plan, storage_data=_Found(held.version, held.lease))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Have all ranks read the same version, the newest that one of them has found."""
+        """Make all ranks read the same version, the newest that one of them has found."""
         newest: _Found = max(plan.storage_data for plan in plans)
         if all(plan.storage_data.version == newest.version for plan in plans):
             return plans
@@ -123,7 +123,7 @@ class StoreReader(Keyed, StorageReader):
 
         Raises:
             KeyNotFoundError: An entry is not in the version that all ranks read.
-            LayoutMismatchError: A destination has another shape than what is read into it.
+            LayoutMismatchError: A destination has another shape than the entry that is read into it.
             VolumeLostError: The bytes are gone.
             StoreTimeoutError: They did not come in time.
         """

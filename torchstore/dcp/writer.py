@@ -36,22 +36,22 @@ class RankShare:
 class StoreWriter(Keyed, StorageWriter):
     """Writes a checkpoint into the store, as one version of one key.
 
-    Every rank writes what the planner has given to it; the version is there when the last one has, whole or not at
-    all. What was saved can be loaded by `StoreReader`, and read by `torchstore.get_state_dict` like what
-    `put_state_dict` has put. A save that fails half-way leaves the versions before it as they are.
+    Every rank writes what the planner has assigned to it; the version appears, complete, when the last rank has
+    written. `StoreReader` loads it, and `torchstore.get_state_dict` reads it like a version of `put_state_dict`. A save
+    that fails does not change earlier versions.
 
     Args:
-        key: Where; a ``checkpoint_id`` given to ``save`` is another one.
-        store_name: Which store.
+        key: The key to save under; a ``checkpoint_id`` given to ``save`` replaces it.
+        store_name: Name of the store.
         version: Its number, higher than those before; None: the next one.
         keep: How many versions of this key stay readable, as in `torchstore.put_state_dict`.
         copies: In how many volumes each part is stored, as in `torchstore.put_state_dict`.
-        checksum: Whether readers are to check sums, as in `torchstore.put_state_dict`.
-        timeout: Of each operation on the store, in seconds.
+        checksum: Whether readers verify checksums, as in `torchstore.put_state_dict`.
+        timeout: Timeout of each operation on the store, in seconds.
 
     Raises:
-        TypeError: One of these is of another type.
-        ValueError: It is out of its range.
+        TypeError: An argument has another type.
+        ValueError: An argument is out of its range.
 
     Example:
         ```python
@@ -96,19 +96,19 @@ class StoreWriter(Keyed, StorageWriter):
         self._checksum = checksum
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Refuse what cannot be one version.
+        """Check that the save can be one version.
 
         Raises:
-            ValueError: The ranks are told to save without collectives, each for itself.
+            ValueError: The ranks would save without collectives, each for itself.
         """
         if not kwargs.get("use_collectives", True):
             raise ValueError("a checkpoint in the store is one version of all ranks: save with use_collectives=True")
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """The plan as it is.
+        """Return the plan unchanged.
 
         Raises:
-            ValueError: It is one of an earlier save, and would be written under that one's version.
+            ValueError: It is the plan of an earlier save, and would be written under the version of that save.
         """
         if self._version is None and not getattr(plan, "usable", True):
             raise ValueError(
@@ -118,7 +118,7 @@ class StoreWriter(Keyed, StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Tell every rank which version this is, and which part of it is its own."""
+        """Add to the plan of every rank which version this is, and which part of it the rank writes."""
         version = self._store.reserve(self.key) if self._version is None else self._version
         return [replace(plan, storage_data=RankShare(version, index, len(plans))) for index, plan in enumerate(plans)]
 
@@ -145,7 +145,7 @@ class StoreWriter(Keyed, StorageWriter):
         return written
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Every rank has put its part, and the version is there: say in the metadata which one it is."""
+        """Add the version to the metadata: every rank has put its part."""
         metadata.storage_data = next((result.storage_data for rank in results for result in rank), None)
         metadata.storage_meta = self.storage_meta()
 

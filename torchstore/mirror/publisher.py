@@ -39,23 +39,23 @@ _LATEST_NBYTES = 4096
 class Mirror:
     """Writes versions of one key into a folder or an object store, for readers of other jobs.
 
-    A version appears in this order: its chunks, its manifest, and ``latest.json``, which names it. Each of these files
-    appears whole, so that a publisher may be killed at any point: readers see the version before, and the next
-    `publish` finds the chunks that are there. Chunks that the version before has are not written again. There is one
-    publisher of a key at a time; a second one is told so (`VersionExistsError`).
+    A version is written in this order: its chunks, its manifest, and ``latest.json``, which names it. Each of these
+    files appears complete, so that a publisher may be killed at any point: readers then see the previous version, and
+    the next `publish` finds the chunks that exist. Chunks that the previous version has are not written again. There is
+    one publisher of a key at a time; a second one gets `VersionExistsError`.
 
     Args:
-        url: Where, as fsspec has it: "s3://bucket/run7", "/shared/run7".
-        key: Of the state dict in this job's store; readers give it too.
+        url: The folder or bucket, as for fsspec: "s3://bucket/run7", "/shared/run7".
+        key: The key of the state dict in this job's store; readers use it too.
         signer: A `SigningKey`, or a `SharedSecret`.
-        keep: How many versions readers find. The chunks of older ones are removed where no kept one has them.
-        chunk_nbytes: The most bytes of a chunk, which is what is compared, and fetched, as a whole.
+        keep: How many versions readers find. The chunks of older ones are removed, unless a kept one has them.
+        chunk_nbytes: The maximum size of a chunk, which is compared, and fetched, as a whole.
         memory_nbytes: How much of a version is in this process' memory at a time.
-        workers: How many files are written at once.
-        options: Of the file system: credentials, ``{"endpoint_url": ...}``.
+        workers: How many files are written concurrently.
+        options: Options of the file system: credentials, ``{"endpoint_url": ...}``.
 
     Raises:
-        ValueError: An argument is out of its range, or fsspec knows no such file system.
+        ValueError: An argument is out of its range, or fsspec has no such file system.
         ImportError: The package of that file system is not installed.
 
     Example:
@@ -117,21 +117,21 @@ class Mirror:
         store_name: str = DEFAULT_STORE_NAME,
         timeout: float = DEFAULT_MIRROR_TIMEOUT_S,
     ) -> int:
-        """Mirror one version of the store, under its number there; what is there already is not written again.
+        """Mirror one version of the store, under its number there; chunks that exist are not written again.
 
-        It is held in the store until it is written. Quantized tensors are mirrored as they are stored.
+        The store keeps the version until it is written. Quantized tensors are mirrored as they are stored.
 
         Returns:
             Its number.
 
         Raises:
-            VersionExistsError: That number stands for something else in the mirror, or is below the newest one there:
-                another publisher writes to it, or the store of this job has begun anew.
-            KindMismatchError: An entry is no tensor and cannot be written as JSON.
-            MirrorUnreachableError: The file system has failed. What has been written is found by the next call.
-            MirrorSignatureError, MirrorFormatError: What stands in the mirror is not of this key.
-            StoreTimeoutError: It took longer. What has been written is found by the next call.
-            StoreError: As those of `get_state_dict`.
+            VersionExistsError: The mirror has another version of that number, or a newer one: another publisher writes
+                to it, or the store of this job was initialized again.
+            KindMismatchError: An entry is not a tensor and cannot be written as JSON.
+            MirrorUnreachableError: The file system has failed. The next call finds what has been written.
+            MirrorSignatureError, MirrorFormatError: The files in the mirror are not those of this key.
+            StoreTimeoutError: It took longer. The next call finds what has been written.
+            StoreError: As for `get_state_dict`.
         """
         end = asyncio.get_running_loop().time() + check_seconds("timeout", timeout)
         written: list[MirrorManifest] = []
@@ -148,13 +148,13 @@ class Mirror:
 
     @public
     async def sweep(self, *, timeout: float = DEFAULT_MIRROR_TIMEOUT_S) -> int:
-        """Remove what publishers have left that were killed: chunks of no version. Nobody may publish meanwhile.
+        """Remove the chunks without a version that killed publishers have left. Do not publish at the same time.
 
         Returns:
             How many files there were.
 
         Raises:
-            MirrorError: As those of `publish`.
+            MirrorError: As for `publish`.
             StoreTimeoutError: It took longer.
         """
         end = asyncio.get_running_loop().time() + check_seconds("timeout", timeout)
@@ -169,7 +169,7 @@ class Mirror:
         return len(left) + len(unfinished)
 
     def close(self) -> None:
-        """Let go of its threads; idempotent."""
+        """End its threads; idempotent."""
         self._files.close()
 
     def __enter__(self) -> Self:

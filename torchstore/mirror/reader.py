@@ -64,27 +64,27 @@ class MirrorRead:
 class MirrorReader:
     """Reads versions that a `Mirror` has written.
 
-    Signature and hashes are verified before a byte is used, and all that a read needs has arrived before the first
-    tensor is written: a failed read leaves the tensors as they were. A rank fetches the chunks that its boxes touch.
+    Signature and hashes are verified before a byte is used, and everything that a read needs has arrived before the
+    first tensor is written: a failed read does not change the tensors. A rank fetches the chunks that its boxes touch.
 
     The example of `Mirror` shows one.
 
     Args:
-        url: As the publisher has it, or a copy of it.
-        key: As the publisher has it.
+        url: The URL of the publisher, or of a copy of its mirror.
+        key: The key of the publisher.
         verifier: The publisher's `VerifyingKey`, or the `SharedSecret`.
-        cache: A folder of this reader's own for what it has fetched. With it a reader that was killed goes on where it
-            was, and knows which version it has seen. Without it a read holds what it fetches in memory.
+        cache: A folder of this reader for what it has fetched. With it, a reader that was killed continues where it
+            was, and knows which version it has seen. Without it, a read keeps what it fetches in memory.
         poll_s: How often it looks for a newer version, in seconds.
         at_least: Versions below this number are refused as rolled back.
-        workers: How many files are read at once.
-        options: Of the file system: credentials, ``{"endpoint_url": ...}``.
+        workers: How many files are read concurrently.
+        options: Options of the file system: credentials, ``{"endpoint_url": ...}``.
 
     Attributes:
-        last_read: What the last read has moved; None before.
+        last_read: What the last read has moved; None before the first.
 
     Raises:
-        ValueError: An argument is out of its range, or fsspec knows no such file system.
+        ValueError: An argument is out of its range, or fsspec has no such file system.
         ImportError: The package of that file system is not installed.
     """
 
@@ -137,15 +137,15 @@ class MirrorReader:
         delta: bool = False,
         timeout: float = DEFAULT_MIRROR_TIMEOUT_S,
     ) -> dict[Any, Any]:
-        """Read one version, into the tensors of ``user_state_dict`` where there are some.
+        """Read one version, into the tensors of ``user_state_dict`` if there are any.
 
         Args:
-            user_state_dict: Its tensors are filled in place; DTensors take their own shard. None: new tensors, whole.
+            user_state_dict: Its tensors are filled in place; DTensors get their own shard. None: new, whole tensors.
             version: "latest", a number, or ("newer_than", number), which looks again every ``poll_s``.
-            strict: Refuse when the names of the two sides differ. Otherwise what is there is read.
-            delta: You promise that since your last such read nobody has written to these tensors: then only chunks that
-                have changed are fetched. In any doubt (other tensors, another grid of chunks) all are.
-            timeout: In seconds, the wait for a version included.
+            strict: Raise if the names of the two sides differ. Otherwise everything that is there is read.
+            delta: You promise that nothing has written to these tensors since your last such read: then only chunks
+                that have changed are fetched. In any doubt (other tensors, another grid of chunks) all are fetched.
+            timeout: In seconds, including the wait for a version.
 
         Returns:
             The state dict, nested as it was put, with the given tensors.
@@ -153,10 +153,10 @@ class MirrorReader:
         Raises:
             KeyNotFoundError, VersionNotFoundError: There is no such version, or no longer.
             StoreTimeoutError: No newer version arrived in time, or the file system did not answer.
-            MirrorSignatureError: A file is not the publisher's.
+            MirrorSignatureError: A file was not signed by the publisher.
             MirrorFormatError: A signed file is not what this release writes.
-            MirrorRolledBackError: Older files stand where newer ones have been.
-            MirrorDamagedError: A chunk is missing, cut off or altered.
+            MirrorRolledBackError: The mirror has older files than before.
+            MirrorDamagedError: A chunk is missing, truncated or altered.
             MirrorUnreachableError: The file system has failed.
             StateDictMismatchError, LayoutMismatchError, DTypeMismatchError, KindMismatchError: The two do not fit;
                 found before a chunk is fetched.
@@ -182,14 +182,14 @@ class MirrorReader:
         strict: bool = True,
         timeout: float = DEFAULT_MIRROR_TIMEOUT_S,
     ) -> AsyncIterator[int]:
-        """Fill tensors with each newer version as it comes, by what has changed; yields the numbers.
+        """Fill tensors with each newer version as it comes, reading only what has changed; yields the numbers.
 
-        Leave the tensors alone while it runs (the promise of ``delta=True``). Versions that come faster than they are
-        read are passed over. ``timeout`` is for each version, the wait for it included.
+        Do not change the tensors while it runs (the promise of ``delta=True``). Versions that come faster than they can
+        be read are skipped. ``timeout`` is for each version, including the wait for it.
 
         Raises:
-            StoreTimeoutError: No version arrived in time; call `follow` again to go on.
-            StoreError: As those of `get_state_dict`.
+            StoreTimeoutError: No version arrived in time; call `follow` again to continue.
+            StoreError: As for `get_state_dict`.
         """
         while True:
             await self.get_state_dict(
@@ -210,20 +210,20 @@ class MirrorReader:
     ) -> int:
         """Put the next newer version into this job's own store, under its number, for any number of readers.
 
-        This process holds the whole state dict, which later calls bring up to date by what has changed. Quantized
-        tensors are put as they are stored, with their scales beside them.
+        This process holds the whole state dict, and later calls update what has changed. Quantized tensors are put as
+        they are stored, along with their scales.
 
         Args:
-            key: Where; None: the mirror's.
-            after: The number of the last one.
-            store_name: Which store.
-            timeout: In seconds, the wait for the version included.
+            key: The key to put it under; None: that of the mirror.
+            after: The number of the last version.
+            store_name: Name of the store.
+            timeout: In seconds, including the wait for the version.
 
         Returns:
             The number.
 
         Raises:
-            StoreError: As those of `get_state_dict` and `put_state_dict`.
+            StoreError: As for `get_state_dict` and `put_state_dict`.
         """
         end = self._end(timeout)
         wanted: VersionSelector = ("newer_than", after)
@@ -238,7 +238,7 @@ class MirrorReader:
         return number
 
     def close(self) -> None:
-        """Let go of its threads; idempotent."""
+        """End its threads; idempotent."""
         self._files.close()
 
     def __enter__(self) -> Self:

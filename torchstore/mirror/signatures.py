@@ -42,7 +42,7 @@ class SharedSecret:
     """A secret of the publisher and all readers (HMAC-SHA256): each of them could also write.
 
     Args:
-        secret: 32 bytes or more, random ones.
+        secret: 32 random bytes or more.
 
     Raises:
         ValueError: It is shorter.
@@ -75,7 +75,7 @@ class SharedSecret:
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> SharedSecret:
-        """From a file that nobody else may read (mode 0600).
+        """Load it from a file that no other user may read (mode 0600).
 
         Raises:
             PrivateFileError: Others could read the file, or could have written it.
@@ -84,7 +84,7 @@ class SharedSecret:
         return SharedSecret(read_secret(Path(path), least_nbytes=_LEAST_NBYTES))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Into a new file of mode 0600.
+        """Save it to a new file of mode 0600.
 
         Raises:
             FileExistsError: There is one already.
@@ -96,12 +96,12 @@ class SharedSecret:
         return hmac.digest(self._secret, message, hashlib.sha256)
 
     def is_signed(self, message: bytes, signature: bytes) -> bool:
-        """Whether somebody with the secret has signed this."""
+        """Whether this was signed with the secret."""
         return hmac.compare_digest(self.sign(message), signature)
 
 
 class VerifyingKey:
-    """The public half of a `SigningKey`: no secret. Needs the package ``cryptography``.
+    """The public half of a `SigningKey`: not a secret. Needs the package ``cryptography``.
 
     The example of `Mirror` shows one.
     """
@@ -113,7 +113,7 @@ class VerifyingKey:
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> VerifyingKey:
-        """From a PEM file.
+        """Load it from a PEM file.
 
         Raises:
             ValueError: There is no such key in it.
@@ -127,7 +127,7 @@ class VerifyingKey:
         return VerifyingKey(key)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Into a new PEM file, which everybody may read.
+        """Save it to a new PEM file, which all users may read.
 
         Raises:
             FileExistsError: There is one already.
@@ -137,7 +137,7 @@ class VerifyingKey:
         _write_new(path, self._key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), 0o644)
 
     def is_signed(self, message: bytes, signature: bytes) -> bool:
-        """Whether who has the private half has signed this."""
+        """Whether this was signed with the private half."""
         from cryptography.exceptions import InvalidSignature
 
         try:
@@ -168,7 +168,7 @@ class SigningKey:
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> SigningKey:
-        """From a PEM file that nobody else may read (mode 0600).
+        """Load it from a PEM file that no other user may read (mode 0600).
 
         Raises:
             PrivateFileError: Others could read the file, or could have written it.
@@ -183,7 +183,7 @@ class SigningKey:
         return SigningKey(key)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Into a new PEM file of mode 0600.
+        """Save it to a new PEM file of mode 0600.
 
         Raises:
             FileExistsError: There is one already.
@@ -197,7 +197,7 @@ class SigningKey:
         return self._key.sign(message)
 
     def is_signed(self, message: bytes, signature: bytes) -> bool:
-        """Whether this key has signed it."""
+        """Whether this was signed with this key."""
         return self.verifying_key.is_signed(message, signature)
 
 

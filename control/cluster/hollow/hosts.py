@@ -40,9 +40,9 @@ class HostsUsage:
 
     Attributes:
         cpu_s: CPU time since their start.
-        memory_nbytes: resident.
-        descriptors: open ones.
-        threads: running ones.
+        memory_nbytes: resident memory.
+        descriptors: open file descriptors.
+        threads: running threads.
     """
 
     cpu_s: float
@@ -54,20 +54,20 @@ class HostsUsage:
 class HollowHosts:
     """Simulated hosts. They and their processes speak the real protocol, without a machine for each.
 
-    Links, handshakes, heartbeats, trees, replies and the ways of failures are the real code. Their actors share one
-    thread for all in a process of the operating system: they have sync endpoints, which answer and wait for nothing.
-    What asks for more is refused: ``async`` endpoints, ``bootstrap``, calls of such an actor to others.
+    Links, handshakes, heartbeats, trees, replies and the handling of failures are the real code. All actors in one
+    process of the operating system share one thread: they have sync endpoints, which answer and do not wait. What needs
+    more is refused: ``async`` endpoints, ``bootstrap``, calls from such an actor to others.
 
-    A context manager. To be used with `attach`, or with `attach_to_hosts` and `addresses` and `secret_file`.
+    A context manager. Use it with `attach`, or with `attach_to_hosts` and `addresses` and `secret_file`.
 
     Args:
-        count: how many.
-        own_ips: give each an IP of its own out of 127.0.0.0/8, so that links between them are those between hosts (gRPC
-            over TCP); else all are on this host, and links are its sockets.
+        count: the number of hosts.
+        own_ips: give each an IP of its own in 127.0.0.0/8, so that links between them are those between hosts (gRPC
+            over TCP); else all are on this host, and links are sockets within the host.
         per_process: how many of them share a process; None: 1,024, or 128 with IPs of their own.
 
     Raises:
-        ValueError: there is none, or there are more than `MAX_HOSTS`.
+        ValueError: ``count`` is below 1, or above `MAX_HOSTS`.
         HollowHostError: one of their processes has not started.
 
     Example:
@@ -119,10 +119,10 @@ class HollowHosts:
         return attach_to_hosts(self.addresses, secret_file=self.secret_file, timeout=timeout)
 
     def kill(self, host: int) -> float:
-        """Have a host be gone, with its agent and all processes.
+        """Kill a host, with its agent and all processes.
 
         Returns:
-            When that was, in seconds of `time.monotonic`.
+            The time of the kill, in seconds of `time.monotonic`.
 
         Raises:
             IndexError: there is no such host.
@@ -135,12 +135,12 @@ class HollowHosts:
         return self._do("kill_process", host, rank=rank)
 
     def freeze(self, host: int) -> float:
-        """Have all processes of a host neither say nor hear anything, with their links still open; as in `kill`."""
+        """Stop all communication of a host's processes, with their links still open; the rest as in `kill`."""
         return self._do("freeze", host)
 
     @property
     def pids(self) -> list[int]:
-        """Of their processes."""
+        """The ids of their processes."""
         return [program.pid for program in self._programs]
 
     def kill_all(self) -> float:
@@ -151,7 +151,7 @@ class HollowHosts:
         return at_s
 
     def usage(self) -> HostsUsage:
-        """What their processes use.
+        """The resources that their processes use.
 
         Raises:
             HollowHostError: one of them has ended.
@@ -161,11 +161,11 @@ class HollowHosts:
         return HostsUsage(**sums)
 
     def cpu_s(self) -> float:
-        """The CPU time that their processes have used, which costs less to ask than `usage`; the rest as there."""
+        """The CPU time that their processes have used; cheaper than `usage`, otherwise like it."""
         return float(sum(program.ask({"do": "cpu"})["cpu_s"] for program in self._programs))
 
     def close(self) -> None:
-        """End them; idempotent."""
+        """End all of them; idempotent."""
         for program in self._programs:
             program.hang_up()
         for program in self._programs:

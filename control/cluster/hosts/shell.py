@@ -164,25 +164,25 @@ class Terminal(Actor):
 def shell(
     host: HostMesh, *, env: Mapping[str, str] | None = None, workdir: str | None = None, command: Sequence[str] = ()
 ) -> int:
-    """Have a shell on a host in the terminal of this script, until it ends.
+    """Run a shell on a host in the terminal of this script, until it ends.
 
-    What is typed goes there, Ctrl-C included, and so do changes of the terminal's size; where standard input is no
-    terminal, its end is that of the shell's input. It runs in a process of its own on the host, which is
+    The shell gets what you type, including Ctrl-C, and changes of the terminal's size; if standard input is not a
+    terminal, its end is the end of the shell's input. The shell runs in a process of its own on the host, which is
     stopped with it.
 
     Args:
         host: one host: `this_host`, or a slice of attached ones.
-        env: environment variables for the shell, besides those that processes on the host have.
-        workdir: where it runs; None: in the folder of the script if the host has one of that name.
-        command: what runs in place of ``$SHELL -i``.
+        env: environment variables for the shell, in addition to those that processes on the host have.
+        workdir: the folder where it runs; None: the path of the script's folder, if the host has one.
+        command: the command to run in place of ``$SHELL -i``.
 
     Returns:
-        The exit status of the shell; 128 and the number of the signal that has ended it; 127 where the command cannot
-        be executed.
+        The exit status of the shell; 128 plus the number of the signal that has ended it; 127 if the command cannot be
+        executed.
 
     Raises:
         ValueError: these are several hosts.
-        ActorError: there is no folder ``workdir``, or no terminal to be had; its cause is the `OSError`.
+        ActorError: there is no folder ``workdir``, or no free terminal; its cause is the `OSError`.
         SupervisionError: the host, or the process there, is gone.
     """
     if len(host) != 1:

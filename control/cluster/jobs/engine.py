@@ -44,42 +44,42 @@ class Place:
 
 
 class Engine(Protocol):
-    """An engine with one job of ours: a number of places, on each of which ``skipper host serve`` runs.
+    """An engine with one job: a number of places, on each of which ``skipper host serve`` runs.
 
-    Every method raises `JobError` where the engine refuses or cannot be reached; none waits for a place to come up.
+    Every method raises `JobError` if the engine refuses or cannot be reached; none waits for a place to come up.
     """
 
     @property
     def secret_file(self) -> Path:
-        """The file with the agents' secret, of this job alone; there from `submit` on."""
+        """The file with the agents' secret, for this job only; it exists from `submit` on."""
         ...
 
     @property
     def certs(self) -> Path | None:
-        """The folder with this machine's certificates for TLS, there from `submit` on; None: no TLS."""
+        """The folder with this machine's certificates for TLS, which exists from `submit` on; None: no TLS."""
         ...
 
     @property
     def is_elastic(self) -> bool:
-        """Whether it can give another place for one that is lost."""
+        """Whether it can replace a place that is lost."""
         ...
 
     def submit(self, places: int) -> None:
-        """Ask for so many places; returns once the engine has taken the job."""
+        """Ask for this many places; returns when the engine has accepted the job."""
         ...
 
     def poll(self) -> Sequence[Place]:
-        """The state of each place, in rank order; as many as were asked for."""
+        """The state of each requested place, in rank order."""
         ...
 
     def replace(self, rank: int) -> None:
-        """Give up a place, and ask for another under the same rank. Only where it `is_elastic`."""
+        """Give up a place, and ask for another one with the same rank. Only if it `is_elastic`."""
         ...
 
     def log(self, rank: int) -> str:
-        """What the agent of a place, and the processes that it has started, have written so far, both streams."""
+        """The output so far of the agent of a place, and of the processes that it has started, both streams."""
         ...
 
     def cancel(self) -> None:
-        """End what is left of the job; idempotent. Returns once the engine has taken the request."""
+        """End what is left of the job; idempotent. Returns when the engine has accepted the request."""
         ...

@@ -43,18 +43,18 @@ _WORST_FIRST = (*_OVER, PlaceState.PENDING, PlaceState.RUNNING)
 class Job:
     """Hosts that an engine places: it starts an agent on each, which the script attaches. A context manager.
 
-    The job ends with ``cancel``, with the ``with`` statement, with `shutdown`, or with the script; where the script is
+    The job ends with ``cancel``, with the ``with`` statement, with `shutdown`, or with the script; if the script is
     killed, its agents end by themselves.
 
     Args:
-        engine: what places them.
+        engine: the engine that places them.
         places: how many.
-        insecure: go without TLS to other machines; this and what follows as in `attach_to_hosts`.
-        address: the IP at which this script is reached from the hosts.
+        insecure: use no TLS to other machines; this and the next two as in `attach_to_hosts`.
+        address: the IP at which the hosts reach this script.
         data_plane: whether the data plane may carry data between hosts.
 
     Raises:
-        ValueError: there is not one place at least.
+        ValueError: ``places`` is below 1.
 
     Example:
         ```python
@@ -91,7 +91,7 @@ class Job:
         self._mesh: HostMesh | None = None
 
     def start(self) -> Self:
-        """Ask the engine for the places; idempotent. Returns once it has taken the job.
+        """Ask the engine for the places; idempotent. Returns when it has accepted the job.
 
         Raises:
             JobError: the engine refuses, or cannot be reached, or the job was cancelled.
@@ -112,10 +112,10 @@ class Job:
         return self
 
     def hosts(self, *, timeout: float = HOSTS_TIMEOUT_S) -> HostMesh:
-        """The hosts, once all are there; the same ones when asked again.
+        """Wait for all hosts and return them; later calls return the same mesh.
 
-        Each is attached as soon as it is up, so that its agent knows that somebody is there while others are still
-        waited for. After a time-out it can be asked again.
+        Each host is attached as soon as it is up, so that its agent does not end as idle while others are still
+        starting. After a time-out you can call it again.
 
         Args:
             timeout: in seconds, for all places to come up.
@@ -125,7 +125,7 @@ class Job:
 
         Raises:
             JobFailedError: a place has failed or ended.
-            DeadlineError: (a `TimeoutError`) not all are there in time; the message says what they wait for.
+            DeadlineError: (a `TimeoutError`) not all are there in time; the message says what the others wait for.
             JobError: the engine refuses, or cannot be reached.
             HostError: a host cannot be attached, as in `attach_to_hosts`.
         """
@@ -141,9 +141,9 @@ class Job:
         return self._mesh
 
     def replace(self, *, timeout: float = HOSTS_TIMEOUT_S) -> HostMesh:
-        """Bring back the hosts that are lost: those whose agents still answer as they are, others from the engine.
+        """Replace the lost hosts: those whose agents still answer are attached again, others come from the engine.
 
-        What was spawned on a lost host stays lost: spawn anew on the mesh that is returned.
+        What was spawned on a lost host stays lost: spawn again on the returned mesh.
 
         Args:
             timeout: in seconds, for all new places to come up.
@@ -152,9 +152,9 @@ class Job:
             The hosts of the job, new ones in the places of the lost ones.
 
         Raises:
-            NotElasticError: the engine gives no other place for a lost one.
-            JobFailedError: a new place has failed, too; it may be tried again.
-            DeadlineError: (a `TimeoutError`) not all are there in time; it goes on where it is called again.
+            NotElasticError: the engine cannot replace a lost place.
+            JobFailedError: a new place has failed, too; you may try again.
+            DeadlineError: (a `TimeoutError`) not all are there in time; another call continues.
             JobError: the engine refuses, or cannot be reached.
         """
         before = self.hosts(timeout=timeout)
@@ -177,7 +177,7 @@ class Job:
         return self._mesh
 
     def places(self) -> Sequence[Place]:
-        """What there is of each place, in rank order.
+        """The state of each place, in rank order.
 
         Raises:
             JobError: the job has not been started, or the engine cannot be reached.
@@ -187,7 +187,7 @@ class Job:
         return self.engine.poll()
 
     def state(self) -> PlaceState:
-        """What has become of the job: what has become of the place that is worst off.
+        """The state of the job: the worst state among its places.
 
         Raises:
             JobError: as for `places`.
@@ -196,7 +196,7 @@ class Job:
         return next(state for state in _WORST_FIRST if state in states)
 
     def logs(self, rank: int | None = None) -> str:
-        """What has been written so far by the agent of a place, and by all that it has started.
+        """The output so far of the agent of a place, and of the processes that it has started.
 
         Args:
             rank: the place; None: all of them, each line with its rank in front.
@@ -215,7 +215,7 @@ class Job:
         return "".join(f"[{rank}] {line}\n" for rank, line in lines)
 
     def cancel(self) -> None:
-        """Stop what the script has on the hosts, and end the job; idempotent.
+        """Stop the script's processes on the hosts, and end the job; idempotent.
 
         Raises:
             JobError: the engine cannot be reached. What is left ends by itself.

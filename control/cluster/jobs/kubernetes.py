@@ -27,34 +27,34 @@ _LABEL_NCHARS = 63
 
 
 class KubernetesJob(Job):
-    """Agents in the pods of an Indexed Job. Elastic: for a pod that is gone the Job makes another of that index.
+    """Agents in the pods of an Indexed Job. Elastic: if a pod is gone, the Job makes another one of that index.
 
-    The script has to reach the pods, as one does that runs in the cluster. Pods end by themselves, and with them the
-    Job, where there is no script for ``pods.idle_timeout_s``.
+    The script has to be able to reach the pods, for example because it runs in the cluster. Pods end by themselves, and
+    with them the Job, after ``pods.idle_timeout_s`` without a script.
 
-    Between pods and script is TLS: the authority travels in the job's Secret, and each pod makes itself a certificate
-    for its IP. So who can read the Secret can do in the job what the script can; nobody else.
+    Pods and script use TLS: the authority is in the job's Secret, and each pod makes a certificate for its IP. So all
+    that can read the Secret, and only they, can do in the job what the script can.
 
     Args:
         places: how many pods.
-        pods: what they are.
-        name: of the Job, its Service and its Secret; None: a new one.
-        namespace: where they are; None: that of this pod, or of the context of the kubeconfig.
-        authority: a folder that ``skipper certs init`` made; None: an authority of this script's own.
-        secret_name: a Secret that is there with the files of ``authority``, which then is not sent anywhere.
-        insecure: go without TLS: whoever sits on the pods' network can read everything and take part in the job.
-        kubeconfig: the file that says how to reach the cluster; None: as a pod does, where this is one, or else
-            ``$KUBECONFIG``, or the one in the home folder.
-        context: which of the kubeconfig; None: its current one.
-        timeout: in seconds, for Kubernetes to answer a request.
-        address: the IP at which this script is reached from the pods.
+        pods: the description of the pods.
+        name: name of the Job, its Service and its Secret; None: a new one.
+        namespace: the namespace in Kubernetes; None: that of this pod, or of the context of the kubeconfig.
+        authority: a folder that ``skipper certs init`` made; None: a new authority of this script.
+        secret_name: name of an existing Secret with the files of ``authority``, which is then not sent.
+        insecure: use no TLS: anyone on the pods' network can read everything and take part in the job.
+        kubeconfig: the file that says how to reach the cluster; None: the access of the pod, if this is one, or else
+            ``$KUBECONFIG``, or the file in the home folder.
+        context: the context in the kubeconfig; None: its current one.
+        timeout: seconds for Kubernetes to answer a request.
+        address: the IP at which the pods reach this script.
         data_plane: whether the data plane may carry data between hosts; as in `attach_to_hosts`.
 
     Raises:
-        JobLibraryError: (an `ImportError`) the library ``kubernetes`` is not installed; ``cryptography``, for TLS, is
-            missed later.
-        ValueError: there is not one place at least, or the name is none for Kubernetes, or ``secret_name`` comes
-            without the ``authority`` that is in it.
+        JobLibraryError: (an `ImportError`) the library ``kubernetes`` is not installed; a missing ``cryptography``, for
+            TLS, is found later.
+        ValueError: ``places`` is below 1, or the name is not valid in Kubernetes, or ``secret_name`` is given without
+            the ``authority`` that is in it.
 
     Example:
         ```python
@@ -109,13 +109,13 @@ class KubernetesJob(Job):
         super().__init__(engine, places, insecure=insecure, address=address, data_plane=data_plane)
 
     def manifests(self) -> list[Manifest]:
-        """What `start` would ask for, as plain dicts, for those who apply them by other means.
+        """The manifests that `start` would apply, as plain dicts, to apply them by other means.
 
-        There is the Secret among them, unless ``secret_name`` was given: keep them as it.
+        The Secret is among them, unless ``secret_name`` was given: keep them as confidential as a secret.
 
         Raises:
-            JobError: the folder for what the Secret holds cannot be made.
-            CertificateError: ``authority`` is not such a folder.
+            JobError: the folder for the files of the Secret cannot be created.
+            CertificateError: ``authority`` is not a folder of an authority.
         """
         return self.engine.manifests(self.size)
 

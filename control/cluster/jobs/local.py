@@ -28,16 +28,16 @@ _END_S = 10.0
 
 
 class LocalJob(Job):
-    """Agents as child processes on loopback addresses: the way is the same as on a cluster. Elastic.
+    """Agents as child processes on loopback addresses; otherwise the same as on a cluster. Elastic.
 
-    They end with this process, however that ends.
+    They end with this process, in any way that it ends.
 
     Args:
         places: how many.
-        folder: where logs are kept; None: they go with the job.
+        folder: the folder to keep logs in; None: they are deleted with the job.
 
     Raises:
-        ValueError: there is not one place at least.
+        ValueError: ``places`` is below 1.
 
     Example:
         ```python

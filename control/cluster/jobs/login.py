@@ -24,26 +24,26 @@ _SERVING = re.compile(r"^serving at (tcp://\S+)\s*$", re.MULTILINE)
 
 
 class LoginJob(Job):
-    """One agent on each of some machines, started by a login there. Elastic: a lost one is started anew, where it was.
+    """One agent on each of some machines, started by a login there. Elastic: a lost one is started again where it was.
 
-    A login ends with this process, however that ends, and with it its agent: that ends with its standard input. The
-    secret of the agents goes over the login, too; it is on no command line and in no file there.
+    A login ends with this process, in any way that it ends, and with the login its agent, which ends with its standard
+    input. The secret of the agents is sent over the login, too; it is on no command line and in no file there.
 
     Args:
-        hosts: the machines, as ``login`` takes them; what follows an ``@`` is a name or an IP at which this machine and
-            the others reach them.
+        hosts: the machines, as ``login`` takes them; the part after an ``@`` is a name or an IP at which this machine
+            and the others reach them.
         login: the command that runs a line in a shell on a machine; the machine and the line are added to it.
-        python: the Python there, which has this library.
-        setup: lines for the shell before that, such as ``cd`` and ``export``.
-        port: where agents listen; 0: at any free port.
+        python: the Python interpreter there, which has this library.
+        setup: lines that the shell runs first, such as ``cd`` and ``export``.
+        port: the port that agents listen on; 0: any free port.
         certs: the folder of certificates for TLS, on each machine (see `attach_to_hosts`).
-        insecure: go without TLS to other machines.
+        insecure: use no TLS to other machines.
         address: as for `Job`.
         data_plane: as for `Job`.
-        folder: where logs are kept; None: they go with the job.
+        folder: the folder to keep logs in; None: they are deleted with the job.
 
     Raises:
-        ValueError: there are no machines, one is named twice, or nobody knows its name.
+        ValueError: there are no machines, one is named twice, or a name cannot be resolved.
 
     Example:
         ```python

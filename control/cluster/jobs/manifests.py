@@ -22,32 +22,32 @@ _PULL_POLICIES = (None, "Always", "IfNotPresent", "Never")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pods:
-    """What the pods of a job are. Amounts are written as Kubernetes has them: ``"64Gi"``, ``"500m"``.
+    """The description of the pods of a job. Amounts are written as in Kubernetes: ``"64Gi"``, ``"500m"``.
 
     The example of `KubernetesJob` shows one.
 
     Attributes:
-        image: with this library and its ``skipper`` on the PATH, and the ``hosts`` extra for TLS.
-        cpus: cores for each.
-        memory: for each, that of ``/dev/shm`` included.
-        gpus: NVIDIA's, for each.
-        resources: others for each, such as ``{"rdma/hca": 1}``.
-        rdma: let them lock memory, as verbs need it. The capability is of use to processes of root alone: set
-            ``user=0``, or have the nodes' container runtime lift the limit on locked memory.
+        image: an image with this library and its ``skipper`` on the PATH, and with the ``hosts`` extra for TLS.
+        cpus: cores of each pod.
+        memory: memory of each pod, including that of ``/dev/shm``.
+        gpus: NVIDIA GPUs of each pod.
+        resources: other resources of each pod, such as ``{"rdma/hca": 1}``.
+        rdma: let them lock memory, which verbs need. The capability has an effect only for processes of root: set
+            ``user=0``, or configure the nodes' container runtime without a limit on locked memory.
         shared_memory: the size of ``/dev/shm``, through which processes of a host exchange tensors.
         env: environment variables.
-        user: the uid that they run as; not root's unless it is 0.
+        user: the uid that they run as; root only if it is 0.
         node_selector: labels of the nodes that they may run on.
-        tolerations: of taints of nodes, as in a pod's specification.
-        service_account: whose rights they have; None: the namespace's default. They get no token either way.
+        tolerations: tolerations of taints, as in a pod's specification.
+        service_account: the service account; None: the namespace's default. They get no token in either case.
         pull_policy: ``Always``, ``IfNotPresent``, ``Never``; None: Kubernetes' own rule.
         pull_secrets: names of Secrets for the image's registry.
-        port: where the agents listen.
-        idle_timeout_s: a pod ends by itself after so long without a script.
+        port: the port that the agents listen on.
+        idle_timeout_s: a pod ends by itself after this long without a script.
         retries: how many pods may be lost for each rank before the rank counts as failed.
-        grace_s: how long a pod has for its end.
+        grace_s: how long a pod has to end.
         keep_s: how long Kubernetes keeps the Job after all of its pods have ended.
-        time_limit_s: Kubernetes ends the Job after so long; None: never.
+        time_limit_s: Kubernetes ends the Job after this long; None: never.
     """
 
     image: str

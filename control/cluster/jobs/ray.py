@@ -36,33 +36,33 @@ _END_S = 10.0
 
 
 class RayJob(Job):
-    """Agents in the bundles of a placement group of Ray, an actor for each. Elastic: Ray places lost bundles anew.
+    """Agents in the bundles of a placement group of Ray, an actor for each. Elastic: Ray places lost bundles again.
 
-    The script runs on a node of the cluster, or anywhere that reaches it by ``ray://``. All there of this job ends with
-    this process, however that ends. The secret and the authority of the job are arguments of the actors: who can run
-    code in the Ray cluster can read them.
+    The script runs on a node of the cluster, or on a machine that reaches it by ``ray://``. All parts of this job end
+    with this process, in any way that it ends. The secret and the authority of the job are arguments of the actors: all
+    that can run code in the Ray cluster can read them.
 
     Args:
         places: how many bundles.
-        address: of the cluster, as for `ray.init`: ``auto`` for that which this machine is part of.
-        cpus: that each bundle has.
-        gpus: that each bundle has; processes there see these alone.
-        resources: others that each bundle has, by name, such as ``{"rdma": 1}``.
+        address: address of the cluster, as for `ray.init`: ``auto`` for the cluster of this machine.
+        cpus: CPUs of each bundle.
+        gpus: GPUs of each bundle; processes there see only these.
+        resources: other resources of each bundle, by name, such as ``{"rdma": 1}``.
         strategy: how bundles are placed; ``STRICT_SPREAD`` gives each a node of its own.
-        env: environment variables for the agents, and what they start.
-        insecure: go without TLS to other machines. Otherwise each node makes itself a certificate for its IP.
-        certs: the folder of the certificates of this machine, and by ``node_certs`` the nodes have theirs, too; None:
-            those of an authority of this script's own.
-        node_certs: the folder of its certificates on each node; None: the same path as ``certs``.
-        init: further arguments of `ray.init`, as far as JSON has them.
-        timeout: in seconds, for Ray to answer a request.
-        own_address: the IP at which this script is reached from the hosts.
+        env: environment variables for the agents, and for what they start.
+        insecure: use no TLS to other machines. Otherwise each node makes a certificate for its IP.
+        certs: the folder of the certificates of this machine; the nodes then have theirs in ``node_certs``. None: those
+            of a new authority of this script.
+        node_certs: the folder of certificates on each node; None: the same path as ``certs``.
+        init: further arguments of `ray.init`, if JSON can express them.
+        timeout: seconds for Ray to answer a request.
+        own_address: the IP at which the hosts reach this script.
         data_plane: whether the data plane may carry data between hosts; as in `attach_to_hosts`.
 
     Raises:
         JobLibraryError: (an `ImportError`) Ray is not installed.
-        ValueError: there is not one place at least, or no such strategy, or resources are negative or none at all.
-        TypeError: ``init`` or ``env`` holds what JSON has not.
+        ValueError: ``places`` is below 1, there is no such strategy, resources are negative, or there are none.
+        TypeError: JSON cannot express ``init`` or ``env``.
 
     Example:
         ```python

@@ -50,32 +50,32 @@ _HAS_STARTED = ("RUNNING", "SUSPENDED", "STOPPED")
 class SlurmJob(Job):
     """Agents as jobs of Slurm: one each, so that a lost one can be replaced. Elastic.
 
-    The jobs are submitted as one array, and start as nodes become free; `hosts` waits for all of them. They are not
-    requeued by Slurm: `replace` asks for another. They end with this process; where it is killed, once they have been
-    without a script for ``idle_timeout_s``.
+    The jobs are submitted as one array, and start as nodes become free; `hosts` waits for all of them. Slurm does not
+    requeue them: `replace` asks for new ones. They end with this process; if it is killed, after ``idle_timeout_s``
+    without a script.
 
     Args:
         places: how many, each a node or a part of one.
-        partition: where; None: the default one.
-        account: whose.
+        partition: the partition; None: the default one.
+        account: the account.
         time_min: the time limit, in minutes.
         gpus_per_node: GPUs of each place.
         cpus_per_task: processors of each place.
         mem_gb: memory of each place, in GiB.
-        setup: lines of shell that are run on a node before the agent, such as ``module load cuda``.
-        parameters: others that `submitit.SlurmExecutor` knows: ``qos``, ``constraint``, ``exclusive``, ...
-        name: what the jobs are called.
-        folder: on a file system that this machine and all nodes see; the job makes a folder in it, of mode 0700, for
-            its secret and its logs.
-        interface: the network device by whose IPv4 address nodes are reached; None: NodeAddr of Slurm.
+        setup: shell lines that run on a node before the agent, such as ``module load cuda``.
+        parameters: other parameters of `submitit.SlurmExecutor`: ``qos``, ``constraint``, ``exclusive``, ...
+        name: name of the jobs.
+        folder: a folder on a file system that this machine and all nodes see; the job makes a folder in it, of mode
+            0700, for its secret and its logs.
+        interface: the network device whose IPv4 address is that of the node; None: NodeAddr of Slurm.
         idle_timeout_s: how long an agent waits for a script, and so how long after ``start`` the script may call
             ``hosts``.
-        insecure: go without TLS to other machines. Otherwise the job makes certificates in its folder for each node.
-        address: the IP at which this script is reached from the nodes.
+        insecure: use no TLS to other machines. Otherwise the job makes certificates in its folder for each node.
+        address: the IP at which the nodes reach this script.
         data_plane: whether the data plane may carry data between hosts; as in `attach_to_hosts`.
 
     Raises:
-        ValueError: there is not one place at least, or a bound is not positive.
+        ValueError: ``places`` is below 1, or a limit is not positive.
 
     Example:
         ```python

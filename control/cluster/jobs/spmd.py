@@ -117,34 +117,34 @@ class TorchrunRank:
 class SpmdJob:
     """The ranks of a run of ``torchrun`` as processes of one job; a context manager.
 
-    The script is the same on all ranks. On rank 0 the body of the ``with`` statement runs, and steers the others. The
-    others stay in it as processes on which actors run, and leave by ``sys.exit(0)`` at its end, so that nothing below
-    it runs there. If rank 0 fails they leave with status 1. A rank that dies is a failure of the meshes on it, as of
-    any process; ``torchrun`` then ends all the others, and starts them anew if it was told to: that is a new job.
+    The script is the same on all ranks. Rank 0 runs the body of the ``with`` statement, and controls the others. The
+    others stay in it as processes on which actors run, and end by ``sys.exit(0)`` at its end, so that they do not run
+    the code after it. If rank 0 fails they end with status 1. The death of a rank is a failure of the meshes on it, as
+    for any process; ``torchrun`` then ends all the others, and restarts them if it is configured so: that is a new job.
 
-    Where all ranks are on one node, nothing needs to be said. The ranks of several meet where rank 0 listens, and prove
-    that they know a secret, which is in a file on every node.
+    With all ranks on one node, no argument is needed. The ranks of several nodes connect to rank 0, and prove that they
+    know a secret, which is in a file on every node.
 
     Args:
-        address: where rank 0 listens, ``tcp://HOST:PORT``, the same on all ranks; None: at MASTER_ADDR and `PORT`. Of
-            no use with one node, as all that follows but the last.
+        address: where rank 0 listens, ``tcp://HOST:PORT``, the same on all ranks; None: at MASTER_ADDR and `PORT`. Not
+            used with one node, like all others except ``timeout``.
         secret_file: the file with the secret (``skipper host secret`` makes one); None: the file ``secret`` in
             ``certs``.
         certs: a folder with the certificates of this node (``skipper certs issue`` makes one), for TLS.
-        insecure: go without TLS between nodes. Whoever sits on the way can then run code in the job.
-        data_plane: whether the data plane, which encrypts nothing, may carry data between nodes; None: where there is
+        insecure: use no TLS between nodes. Anyone on the network path can then run code in the job.
+        data_plane: whether the data plane, which encrypts nothing, may carry data between nodes; None: only if there is
             no TLS.
         timeout: how long ranks wait for each other, in seconds.
 
     Attributes:
-        launch: what ``torchrun`` has told this process.
+        launch: the rank, as ``torchrun`` describes it in the environment.
 
     Raises:
-        TorchrunError: this process is no rank of ``torchrun``.
+        TorchrunError: this process is not a rank of ``torchrun``.
         InsecureHostError: (a `ValueError`) there are several nodes, no certificates, and ``insecure`` is not set.
-        CertificateError: (a `ValueError`) ``certs`` is not what TLS needs.
+        CertificateError: (a `ValueError`) ``certs`` is not valid for TLS.
         UnsafeFileError: others can read the secret.
-        ValueError: there are several nodes and no secret, or that is no address.
+        ValueError: there are several nodes and no secret, or the address is not valid.
 
     Example:
         ```python
@@ -197,12 +197,12 @@ class SpmdJob:
     def procs(self) -> ProcMesh:
         """The processes of all ranks, along the axes ``hosts`` and ``gpus``, in the order of ranks.
 
-        Rank 0 is among them: its actors have threads of their own beside that of the script, so that each GPU has its
-        process. Where the nodes have different numbers of ranks there is one axis, ``ranks``. To stop the mesh is to
-        have the other ranks leave.
+        Rank 0 is among them: its actors run on threads of their own next to the script, so that each GPU has one
+        process. If the nodes have different numbers of ranks there is one axis, ``ranks``. Stopping the mesh ends the
+        other ranks.
 
         Raises:
-            TorchrunError: it is asked for outside the ``with`` statement.
+            TorchrunError: it was called outside of the ``with`` statement.
         """
         if self._procs is None:
             raise TorchrunError("call procs() inside the with statement: with SpmdJob() as job: job.procs()")

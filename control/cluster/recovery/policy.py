@@ -17,7 +17,7 @@ from skipper.control.model.failure import FailureKind, MeshFailure
 
 
 class Action(enum.Enum):
-    """What is done about a failure.
+    """What a policy does about a failure.
 
     The example of `Decision` shows one.
     """
@@ -34,7 +34,7 @@ class Replacer(Protocol):
     """A job of an engine that places hosts, such as those of `control.cluster.jobs`."""
 
     def replace(self, *, timeout: float) -> HostMesh:
-        """Have all lost hosts given anew, as successors of the lost ones (see `HostMesh.latest`)."""
+        """Replace all lost hosts; the new ones are successors of the lost ones (see `HostMesh.latest`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,9 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class ReplaceHost:
-    """Ask the engine for hosts in place of lost ones: ``attempts`` times within ``within_s`` seconds.
+    """Ask the engine to replace lost hosts: ``attempts`` times within ``within_s`` seconds.
 
-    It may be passed to actors of the process that has the job (``this_proc().spawn``), and to no others.
+    It may be passed to actors of the process that has the job (``this_proc().spawn``), but to no others.
 
     The example of `AttachedHosts` shows one.
 
@@ -111,11 +111,11 @@ class ReplaceHost:
         return Decision(Action.REPLACE_HOST, delay_s, reason, replace=self)
 
     def ask(self) -> None:
-        """Have the lost hosts replaced; waits for it. One asks at a time: all lost hosts are replaced at once.
+        """Ask for replacements and wait for them. One caller asks at a time, for all lost hosts together.
 
         Raises:
-            JobError: the engine gives none.
-            TimeoutError: not in time.
+            JobError: the engine has no replacement.
+            TimeoutError: the replacements did not come in time.
         """
         with _asking:
             self.job.replace(timeout=self.timeout_s)
@@ -134,7 +134,7 @@ class Escalate:
     """
 
     def propose(self, history: Sequence[Attempt], now_s: float) -> Decision | None:
-        """What to do by this strategy: always the same."""
+        """The action of this strategy: always the same."""
         return Decision(Action.ESCALATE, 0.0, "the policy passes the failure on to the owner's owner")
 
 
@@ -188,16 +188,16 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPolicy:
-    """What is done about failures: the first strategy of the failure's ladder that is not used up.
+    """What to do about failures: the first strategy of the failure's ladder that is not used up.
 
-    The ladder of a failure is ``process``, then ``host``, then ``otherwise``; kinds of failures may have one of their
-    own. A failed ``__init__`` has none, unless it is given one: the same arguments would fail in the same way.
+    The ladder of a failure is ``process``, then ``host``, then ``otherwise``; kinds of failures can have a ladder of
+    their own. A failed ``__init__`` has no ladder by default: the same arguments would fail in the same way.
 
     Attributes:
-        process: for processes that end, crash, freeze or lose their link; None: not so.
-        host: for what does not last where it is; None: there is no engine to ask.
-        otherwise: when all of that is used up.
-        kinds: ladders by the kind of the first failure that led to it, in place of the one above.
+        process: the strategy for processes that end, crash, freeze or lose their link; None: skip this step.
+        host: the strategy if that does not last; None: there is no engine to ask.
+        otherwise: the strategy when all others are used up.
+        kinds: ladders by the kind of the first failure, in place of the one above.
 
     Example:
         ```python
@@ -231,14 +231,14 @@ class RecoveryPolicy:
     def decide(
         self, failure: MeshFailure, history: Sequence[Attempt], now_s: float, *, is_host_lost: bool = False
     ) -> Decision:
-        """What is to be done about a failure.
+        """Decide what to do about a failure.
 
         Args:
-            failure: as the owner was told of it.
-            history: what was done about earlier ones, the oldest first.
-            now_s: by the clock of the history.
-            is_host_lost: whether a host of the processes is known to be lost. Where an engine can be asked for another,
-                nothing is started there in vain before.
+            failure: the failure, as the owner received it.
+            history: earlier attempts, the oldest first.
+            now_s: the present time, by the clock of the history.
+            is_host_lost: whether a host of the processes is known to be lost. If an engine can replace it, the policy
+                does not try a restart there first.
         """
         for strategy in self.ladder(failure, is_host_lost=is_host_lost):
             if (decision := strategy.propose(history, now_s)) is not None:
@@ -246,7 +246,7 @@ class RecoveryPolicy:
         return Decision(Action.ESCALATE, 0.0, "the policy allows no further attempt")
 
     def remembered(self, history: Sequence[Attempt], now_s: float) -> list[Attempt]:
-        """The part of a history that can still matter."""
+        """The part of a history that still counts."""
         ladders = [[self.process, self.host, self.otherwise], *self.kinds.values()]
         bounded = (each for ladder in ladders for each in ladder if isinstance(each, Restart | ReplaceHost))
         longest_s = max((each.within_s for each in bounded), default=0.0)

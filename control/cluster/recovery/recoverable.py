@@ -34,16 +34,16 @@ _threads = DaemonThreads(8, name="control-replace-host")
 class Recoverable(Generic[A]):
     """Processes and the actors on them, owned by an actor that passes their failures on to `supervise`.
 
-    One lot of processes is a *life*. When a member fails the whole life is ended, what is left of it by a kill, and
-    the next one is made as the policy says, while the owner goes on with what it does. For owners whose endpoints are
-    ``async``; make it in the owner's ``__init__`` or in an endpoint.
+    One generation of processes is a *life*. When a member fails, the whole life ends: the rest of it is killed. The
+    next one is made as the policy decides, while the owner keeps running. For owners whose endpoints are ``async``;
+    make it in the owner's ``__init__`` or in an endpoint.
 
     Args:
-        name: of its meshes; lives after the first have their number behind it.
-        make: spawns the processes and then the actors, both under the name that it is given, and returns at once.
+        name: name of its meshes; from the second life on, the number of the life is appended.
+        make: spawns the processes and then the actors, both under the name that it gets, and returns at once.
         policy: what to do about failures.
-        hosts: where; None: this host. What takes the place of a lost host takes it here, too.
-        on_made: called with this whenever a life has been made, the first one included.
+        hosts: the hosts to spawn on; None: this host. The successor of a lost host replaces it here, too.
+        on_made: called with this object whenever a life has been made, including the first one.
 
     Example:
         ```python
@@ -118,7 +118,7 @@ class Recoverable(Generic[A]):
 
     @property
     def actors(self) -> ActorMesh[A] | None:
-        """The actors of this life, which may still be on their way up; None between two lives."""
+        """The actors of this life, which may still be starting; None between two lives."""
         return self._actors
 
     @property
@@ -127,18 +127,18 @@ class Recoverable(Generic[A]):
         return self._procs
 
     def owns(self, failure: MeshFailure) -> bool:
-        """Whether a failure is one of a life of this."""
+        """Whether a failure belongs to one of its lives."""
         name, dot, number = failure.mesh_name.rpartition(".")
         return failure.mesh_name == self.name or (dot == "." and name == self.name and number.isdecimal())
 
     def supervise(self, failure: MeshFailure) -> bool:
-        """Do what the policy says about a failure of this; returns at once.
+        """Handle a failure of one of its lives as the policy decides; returns at once.
 
-        For the owner's ``__supervise__``, which returns what this returns. Failures of lives that are over, and of
-        further members of one that is, need nothing more.
+        Call it in the owner's ``__supervise__``, and return its result there. Failures of lives that have ended, and of
+        further members of a life that has failed, need no action.
 
         Returns:
-            False where the owner is to fail.
+            False if the owner should fail.
         """
         if self._is_over or self._actors is None or failure.mesh_name != self._life_name:
             return True
@@ -150,16 +150,16 @@ class Recoverable(Generic[A]):
         return True
 
     def condemn(self, reason: str) -> bool:
-        """End this life because the owner knows that it is of no use any more: it missed a deadline, say.
+        """End this life because the owner knows that it is useless: for example, it missed a deadline.
 
         Returns:
-            False where the owner is to fail, since the policy does not allow another one.
+            False if the owner should fail, because the policy does not allow another life.
         """
         failure = MeshFailure(self._life_name, self._life_name, None, FailureKind.UNREACHABLE, reason)
         return self.supervise(failure)
 
     async def end(self) -> None:
-        """End it for good, by a kill. It may be called again."""
+        """End it finally, by a kill. It may be called again."""
         self._is_over = True
         if self._reviving is not None:
             self._reviving.cancel()
@@ -238,10 +238,10 @@ class AttachedHosts:
     ``ReplaceHost(AttachedHosts(hosts), attempts=20)`` waits for a machine that is cut off, or that starts again.
 
     Args:
-        hosts: as `attach_to_hosts` has returned them.
+        hosts: the mesh that `attach_to_hosts` has returned.
 
     Raises:
-        ValueError: they are this host.
+        ValueError: it is this host.
 
     Example:
         ```python
@@ -262,7 +262,7 @@ class AttachedHosts:
         self._hosts = hosts
 
     def replace(self, *, timeout: float) -> HostMesh:
-        """Attach those again that are lost.
+        """Attach the lost hosts again.
 
         Raises:
             HostUnreachableError: the agent of one of them does not answer.

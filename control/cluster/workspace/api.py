@@ -31,11 +31,11 @@ class SyncReport:
     """The result of `sync_workspace`.
 
     Attributes:
-        hosts: names of the hosts whose folder was looked at; without those that see the script's folder itself.
-        nbytes: of all files in the folder.
-        moved: bytes of content that were sent, over all hosts together.
-        changed: files whose content has changed on some host, by their paths in the folder.
-        reloaded: modules that were imported anew in some process.
+        hosts: names of the hosts whose folder was compared; without those that see the script's folder itself.
+        nbytes: bytes of all files in the folder.
+        moved: bytes of content that were sent to all hosts together.
+        changed: files whose content has changed on at least one host, by their paths in the folder.
+        reloaded: modules that were imported again in at least one process.
         seconds: how long it took.
 
     Example:
@@ -73,36 +73,36 @@ def sync_workspace(
     reload: bool = False,
     timeout: float = 600.0,
 ) -> SyncReport:
-    """Make a folder on every host of a mesh what it is here: files, folders, symbolic links and permissions.
+    """Copy a folder to every host of a mesh: files, folders, symbolic links and permissions.
 
-    Of permissions, those that would let other users write do not travel, nor do set-user-ID, set-group-ID and sticky
-    bits. A symbolic link has to lead to somewhere within the folder.
+    Permissions for other users to write are not copied, nor are set-user-ID, set-group-ID and sticky bits. A symbolic
+    link has to point to a place within the folder.
 
-    Contents are compared by the hashes of chunks, and only chunks that a host has nowhere in its folder are sent, from
-    the script to four hosts and on from each of these to four others. The new files take the old ones' places when all
+    Contents are compared by the hashes of chunks, and only chunks that a host does not have in its folder are sent,
+    from the script to four hosts and from each of these to four others. The new files replace the old ones when all
     hosts have all of theirs; what is not in ``source`` any more is removed. One process of each host does the work.
 
     Args:
         procs: processes on the hosts.
         source: the folder here.
         target: the folder there: an absolute path without ``..``. It must be empty, absent or the target of an earlier
-            sync, belong to this user, and nobody else may be able to write to it, or to replace it: folders and links
-            above it belong to this user or root, and others write to them only where they are sticky, as ``/tmp``. What
-            is missing of it is made, with mode 0700. None takes the path of ``source``; hosts on which that is the very
-            same folder are left alone.
+            sync, and belong to this user. Other users must not be able to write to it or to replace it: folders and
+            links above it belong to this user or root, and others can write to them only if they are sticky, such as
+            ``/tmp``. Missing folders are created with mode 0700. None uses the path of ``source``; hosts on which that
+            is the same folder are skipped.
         exclude: patterns (`fnmatch`) of names that are neither sent nor removed.
-        reload: import modules whose files have changed anew, in every process of ``procs`` that has imported them.
-        timeout: seconds for each of the steps: comparing, sending some 64 MiB, putting in place, importing.
+        reload: import modules whose files have changed again, in every process of ``procs`` that has imported them.
+        timeout: seconds for each of the steps: comparing, sending about 64 MiB, replacing files, importing.
 
     Raises:
-        NotADirectoryError: ``source`` is no folder.
-        ValueError: ``target`` is no absolute path, or lies in ``source``, or ``source`` in it.
-        WorkspaceError: a file changed meanwhile, or a link leads out of ``source``; or, as the cause of an
-            `ActorError`, a target holds what no sync has put there, or is open to other users.
+        NotADirectoryError: ``source`` is not a folder.
+        ValueError: ``target`` is not an absolute path, or is inside of ``source``, or ``source`` inside of it.
+        WorkspaceError: a file changed during the sync, or a link points out of ``source``; or, as the cause of an
+            `ActorError`, a target has content that no sync has put there, or is open to other users.
         ActorError: something failed on a host, such as a full disk; its folder is as it was, unless the new files were
             being put in place.
-        SupervisionError: a host was lost meanwhile. The others' folders are as they were, or new; repeat it without
-            that host.
+        SupervisionError: a host was lost during the sync. The folders of the others are unchanged, or new; repeat the
+            sync without that host.
         DeadlineError: a step took longer than ``timeout``.
     """
     begin = time.monotonic()
