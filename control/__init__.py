@@ -1,6 +1,6 @@
-"""Actors in processes, meshes of them, and supervision: the floor on which one script steers a job."""
+"""Actors in processes, meshes of them, and supervision: one script controls a whole job."""
 
-if __name__ != "skipper.control":  # found by the folder's own name, beside the one package that there is
+if __name__ != "skipper.control":  # imported by the folder's own name, as a second copy of the package
     raise ImportError("write `from skipper import control`, or `from skipper.control import ...`", name=__name__)
 
 
@@ -89,7 +89,7 @@ if TYPE_CHECKING:
 else:
     from skipper.control.api.mesh import ActorMesh
 
-register(lambda: unhandled_fault_hook)  # whatever a user has assigned to this name
+register(lambda: unhandled_fault_hook)  # the function that a user has assigned to this name
 
 __all__ = [
     "AbsentError",

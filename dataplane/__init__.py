@@ -1,6 +1,6 @@
-"""One-sided transfers: memory of one process, read and written by others, over whatever moves it fastest."""
+"""One-sided transfers: other processes read and write memory of one process, over the fastest usable backend."""
 
-if __name__ != "skipper.dataplane":  # found by the folder's own name, beside the one package that there is
+if __name__ != "skipper.dataplane":  # imported by the folder's own name, as a second copy of the package
     raise ImportError("write `from skipper import dataplane`, or `from skipper.dataplane import ...`", name=__name__)
 
 

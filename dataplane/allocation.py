@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def allocate(nbytes: int) -> Block:
-    """A block of the arena; it goes back there when the last view of it is gone.
+    """A block of the arena; it returns there when the last view of it is deleted.
 
     Raises:
         RegistrationError: The system has no memory or file descriptor left for it.

@@ -1,8 +1,8 @@
 """Memory that peers can map, in pieces of any size: large ones are a memfd each, small ones share one.
 
-A block goes back when the last view of it is gone, and its pages are kept for the next one of that size: copying into
-fresh pages is several times slower than into pages that were touched before. The arena forgets all of it in a forked
-child, which would otherwise hand out memory that its parent uses.
+A block is returned when the last view of it is deleted, and its pages are kept for the next block of that size: copying
+into new pages is several times slower than into pages that were used before. In a forked child the arena forgets all
+of it, because it would otherwise hand out memory that the parent uses.
 """
 
 import threading
@@ -17,7 +17,7 @@ from skipper.dataplane.identity import OwnerId, page_size
 
 _LARGE = 64 << 20  # from here on a block is a memfd of its own
 _CHUNK = 256 << 20  # what smaller blocks share: address space only, the system backs the pages that are used
-_ALIGN = 64  # a cache line: neighbours of different owners do not fight for one
+_ALIGN = 64  # a cache line: adjacent blocks of different owners do not share one
 _PAGE_ALIGNED = 64 << 10  # blocks from here on begin and end at a page
 HUGE_BLOCK = 2 * HUGE_PAGE  # blocks from here on begin at a huge page, and ask for those that fit into them
 _KEEP_BYTES = 1 << 30  # freed memory whose pages stay ready for reuse
@@ -137,7 +137,7 @@ class Arena:
                 self._lock.release()
 
     def _collect(self) -> None:
-        """Take in what was returned; the lock is held."""
+        """Add the returned ranges; the caller holds the lock."""
         while self._returned:
             mapping, offset, taken = self._returned.popleft()
             if taken == 0:

@@ -1,8 +1,8 @@
-"""When the memory of an array ends: told before it is freed.
+"""A callback before the memory of an array is freed.
 
-A weak reference to the array is called back too late: from NumPy 2.5 on an array frees its memory before that. Every
-release lets go of the base of an array first. So an array that owns its memory gets one, to which nothing else refers;
-where an array lies over memory of another object, that object is kept until the callback has returned.
+The callback of a weak reference to the array comes too late: from NumPy 2.5 on an array frees its memory before that.
+Every release of NumPy drops the base of an array first. So an array that owns its memory gets a base, to which nothing
+else refers; if an array is a view of memory of another object, that object is kept until the callback has returned.
 """
 
 import contextlib
@@ -25,17 +25,17 @@ class ArrayEnd:
 
 
 def call_before_end(anchor: object, callback: Callable[..., object], *args: object) -> "weakref.finalize[Any, Any]":
-    """Call back when `anchor` ends, while the memory that it stands for is still there. Not when Python exits.
+    """Call back when `anchor` ends, while its memory still exists. Not when Python exits.
 
     Args:
-        anchor: Any object that can be weakly referenced. The memory of an array, its own or that of another object, is
-            looked after; other objects must free theirs after their weak references are called back, as those of
+        anchor: Any object that can be weakly referenced. For arrays, the memory (their own or that of another object)
+            is kept until then; other objects must free theirs after their weak references are called back, as those of
             Python classes do.
-        callback: From whatever thread lets go of the anchor, perhaps out of the garbage collector.
-        args: Must not refer to the anchor.
+        callback: Called in the thread that releases the anchor, possibly by the garbage collector.
+        args: Arguments of the callback, which must not refer to the anchor.
 
     Returns:
-        To be detached when there is nothing left to be told.
+        A finalizer; detach it when the callback is no longer needed.
     """
     end: object = anchor
     kept: object = None
@@ -63,7 +63,7 @@ def _set_base(array: object, base: object) -> None:
 
 @cache
 def _c_functions() -> tuple[Any, Any]:
-    """Of NumPy's C API, as its headers find it, and of Python's."""
+    """Functions of NumPy's C API, found as its headers do, and of Python's."""
     python = ctypes.PyDLL(None)
     pointer = python.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)

@@ -1,4 +1,4 @@
-"""`RDMABuffer`: memory of one process that others read and write without its Python taking part."""
+"""`RDMABuffer`: memory of one process that others read and write without its Python code."""
 
 from typing import Any
 

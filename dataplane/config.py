@@ -13,8 +13,8 @@ BACKENDS = ("shm", "cuda_ipc", "ucx", "verbs")
 """Transports between processes, in the order in which "auto" tries them within a host."""
 
 HOST_VARIABLE = "SKIPPER_DATA_PLANE_HOST"
-"""Environment variable with the IP at which the other hosts of a job reach this machine. If it is set, handles carry
-all that those hosts need, and the verbs backend listens at it. What `configure` is given overrides it."""
+"""Environment variable with the IP at which the other hosts of a job reach this machine. If it is set, handles have
+all that those hosts need, and the verbs backend listens on it. Arguments of `configure` override it."""
 
 _VERBS_NUMBERS = {
     "port": range(1, 256),
@@ -42,7 +42,7 @@ class Config:
 
     @property
     def exports_all(self) -> bool:
-        """Whether handles carry what every backend needs; by the environment, which attaching hosts changes."""
+        """Whether handles have what every backend needs; set in the environment when hosts are attached."""
         return self.export == "all" if self.export is not None else HOST_VARIABLE in os.environ
 
     @property
@@ -80,7 +80,7 @@ def checked(
     verbs: Mapping[str, Any] | None,
     secret: bytes | None = None,
 ) -> Config:
-    """`old` with the arguments that are not None put in.
+    """`old` with the arguments that are not None.
 
     Raises:
         ConfigurationError: A value is none of the possible ones.
@@ -161,6 +161,6 @@ def _devices(value: Any) -> str | tuple[str, ...]:
 
 
 def _is_address(text: str) -> bool:
-    """Whether peers could connect to it as it is written: the wildcard address is none."""
+    """Whether peers could connect to it as it is written; not to the wildcard address."""
     host, _, port = text.rpartition(":")
     return host.strip("[]") not in ("", "0.0.0.0", "::") and port.isdecimal() and int(port) <= 0xFFFF

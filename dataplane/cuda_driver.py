@@ -1,8 +1,8 @@
-"""What torch leaves out of CUDA, or does in many more microseconds.
+"""Functions of CUDA that torch does not have, or that are many microseconds slower in torch.
 
-Memory of a GPU is handed to other processes of the host (CUDA IPC), and plain copies are made, by calls of the driver's
-own library, which is there wherever a GPU is. Nothing starts before the first of them. The contexts are those that
-torch uses, too.
+Memory of a GPU is exported to other processes of the host (CUDA IPC), and plain copies are made, by calls of the
+driver's own library, which exists on every machine with a GPU. Nothing starts before the first call. The contexts are
+those that torch uses, too.
 """
 
 import contextlib
@@ -35,10 +35,10 @@ class SharedAllocation:
     """An allocation of this process, as others find it.
 
     Attributes:
-        ipc: By which the driver maps it, `IPC_NBYTES` long.
-        number: No other allocation of this process has had it.
+        ipc: The handle by which the driver maps it, `IPC_NBYTES` long.
+        number: A number that no other allocation of this process has had.
         address: Where it begins here.
-        gpu: The UUID of the GPU that it lies on, `GPU_NBYTES` long.
+        gpu: The UUID of its GPU, `GPU_NBYTES` long.
     """
 
     ipc: bytes
@@ -48,7 +48,7 @@ class SharedAllocation:
 
 
 def missing() -> str | None:
-    """Why there is no driver here; None where there is. Starts nothing."""
+    """Why there is no driver here; None if there is one. Starts nothing."""
     try:
         _library()
     except OSError as error:
@@ -60,16 +60,16 @@ def gpus() -> dict[bytes, int]:
     """The index of each GPU that this process sees, by its UUID.
 
     Raises:
-        BackendUnavailableError: The driver does not say.
+        BackendUnavailableError: The driver does not answer.
     """
     return {_uuid(device): device for device in range(_count())}
 
 
 def share(address: int, device: int) -> SharedAllocation:
-    """The allocation that an address of a GPU's memory lies in.
+    """The allocation that contains an address of a GPU's memory.
 
     Raises:
-        BackendUnavailableError: CUDA cannot share it, as what comes from a pool or has expandable segments.
+        BackendUnavailableError: CUDA cannot share it: it comes from a pool or has expandable segments.
     """
     handle, number = _IpcHandle(), _U64()
     with _context(device):
@@ -82,10 +82,11 @@ def share(address: int, device: int) -> SharedAllocation:
 def open_shared(ipc: bytes, device: int) -> tuple[int, int]:
     """Map an allocation of another process for one GPU of this one: its address here and its bytes.
 
-    Every mapping has to be closed, also one of what is mapped already.
+    Every mapping has to be closed, also one of an allocation that is mapped already.
 
     Raises:
-        BackendUnavailableError: The driver does not do it: another container, say, or a GPU that this one cannot reach.
+        BackendUnavailableError: The driver refuses, for example because of another container, or of a GPU that this one
+            cannot reach.
     """
     address = _U64()
     with _context(device):
@@ -99,8 +100,8 @@ def open_shared(ipc: bytes, device: int) -> tuple[int, int]:
 
 
 def close_shared(address: int, device: int) -> None:
-    """Undo one `open_shared`. Nobody may be using that memory."""
-    # The driver goes before the interpreter's last objects do, and with it every mapping.
+    """Undo one `open_shared`. The memory must not be in use."""
+    # The driver is unloaded before the interpreter's last objects, and with it every mapping.
     with contextlib.suppress(BackendUnavailableError), _context(device):
         _call("cuIpcCloseMemHandle", _U64(address))
 
@@ -108,7 +109,7 @@ def close_shared(address: int, device: int) -> None:
 def new_stream(device: int) -> int:
     """A stream of a GPU that waits for no other, for the life of this process, as CUDA numbers it.
 
-    torch's own are 32, dealt out in turn: who takes one may share it with the caller's kernels, or with NCCL's.
+    torch has a pool of 32 streams: one of these may be shared with the caller's kernels, or with NCCL's.
 
     Raises:
         BackendUnavailableError: There is none.
@@ -120,14 +121,14 @@ def new_stream(device: int) -> int:
 
 
 def copy(pairs: Iterable[tuple[int, int, int]], stream: int, device: int, *, blocks: bool) -> None:
-    """Copy one after another between addresses that a GPU can use, and wait for it.
+    """Make copies one after another between addresses that a GPU can use, and wait for them.
 
     Args:
-        pairs: Where to, where from, and how many bytes.
-        stream: Of that GPU, as CUDA numbers it. Nobody else gives it work.
+        pairs: Destination, source, and number of bytes of each copy.
+        stream: A stream of that GPU, as CUDA numbers it, which has no other work.
         device: The GPU.
-        blocks: Whether the driver itself copies, as from and to memory of the host that it has not pinned: then the
-            GIL is not held for that either.
+        blocks: Whether the call itself copies, as from and to host memory that is not pinned: the GIL is then released
+            for the call, too.
 
     Raises:
         BackendUnavailableError: The GPU reports an error, perhaps of a kernel that ran before.
@@ -137,7 +138,7 @@ def copy(pairs: Iterable[tuple[int, int, int]], stream: int, device: int, *, blo
         try:
             for target, source, nbytes in pairs:
                 _require(begin(_U64(target), _U64(source), ctypes.c_size_t(nbytes), _U64(stream)), "cuMemcpyAsync")
-        finally:  # what was begun must not go on
+        finally:  # what was begun must not continue
             _require(_library().cuStreamSynchronize(_U64(stream)), "cuStreamSynchronize")
 
 
@@ -148,7 +149,7 @@ def _library() -> ctypes.CDLL:
 
 @functools.cache
 def _quick_library() -> ctypes.PyDLL:
-    """The same for calls that end at once: they keep the GIL, which to get again may take milliseconds."""
+    """The same for calls that end at once: they keep the GIL, because getting it back may take milliseconds."""
     return ctypes.PyDLL(_LIBRARY)
 
 

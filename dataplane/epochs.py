@@ -1,9 +1,8 @@
 """Epoch words: one 8-byte number per registered buffer, in memory that peers can read.
 
-A handle carries the number that the word had when the buffer was registered. Dropping the buffer changes the word, so
-a peer that finds another number knows that what it has read or written is not that buffer any more. Every process
-starts at a random number: the handle of a restarted owner never fits by accident. A word is used again by a later
-buffer, with the number that follows.
+A handle has the number that the word had when the buffer was registered. Dropping the buffer changes the word, so a
+peer that finds another number knows that it has not read or written that buffer. Every process starts at a random
+number: an old handle never fits a restarted owner by accident. A later buffer uses a word again, with the next number.
 """
 
 import secrets
@@ -45,7 +44,7 @@ class EpochTable:
     def __init__(self, owner: OwnerId) -> None:
         self._owner = owner
         self._lock = threading.Lock()
-        # The word that was freed first is used first, so that a number stays recognisably old for as long as possible.
+        # The word that was freed first is used first, so that old numbers stay invalid for as long as possible.
         self._free: deque[tuple[memfd.Mapping, int, int]] = deque()
         self._page: memfd.Mapping | None = None
         self._base = 0
@@ -67,7 +66,7 @@ class EpochTable:
         return epoch
 
     def _unused(self) -> tuple[memfd.Mapping, int, int]:
-        """A word that no buffer has had yet, with the number to begin at."""
+        """A word that no buffer has had yet, with its first number."""
         page = self._page
         if page is None or (self._next + 1) * WORD > page.nbytes:
             page = self._page = memfd.create(self._owner, PAGE_BYTES)
@@ -78,6 +77,6 @@ class EpochTable:
         return page, slot, self._base
 
     def release(self, epoch: Epoch) -> None:
-        """Change the word: from here on every handle with this epoch is stale. Once per epoch."""
+        """Change the word: from now on every handle with this epoch is invalid. Once per epoch."""
         store_word(epoch.address, epoch.value + 1)
         self._free.append((epoch.page, epoch.slot, epoch.value + 1))

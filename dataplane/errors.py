@@ -1,7 +1,7 @@
 """Everything that can go wrong when memory is moved, as one small tree.
 
     DataplaneError
-    ├── ConfigurationError (ValueError)      configure() was asked for something that cannot be had
+    ├── ConfigurationError (ValueError)      configure() was asked for something that does not exist here
     ├── BackendUnavailableError              no usable backend reaches that memory from here
     ├── RegistrationError                    the memory cannot be registered or allocated
     ├── DescriptorError (ValueError)         bytes that are no handle of this version, or whose proof is not known here

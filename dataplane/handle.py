@@ -10,8 +10,8 @@ they let a message with thousands of handles carry the card once, and the reader
     section number u8, length u16, bytes
 
 All numbers are little-endian. The proof (see `keys`) is over every byte of card and body: a handle that was altered, or
-comes from elsewhere, is not parsed. A peer whose proof is good may still be wrong, so every number is checked. Whoever
-has a handle may use it: carry it over authenticated channels only.
+that another job made, is not parsed. A peer with a valid proof may still be wrong, so every number is checked. A handle
+gives access to the memory: send it over authenticated channels only.
 """
 
 import struct
@@ -38,7 +38,7 @@ _SECTION = struct.Struct("<BH")
 _WRITABLE = 1
 _MAX_SECTION = 0xFFFF
 ADDRESSES = 1 << 63
-"""No process has memory from here on, and requests that count addresses with a sign could not name it."""
+"""No process has memory from this address on, and requests with signed addresses could not name it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def join(card: bytes, body: bytes) -> bytes:
 
 
 def split(raw: bytes) -> tuple[bytes, bytes]:
-    """The halves of a whole handle, whose proof has yet to be looked at.
+    """The halves of a whole handle, whose proof has not been verified yet.
 
     Raises:
         DescriptorError: It is not one.
@@ -113,7 +113,7 @@ def split(raw: bytes) -> tuple[bytes, bytes]:
 
 
 def parse(card: bytes, body: bytes) -> tuple[Handle, int, int]:
-    """A handle, whose proof was good, with the (offset, nbytes) that it speaks of.
+    """A handle whose proof is valid, with its (offset, nbytes).
 
     Raises:
         DescriptorError: The halves are cut short, or their numbers contradict each other.

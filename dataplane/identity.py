@@ -11,8 +11,8 @@ from hashlib import blake2b
 from skipper.dataplane._copy import gone
 from skipper.dataplane.errors import BackendUnavailableError, OwnerDiedError
 
-_EXIT_S = 0.05  # a socket or a queue pair fails a moment before its process counts as gone
-_DYING_S = 2.0  # what the rest of an end that has visibly begun may take on a busy machine
+_EXIT_S = 0.05  # a socket or a queue pair fails shortly before its process counts as gone
+_DYING_S = 2.0  # how long the rest of an exit that has begun may take on a busy machine
 
 # Fields 9 and 22 of /proc/<pid>/stat, counted after the command name, which may itself hold blanks and parentheses:
 # proc(5).
@@ -77,7 +77,7 @@ def start_time(pid: int) -> int | None:
 
 
 def is_dying(pid: int) -> bool:
-    """Whether the kernel is about to end a process, or has.
+    """Whether the kernel is ending a process, or has ended it.
 
     Raises:
         BackendUnavailableError: The system does not say, as without a file descriptor left.
@@ -111,7 +111,7 @@ def _read(path: str) -> bytes:
 
 
 def new_owner() -> OwnerId:
-    """The identity of this process, with a fresh token.
+    """The identity of this process, with a new token.
 
     Raises:
         BackendUnavailableError: See `host_id`.
@@ -122,7 +122,7 @@ def new_owner() -> OwnerId:
 
 
 class ProcessWatch:
-    """A pidfd of another process of this host: says at once, and for ever, whether that very process is gone.
+    """A pidfd of another process of this host: tells at once, and for ever, whether this one process is gone.
 
     Attributes:
         pidfd: For `_copy.guarded_copy`; -1 once closed.
@@ -131,7 +131,7 @@ class ProcessWatch:
     __slots__ = ("__weakref__", "owner", "pidfd")
 
     def __init__(self, owner: OwnerId) -> None:
-        """Open the pidfd, then compare start times: in this order a reused pid cannot slip in between.
+        """Open the pidfd, then compare start times: in this order a reused pid is always detected.
 
         Raises:
             OwnerDiedError: There is no such process, or another one has its pid now.
@@ -155,7 +155,7 @@ class ProcessWatch:
         return self.pidfd < 0 or gone(self.pidfd)
 
     def gone_soon(self) -> bool:
-        """Whether the process is gone, after giving a dying one a moment."""
+        """Whether the process is gone; waits a moment for one that is ending."""
         begun = time.monotonic()
         while not self.gone:
             waited = time.monotonic() - begun
@@ -175,7 +175,7 @@ class ProcessWatch:
 
 
 def limit_hint(error: OSError) -> str:
-    """For the end of a message: the limit that was reached, if that is what happened."""
+    """Text for the end of a message: the limit that was reached, if one was."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return "; raise the limit of file descriptors (ulimit -n)"
     if error.errno == errno.ENOMEM:

@@ -1,13 +1,13 @@
-"""How a process proves that it made a handle, and checks who made the handles that it gets.
+"""How a process signs the handles that it makes, and verifies those that it gets.
 
-A key is derived from a secret: the job's, and beside it that of the user, or what `configure(secret=...)` gave in its
-place. A handle bears a tag under each key of its owner, and the reader believes it for one good tag under a key of its
-own. So the processes of a job understand each other on whatever host and as whatever user they run. Processes outside
-of the job (other jobs, children started by `multiprocessing`) understand it if they run as the same user or were given
-the same secret.
+Keys are derived from secrets: that of the job, and that of the user or the one that `configure(secret=...)` has set in
+its place. A handle has a tag under each key of its owner, and the reader accepts it for one valid tag under one of its
+own keys. So the processes of a job accept each other's handles on any host and as any user. Processes outside of the
+job (other jobs, children started by `multiprocessing`) accept them if they run as the same user or have the same
+secret.
 
-The tag of a handle is over its body, under a key that is made of its card. So each of the many handles of a message
-costs a hash of its own few bytes.
+The tag of a handle is over its body, under a key that is derived from its card. So each of the many handles of a
+message costs a hash of only its own few bytes.
 
     proof  {key's name 8 bytes, tag 16 bytes}, their number u8
 """
@@ -47,7 +47,7 @@ class Key:
         self._cards: dict[bytes, blake2b] = {}  # to be copied for each body, at half the cost of a new one
 
     def tag(self, card: bytes, body: bytes) -> bytes:
-        """The tag of these halves of a handle, which only those can make who know the secret."""
+        """The tag of these halves of a handle, which only processes with the secret can make."""
         of_card = self._cards.get(card)
         if of_card is None:
             if len(self._cards) >= _CARDS:
@@ -59,7 +59,7 @@ class Key:
         return tag.digest()
 
     def derived(self, purpose: bytes) -> bytes:
-        """32 bytes for another use, which reveal nothing of this one."""
+        """32 bytes for another use, which reveal nothing about this one."""
         return blake2b(_LABEL + purpose, key=self._root, digest_size=32).digest()
 
     def __repr__(self) -> str:
@@ -82,18 +82,18 @@ class Keys:
         """The second half of a handle with its proof.
 
         Raises:
-            ConfigurationError: There is no secret to prove it by.
+            ConfigurationError: There is no secret with which to sign it.
         """
         known = self._present()
         entries = b"".join([key.name + key.tag(card, body) for key in known])
         return body + entries + len(known).to_bytes(1, "little")
 
     def open(self, card: bytes, sealed: bytes) -> bytes:
-        """The second half of a handle without its proof, which is good.
+        """The second half of a handle without its proof, which is valid.
 
         Raises:
-            ConfigurationError: There is no secret to know handles by.
-            DescriptorError: It was altered, or was made under secrets that this process does not know.
+            ConfigurationError: There is no secret with which to verify handles.
+            DescriptorError: It was altered, or was signed with secrets that this process does not know.
         """
         self._present()
         count = sealed[-1] if sealed else 0
@@ -110,7 +110,7 @@ class Keys:
         raise DescriptorError(_FOREIGN)
 
     def derived(self, purpose: bytes) -> tuple[bytes, ...]:
-        """For another use, 32 bytes of each secret. Whoever understands handles of this process has one of them, too.
+        """For another use, 32 bytes of each secret. A process that accepts handles of this one has one of them, too.
 
         Raises:
             ConfigurationError: There is no secret.
@@ -118,7 +118,7 @@ class Keys:
         return tuple([key.derived(purpose) for key in self._present()])
 
     def _present(self) -> tuple[Key, ...]:
-        """The keys of now; the first is the job's, where there is one."""
+        """The present keys; the first is the job's, if there is one."""
         secret = trust.job_secret()
         if self._known and secret is self._job:
             return self._known

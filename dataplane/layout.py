@@ -1,4 +1,4 @@
-"""Boxes to rows: what a strided copy is, compiled to the form that rows.h walks. Pure, no I/O.
+"""Boxes to rows: a strided copy, compiled to the form that rows.h executes. Pure, no I/O.
 
 All strides are in bytes. A row describes both sides of a copy at once; neighbouring dimensions are merged where both
 sides allow it, so that a contiguous box is one run whatever its shape.

@@ -1,9 +1,9 @@
 """Anonymous shared memory: files without a name, reached through the process that made them.
 
 The owner creates a memfd, seals its size, and writes a header into its last page. A peer of the same user opens it as
-`/proc/<pid>/fd/<n>`. Whatever a handle claims, a peer maps nothing but a sealed memfd that bears the handle's own
-random tokens: not another file that happens to have that number by now, nor one that could shrink under its feet.
-When the last process that maps it is gone, so is the memory.
+`/proc/<pid>/fd/<n>`. A peer maps only a sealed memfd that has the random tokens of the handle, whatever the handle
+says: not another file that has that number now, nor one that could shrink while it is mapped. When the last process
+that maps it is gone, the memory is freed.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""What callers may pass as memory, and every check of it that needs no transfer.
+"""The objects that callers may pass as memory, and every check of them that needs no transfer.
 
-A `Region` is a contiguous range, a `StridedRegion` an N-dimensional view; both hold whatever keeps the memory where it
-is. Only this file and `tensors`, which it asks about tensors, look at the caller's objects.
+A `Region` is a contiguous range, a `StridedRegion` an N-dimensional view; both hold the object that keeps the memory in
+place. Only this file and `tensors`, for tensors, look at the caller's objects.
 """
 
 import sys

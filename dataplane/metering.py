@@ -1,7 +1,7 @@
-"""Counts what this process moves, where transfers begin and end.
+"""Counts the transfers of this process, when they begin and end.
 
-A transfer that is over when its submission returns takes about a microsecond, of which a lock would be a fifth. So each
-thread counts such transfers for itself.
+A transfer that has ended when its submission returns takes about a microsecond, of which a lock would be a fifth. So
+each thread counts such transfers for itself.
 """
 
 import threading
@@ -45,7 +45,7 @@ class Traffic:
 
 
 Counts = list[int]
-"""Operations that ended well, bytes read, bytes written."""
+"""Operations that succeeded, bytes read, bytes written."""
 
 
 class _ThreadCounts(threading.local):
@@ -61,12 +61,12 @@ class Meter:
         self._lock = threading.Lock()
         self._by_thread: list[tuple[Thread, Counts]] = []
         self._rest: Counts = [0, 0, 0]
-        """Counts of threads that have ended, and of operations that went on after their submission."""
+        """Counts of threads that have ended, and of operations that continued after their submission."""
         self._in_flight = self._failed = 0
         self._here = _ThreadCounts(self)
 
     def follow(self, operation: Operation, read_nbytes: int, written_nbytes: int) -> Operation:
-        """Count an operation that has just been submitted, and its bytes once it has ended well.
+        """Count an operation that has just been submitted, and its bytes when it has succeeded.
 
         Returns:
             The operation.
@@ -90,7 +90,7 @@ class Meter:
             return Traffic(self._in_flight, done, self._failed, read_nbytes, written_nbytes)
 
     def admit(self, thread: Thread, counts: Counts) -> None:
-        """Note where another thread counts, and let go of those that have ended."""
+        """Add the counter of another thread, and drop those of threads that have ended."""
         with self._lock:
             living = []
             for entry in self._by_thread:

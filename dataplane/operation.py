@@ -16,10 +16,10 @@ from skipper.dataplane.errors import TransferTimeoutError
 _LOG = logging.getLogger(__name__)
 
 LONGEST_S: Final = 1e9
-"""Thirty years: a longer timeout is taken for this one, since the system cannot wait for longer."""
+"""Thirty years: longer timeouts are shortened to this, because the system cannot wait longer."""
 
 Helper = Callable[[], bool | None]
-"""Called by a waiting thread, to do part of the work; returns true if it is to be called again."""
+"""Called by a waiting thread, to do part of the work; returns true if it should be called again."""
 
 WORD_BYTES = 8
 """Size of a word, and its alignment: what RDMA devices and CPUs have in common."""
@@ -133,7 +133,7 @@ class Operation:
                 _LOG.exception("a done-callback of an operation raised")
 
     def _help(self) -> bool:
-        """Have this thread do what it can; whether it may find more to do."""
+        """Do work in this thread; returns whether there may be more."""
         more = False
         for helper in tuple(self._helpers):
             more = bool(helper()) or more
@@ -158,7 +158,7 @@ class Operation:
 
 
 DONE = Operation(0)
-"""Stands for every transfer that succeeded before its submission returned: they do not differ any more."""
+"""The one object for all transfers that succeeded before their submission returned."""
 
 
 def require_timeout(timeout: Any) -> float:
@@ -181,7 +181,7 @@ def _resolve_threadsafe(loop: asyncio.AbstractEventLoop, future: "asyncio.Future
     try:
         loop.call_soon_threadsafe(_resolve, future)
     except RuntimeError:
-        if not loop.is_closed():  # in a loop that was closed meanwhile nobody waits
+        if not loop.is_closed():  # nothing waits in a loop that has been closed
             raise
 
 
@@ -223,7 +223,7 @@ class Atomic:
 
     @classmethod
     def compare_and_swap(cls, expected: Any, desired: Any) -> "Atomic":
-        """Set to `desired` where it is `expected`.
+        """Set to `desired` if it is `expected`.
 
         Raises:
             TypeError: One is no integer.
@@ -262,7 +262,7 @@ class FetchOperation(Operation):
 
     @classmethod
     def succeeded(cls, previous: int) -> "FetchOperation":
-        """One that is over already."""
+        """An operation that has already ended."""
         operation = cls(0)
         operation.previous = previous
         return operation

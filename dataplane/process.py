@@ -1,7 +1,7 @@
-"""Everything that the data plane holds for one process, as one object, which builds and connects all parts.
+"""The whole state of the data plane of one process, as one object, which builds and connects all parts.
 
 There is no other global state. A forked child starts with an empty object: it owns none of its parent's memory, and
-reads that as any other process would.
+reads it like any other process.
 """
 
 import os
@@ -27,7 +27,7 @@ from skipper.dataplane.registration import Registration, RegistrationTable
 
 
 class BackendSelector:
-    """Picks backends by the configuration that it was made with, and keeps the connections."""
+    """Chooses backends by the configuration that it was made with, and keeps the connections."""
 
     def __init__(self, owner: OwnerId, local: LocalBackend, transports: dict[str, Backend], config: Config) -> None:
         self._owner = owner
@@ -50,12 +50,12 @@ class BackendSelector:
         raise _no_way(handle, obstacles)
 
     def route(self, handle: Handle) -> tuple[Peer, Remote]:
-        """The connection to the handle's owner, made if need be, and the registration there.
+        """The connection to the handle's owner, made if necessary, and the registration there.
 
         Raises:
             BackendUnavailableError: No backend can reach it; says why for each.
             BufferDroppedError: The owner has released it.
-            DescriptorError: The handle is not as its owner has it.
+            DescriptorError: The handle differs from the registration at its owner.
             OwnerDiedError: The owner is gone.
         """
         obstacles: list[str] = []
@@ -87,7 +87,7 @@ class BackendSelector:
             if peer is not None and peer.usable():
                 return peer
             self._sweep()
-        # Without the lock: the first connection of a backend starts it, and nobody else should wait for that.
+        # Without the lock: the first connection of a backend starts it, and other threads should not wait for that.
         fresh = backend.connect(card)
         with self._lock:
             peer = self._peers.setdefault(key, fresh)
@@ -96,7 +96,7 @@ class BackendSelector:
         return peer
 
     def _sweep(self) -> None:
-        """Let go of owners that have died since the last connection: each costs descriptors and mappings."""
+        """Drop owners that have died since the last connection: each costs descriptors and mappings."""
         for key, peer in list(self._peers.items()):
             if not peer.usable():
                 del self._peers[key]
@@ -112,14 +112,14 @@ class DataPlane:
 
     Attributes:
         owner: Its identity.
-        config: As configured last.
-        keys: The keys that prove its handles, and by which it recognises those of others.
+        config: The present configuration.
+        keys: The keys that sign its handles, and verify those of others.
         arena: Its shareable memory.
         registrations: Its buffers.
         pool: Its copy threads.
         local: The backend for its own memory.
         transports: The backends for other processes, by name.
-        selector: Finds the way to a handle.
+        selector: Finds the route to a handle.
         meter: Counts its transfers.
     """
 
@@ -149,7 +149,7 @@ class DataPlane:
         self._cards: dict[tuple[int, tuple[bytes, ...]], Card] = {}
 
     def export(self, registration: Registration) -> Handle:
-        """What peers need to reach a registration, by the present configuration.
+        """The data that peers need to reach a registration, by the present configuration.
 
         Raises:
             BufferDroppedError: It was dropped.
@@ -179,7 +179,7 @@ class DataPlane:
         return self._handle(registration, card_sections, sections)
 
     def home_handle(self, registration: Registration) -> Handle:
-        """A handle that is good within this process only.
+        """A handle that is valid within this process only.
 
         Raises:
             BufferDroppedError: It was dropped.
@@ -214,10 +214,10 @@ class DataPlane:
         )
 
     def configure(self, config: Config) -> None:
-        """Take over a new configuration, for every use that begins after it: all of it, or nothing.
+        """Apply a new configuration, for every use that begins after it: all of it, or nothing.
 
         Raises:
-            ConfigurationError: A backend cannot take it over.
+            ConfigurationError: A backend cannot apply it.
         """
         for backend in self.transports.values():
             backend.check(config)
@@ -264,5 +264,5 @@ def _start_afresh() -> None:
         _current = DataPlane(parent.config, parent=parent)
 
 
-# A forked child keeps what it inherits for ever: to let go of it would release what belongs to the parent.
+# A forked child keeps what it inherits for ever: dropping it would release what belongs to the parent.
 _abandoned: list[DataPlane] = []

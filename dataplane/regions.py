@@ -1,4 +1,4 @@
-"""Memory as the data plane sees it: a kind, a range, a view of it, and the allocation around it. Types only."""
+"""Types for memory in the data plane: a kind, a range, a view of it, and the allocation around it."""
 
 import enum
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
-"""The owner's side of a buffer: memory that peers can reach, with the epoch word that says until when.
+"""The owner's side of a buffer: memory that peers can reach, with the epoch word that tells whether it is still valid.
 
-A registration that has never left this process lasts as long as the objects that hold it. A registration whose handle
-has left (`RegistrationTable.let_out`) lasts until `drop`, or until the memory itself is freed, whichever is first. So a
-process that asks an actor for a handle need not know whether the actor has kept the object that made it.
+A registration whose handle was never sent lasts as long as the objects that hold it. A registration whose handle was
+sent (`RegistrationTable.let_out`) lasts until `drop`, or until the memory itself is freed, whichever is first. So a
+process that gets a handle from an actor need not know whether the actor has kept the object that made it.
 """
 
 import threading
@@ -73,7 +73,7 @@ class _RegisteredRange:
 
 @dataclass(slots=True)
 class _Outside:
-    """A registration whose handle has left, described without keeping its memory alive.
+    """A registration whose handle was sent, described without keeping its memory alive.
 
     Attributes:
         range: The memory and the rights to it.
@@ -81,7 +81,7 @@ class _Outside:
         anchor: The object that lives as long as the allocation.
         shared: As of the registration.
         epoch: Its word.
-        end: Called just before the memory goes; to be detached when the registration ends before that.
+        end: Called just before the memory is freed; detached when the registration ends before that.
     """
 
     range: _RegisteredRange
@@ -111,7 +111,7 @@ class RegistrationTable:
         self._live: dict[Key, weakref.ref[Registration]] = {}
         self._outside: dict[Key, _Outside] = {}
         self._outside_by_range: dict[_RegisteredRange, Key] = {}
-        self._kept: dict[Key, Registration] = {}  # let out, of memory whose end nothing reports
+        self._kept: dict[Key, Registration] = {}  # sent, for memory whose end cannot be observed
         self._endings: dict[Key, list[Callable[[], None]]] = {}
         self._disowned = False
 
@@ -125,8 +125,8 @@ class RegistrationTable:
     def add(self, data: Any, region: Region, *, writable: bool) -> Registration:
         """Register memory.
 
-        Memory that was registered before, and whose handles are still good although nobody here holds them any more,
-        gets that registration again: handing out a fresh buffer of the same memory in every step costs nothing.
+        Memory that was registered before, and whose handles are still valid although nothing here holds them any more,
+        gets that registration again: a new buffer of the same memory in every step costs nothing.
 
         Raises:
             RegistrationError: The system has no memory or file descriptor left for its word.
@@ -145,7 +145,7 @@ class RegistrationTable:
         return registration
 
     def let_out(self, registration: Registration) -> None:
-        """Note that a handle leaves this process: from here on the registration lasts as long as its memory."""
+        """Note that a handle is sent: from now on the registration lasts as long as its memory."""
         key = _key(registration.epoch)
         with self._lock:
             region, storage = registration.region, registration.storage
@@ -167,7 +167,7 @@ class RegistrationTable:
             self._outside_by_range[range_] = key
 
     def at_end(self, registration: Registration, callback: Callable[[], None]) -> None:
-        """Call back once, from any thread, right after the registration has ended, whatever has ended it.
+        """Call back once, from any thread, right after the registration has ended for any reason.
 
         For backends that hold something for it. The callback must be quick and must not raise.
         """
@@ -175,7 +175,7 @@ class RegistrationTable:
             self._endings.setdefault(_key(registration.epoch), []).append(callback)
 
     def find(self, page_token: int, slot: int) -> Registration | None:
-        """The registration with that word; its epoch may be another than the handle's."""
+        """The registration with that word; its epoch may differ from the handle's."""
         key = (page_token, slot)
         with self._lock:
             reference = self._live.get(key)
@@ -188,7 +188,7 @@ class RegistrationTable:
         """The registration that a handle of this process is for; None if it was dropped.
 
         Raises:
-            DescriptorError: The handle claims what was not registered under its word.
+            DescriptorError: The handle does not match what was registered under its word.
         """
         registration = self.find(handle.card.page_token, handle.slot)
         region = None if registration is None else registration.region
@@ -200,7 +200,7 @@ class RegistrationTable:
         return registration
 
     def drop(self, registration: Registration) -> None:
-        """Make every handle stale and let go of the memory. Idempotent."""
+        """Invalidate every handle and release the memory. Idempotent."""
         with self._lock:
             key = _key(registration.epoch)
             if self._live.pop(key, None) is None:

@@ -1,4 +1,4 @@
-"""What users set for the data plane of this process, and ask about it: `dataplane.configure`, `backends` and so on."""
+"""Settings and status of the data plane of this process: `dataplane.configure`, `backends` and so on."""
 
 import os
 from collections.abc import Mapping

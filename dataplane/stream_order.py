@@ -1,9 +1,9 @@
 """Transfers of GPU memory keep the order of the caller's streams.
 
-A kernel that was queued before a transfer may still produce what the transfer is to read, or read what it is to write.
-So a transfer begins when the current streams of the thread that asks for it have done what they were given before. It
-ends when its bytes are there; kernels that are queued after that see them, on any stream. Where a stream has work left,
-a thread waits for it, so that neither the caller nor the interpreter does.
+A kernel that was queued before a transfer may still produce the bytes that the transfer reads, or read those that it
+overwrites. So a transfer begins when the current streams of the calling thread have finished their earlier work. It
+ends when its bytes have arrived; kernels that are queued after that see them, on any stream. If a stream has work left,
+another thread waits for it, so that neither the caller nor the interpreter is blocked.
 """
 
 import threading
@@ -23,7 +23,7 @@ _EXPORT_S = 60.0
 
 
 def begin_in_order(devices: Iterable[int], timeout: float, begin: Callable[[float], Operation]) -> Operation:
-    """Begin a transfer behind what the calling thread's current streams of these GPUs were given so far.
+    """Begin a transfer after the work that is queued on the calling thread's current streams of these GPUs.
 
     Args:
         devices: Indices of the GPUs of this process whose memory it touches.
@@ -53,7 +53,7 @@ def begin_in_order(devices: Iterable[int], timeout: float, begin: Callable[[floa
 
 
 def require_done(marks: "Sequence[Mark]") -> None:
-    """Wait until these marks are reached: before others are told that they may read what lies before them.
+    """Wait until these marks are reached, before other processes learn that they may read the results.
 
     Raises:
         RegistrationError: They are not reached within a minute, or the GPU reports an error.

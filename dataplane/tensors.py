@@ -1,7 +1,7 @@
 """The only file of this package that knows torch. Only functions that get or make tensors import torch.
 
-All that is particular to memory of a GPU is here: where a tensor lies, how its bytes are copied within this process,
-and how far the streams of the calling thread have come.
+Everything that is specific to GPU memory is here: where a tensor is, how its bytes are copied within this process, and
+how far the streams of the calling thread are.
 """
 
 import contextlib
@@ -57,9 +57,9 @@ def empty(
 
 @functools.cache
 def built_for_cuda() -> str | None:
-    """The CUDA that the installed torch was built for, as "13.0"; None without torch, or where that is for no CUDA.
+    """The CUDA version that the installed torch was built for, as "13.0"; None without torch, or without CUDA.
 
-    Reads the file in which torch says so: to import all of it takes seconds.
+    Reads the file in which torch has it: an import of torch takes seconds.
     """
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None:
@@ -81,7 +81,7 @@ def forked_from_cuda() -> bool:
 
 
 def start_cuda() -> None:
-    """Have torch start CUDA in this process, if it has not.
+    """Make torch start CUDA in this process, if it has not.
 
     Raises:
         BackendUnavailableError: It does not start.
@@ -102,7 +102,7 @@ def current_gpu() -> int:
 
 
 def require_usable(address: int, device: int) -> None:
-    """See that torch takes an address for memory that a GPU can use as it is.
+    """Check that torch accepts an address as memory that a GPU can use directly.
 
     Raises:
         BackendUnavailableError: It would copy it, or refuses it.
@@ -142,7 +142,7 @@ def storage_of(tensor: "torch.Tensor") -> Storage:
 class DeviceRows:
     """Rows of which at least one side is memory of a GPU, ready to be copied again and again.
 
-    The copies wait for nothing that other streams have been given. Waiting for the device does not hold the GIL.
+    The copies do not wait for the work of other streams. Waiting for the device does not hold the GIL.
     """
 
     def __init__(self, rows: Rows, to_remote: bool, local: Location, remotes: "Sequence[Location]") -> None:
@@ -189,7 +189,7 @@ class DeviceRows:
                 for gpu in self._gpus:
                     number = current.enter_context(_own_stream(gpu))
                     stream = torch.cuda.ExternalStream(number, gpu)  # type: ignore[no-untyped-call]
-                    current.callback(stream.synchronize)  # also after an error: what was begun must not go on
+                    current.callback(stream.synchronize)  # also after an error: what was begun must not continue
                     current.enter_context(torch.cuda.stream(stream))
                 for target, source in self._views:
                     target.copy_(source, non_blocking=True)
@@ -198,10 +198,10 @@ class DeviceRows:
 
 
 def copy(pairs: "Iterable[tuple[int, int, int]]", device: int, *, with_host: bool) -> None:
-    """Copy between addresses of one GPU, or of it and the host; as `DeviceRows` does.
+    """Copy between addresses of one GPU, or of the GPU and the host, like `DeviceRows`.
 
     Args:
-        pairs: Where to, where from, and how many bytes.
+        pairs: Destination, source, and number of bytes of each copy.
         device: The GPU.
         with_host: Whether memory of the host is among them.
 
@@ -216,9 +216,9 @@ def copy(pairs: "Iterable[tuple[int, int, int]]", device: int, *, with_host: boo
 
 
 def marks(devices: "Iterable[int]") -> "list[Mark]":
-    """Where the current streams of the calling thread are on these GPUs: a mark behind all that they were given so far.
+    """Marks on the calling thread's current streams of these GPUs, after all the work that is queued there so far.
 
-    Streams that have nothing left to do get none.
+    Streams without work left get none.
 
     Raises:
         TransferError: A device reports an error, perhaps of a kernel that ran before.
@@ -237,7 +237,7 @@ def marks(devices: "Iterable[int]") -> "list[Mark]":
 
 
 def reached(mark: "Mark") -> bool:
-    """Whether the device has done all that lies before a mark. Does not wait.
+    """Whether the device has done all the work before a mark. Does not wait.
 
     Raises:
         TransferError: The device reports an error.
@@ -249,7 +249,7 @@ def reached(mark: "Mark") -> bool:
 
 
 class _DeviceMemory:
-    """A range of device memory in the form that torch takes over without copying (CUDA array interface, version 3)."""
+    """A range of device memory in a form that torch uses without copying (CUDA array interface, version 3)."""
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.__cuda_array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3}
@@ -260,7 +260,7 @@ _idle_streams: dict[int, list[int]] = {}
 
 @contextlib.contextmanager
 def _own_stream(device: int) -> "Iterator[int]":
-    """A stream of a GPU for one copy, which nobody else knows, as CUDA numbers it. After an error it is let go of."""
+    """A private stream of a GPU for one copy, as CUDA numbers it. After an error it is not used again."""
     idle = _idle_streams.setdefault(device, [])
     try:
         stream = idle.pop()
@@ -307,7 +307,7 @@ def _address(tensor: "torch.Tensor", role: str) -> int:
 
 
 def _placement(tensor: "torch.Tensor", role: str) -> tuple[MemoryKind, int]:
-    """Kind and index of the device, after refusing tensors whose elements are not simply there."""
+    """Kind and index of the device; refuses tensors whose elements are not in plain memory."""
     import torch
 
     wrapper = type(tensor) not in (torch.Tensor, torch.nn.Parameter)

@@ -1,4 +1,4 @@
-"""The cyclic garbage collector, switched off while many objects are made that all stay."""
+"""The cyclic garbage collector, switched off while many objects are created that all stay."""
 
 from __future__ import annotations
 

@@ -14,13 +14,13 @@ Example:
     ```
 """
 
-if __name__ != "skipper.tensor_engine":  # found by the folder's own name, beside the one package that there is
+if __name__ != "skipper.tensor_engine":  # imported by the folder's own name, as a second copy of the package
     raise ImportError(
         "write `from skipper import tensor_engine`, or `from skipper.tensor_engine import ...`", name=__name__
     )
 
 
-# First, and by its own name. A thread that imports a module within torch holds the lock of that module while it waits
+# First, and as a whole. A thread that imports a module within torch holds the lock of that module while it waits
 # for torch. Another thread may be importing torch, and wait for that module. Python ends such a deadlock by an error.
 import torch  # noqa: F401
 

@@ -9,7 +9,7 @@ await ts.get_state_dict("policy", generator.state_dict())      # in every genera
 ```
 """
 
-if __name__ != "skipper.torchstore":  # found by the folder's own name, beside the one package that there is
+if __name__ != "skipper.torchstore":  # imported by the folder's own name, as a second copy of the package
     raise ImportError("write `from skipper import torchstore`, or `from skipper.torchstore import ...`", name=__name__)
 
 

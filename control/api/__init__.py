@@ -1,1 +1,1 @@
-"""What scripts and actors are written with: meshes, endpoints and what lies between them and the runtime."""
+"""The API for scripts and actors: meshes, endpoints, and the code between them and the runtime."""

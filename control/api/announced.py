@@ -1,7 +1,7 @@
-"""Jobs that their user's tools find without having been told of them: each script says privately that it is there.
+"""How a user's tools find running jobs that are not served: each script announces its job in a private file.
 
-A job that its script serves is found by its name. Every other one leaves a connection file, too, beside those and just
-as private, under the name of its script and its process id. Tools look there; `join` does not.
+A job that its script serves is found by its name. Every other job also has a connection file, in the same folder and
+equally private, under the name of its script and its process id. Tools look there; `join` does not.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from skipper.control.runtime.process import Process
 from skipper.control.wire.addresses import host_of, within_host
 
 MANY = 32
-"""With so many files some may be those of jobs that were killed: they are looked through."""
+"""With this many files, some may belong to jobs that were killed: stale ones are removed."""
 _MOST_NAME = 40
 
 _log = logging.getLogger("skipper.control")
 
 
 def connection_of(process: Process, name: str) -> Connection:
-    """How others reach the job of this script, under a name."""
+    """The connection to the job of this script, under a name."""
     host, state = host_of(process.me.address), process.state
     return Connection(
         name=name,
@@ -50,9 +50,9 @@ def script_name() -> str:
 
 
 def announce(process: Process) -> None:
-    """Have the tools of this user find the job of this script, until it ends.
+    """Let the tools of this user find the job of this script, until it ends.
 
-    Where that is not possible, as in a folder that others have made, the job goes on without.
+    If that is not possible, for example in a folder that another user has made, the job runs without it.
     """
     if process.root.id != process.me.id:
         return
@@ -69,14 +69,14 @@ def announce(process: Process) -> None:
 
 
 def found(known: set[str]) -> dict[str, Connection]:
-    """The jobs of this user that are announced, by name, but for those whose scripts' ids are known.
+    """The announced jobs of this user, by name, except those with the given ids of scripts.
 
     Raises:
         UnsafeFileError: the folder belongs to somebody else, or others may enter it.
     """
     connections = {}
     for name in join_file.running(join_file.ANNOUNCED):
-        with contextlib.suppress(JoinError, OSError):  # it has just ended, or is none
+        with contextlib.suppress(JoinError, OSError):  # it has just ended, or is not a connection file
             connection = join_file.read(join_file.path_of(name, join_file.ANNOUNCED))
             if connection.root.id not in known:
                 connections[name] = connection
@@ -84,7 +84,7 @@ def found(known: set[str]) -> dict[str, Connection]:
 
 
 def find(word: str) -> Connection | None:
-    """The announced job of a script's name, if it is the only one; of a name with process id; or of a job's id.
+    """The announced job with a script's name, if it is the only one; with a name and process id; or with a job's id.
 
     Raises:
         UnsafeFileError: the folder belongs to somebody else, or others may enter it.

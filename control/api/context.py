@@ -1,4 +1,4 @@
-"""`context()`: where the running code is, as an actor among others."""
+"""`context()`: the actor and process in which the running code is."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ActorInstance(BaseActorInstance):
 
     @property
     def proc(self) -> ProcMesh:
-        """The process that the actor lives in, as a mesh of one, on which siblings can be spawned."""
+        """The process of the actor, as a mesh of one, on which siblings can be spawned."""
         return this_proc()
 
 

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def is_on_actors_loop() -> bool:
-    """Whether this code runs on the event loop of an ``async`` actor, which must not be kept waiting."""
+    """Whether this code runs on the event loop of an ``async`` actor, which must not be blocked."""
     if current_context.get() is None:
         return False
     try:
@@ -40,18 +40,18 @@ class CoroutineThread:
         self._pid = 0
 
     def is_current(self) -> bool:
-        """Whether this is the thread itself: what waits here for it would never end."""
+        """Whether this is the thread itself: code that waits here for it would wait forever."""
         return threading.current_thread() is self._thread
 
     def run(self, make: Callable[[], Coroutine[Any, Any, T]], *, begins_job: bool = True) -> T:
         """Run a coroutine there and wait for its end here; it sees the context variables of this thread.
 
-        A sync actor attends to failures of what it owns meanwhile. Where the wait is interrupted, as by
-        `KeyboardInterrupt`, the coroutine is cancelled.
+        While it waits, a sync actor handles failures of the meshes that it owns. If the wait is interrupted, for
+        example by `KeyboardInterrupt`, the coroutine is cancelled.
 
         Args:
-            make: Called in this thread. How long the coroutine may take is its own affair.
-            begins_job: Whether this process begins a job if it is part of none; else the coroutine may come into one.
+            make: Makes the coroutine; called in this thread. The coroutine sets its own time limit.
+            begins_job: Whether this process starts a job if it is part of none; else the coroutine may join one.
 
         Raises:
             ForkedProcessError: this process is a forked copy of one of a job.
@@ -80,7 +80,7 @@ class CoroutineThread:
     def call_soon(self, function: Callable[[], object]) -> None:
         """Call a function there, soon, if the thread runs; with the context variables of this thread.
 
-        A finaliser may do so: no lock is taken that the code which it interrupts may hold.
+        A finaliser may call this: it takes no lock that the interrupted code may hold.
         """
         loop = self._loop
         if loop is not None and self._pid == os.getpid():

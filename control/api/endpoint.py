@@ -45,7 +45,8 @@ class Endpoint(MethodView, Generic[P, R_co]):
     """One endpoint of the actors of a mesh; each adverb below is a way of calling it.
 
     Tensors of the actors' mesh (see `ProcMesh.activate`) may be among the arguments: each actor gets its own shard, as
-    a plain tensor, in its turn among the operations of the tensor engine, which go on when the endpoint has returned.
+    a plain tensor. The call is ordered with the operations of the tensor engine, which continue when the endpoint has
+    returned.
 
     Every adverb checks the arguments against the endpoint's signature and pickles them before anything is sent, and
     raises `TypeError` or `PayloadError` if they do not fit. It returns at once, unless the actor has too many unhandled
@@ -246,7 +247,7 @@ class Endpoint(MethodView, Generic[P, R_co]):
         self._check(*args, **kwargs)
         payload, ports = pack_with_ports(args, kwargs)
         for port in ports:
-            # The actor that was to answer passes that on: the caller is told if all that may answer now die.
+            # The actor that should answer passes the port on: the caller gets an error if all that may answer now die.
             link_port(port, [awaited.actor for awaited in to if awaited.actor is not None])
         return payload
 
@@ -284,10 +285,10 @@ class Endpoint(MethodView, Generic[P, R_co]):
     def post(self, process: Process, payload: Payload, reply: ReplyHandler, index: int = 0, port: int = 0) -> None:
         """Send a packed payload to the actor at ``index`` of the mesh; ``reply`` takes what comes back.
 
-        ``port`` is the number reserved for the reply; 0 takes the next.
+        ``port`` is the number reserved for the reply; 0 uses the next one.
 
         Raises:
-            BackpressureError: there was no room in time; nobody waits for the reply then.
+            BackpressureError: there was no room in time; no reply is expected then.
         """
         port = port or process.ports.reserve()
         if tracing.tracer is not None:
@@ -300,7 +301,7 @@ class Endpoint(MethodView, Generic[P, R_co]):
         process.send(self._members[index], Call(self._mesh.uid, port, 0, self.spec.wire_name, payload=payload))
 
     def _notice(self, process: Process) -> int:
-        """Where the actor whose code runs is told if a message is not delivered; 0 outside of actors."""
+        """The port that tells the running actor of a message that was not delivered; 0 outside of actors."""
         here = current_context.get()
         sender = process.root_actor if here is None else local_actor(here.actor_instance)
         return 0 if sender is None else notice_number(process.ports, sender, self._mesh.uid, self._mesh.name)
@@ -356,7 +357,7 @@ class _WrappedEndpoint(Endpoint[..., Any]):
 
 
 class PlainMethod(MethodView):
-    """A method of the actors of a mesh that is no endpoint: `as_endpoint` makes one of it, for the caller alone."""
+    """A method of the actors of a mesh that is not an endpoint: `as_endpoint` makes one of it, for this caller only."""
 
     __slots__ = ("_actor_class", "_interface", "_mesh", "_name")
 
@@ -484,7 +485,7 @@ class Accumulator(Generic[A, P_any]):
                 value = self._combine(value, answer.get(0))
             return value
 
-        answers[-1].add_done_callback(lambda _: result.settle_by(fold))  # the last of them ends when all have
+        answers[-1].add_done_callback(lambda _: result.settle_by(fold))  # the last one ends when all have ended
         return result
 
     if not TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """`serve_job`, `join` and `leave`: processes that this library has not started become part of a running job.
 
 A rank of ``torchrun``, a worker of an inference engine or a notebook joins the job of a script. On the script's host it
-learns the job's secret from a connection file (see `join_file`); on another one it asks at the address that the script
-serves, and both prove that they know a secret of their own. Then it proves itself like every peer.
+reads the job's secret from a connection file (see `join_file`); on another host it asks at the address that the script
+serves, and both sides prove that they know a common secret. After that it authenticates like every peer.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from skipper.control.wire.auth import NOT_ADMITTED, NOT_OUR_SECRET
 from skipper.trust import SECRET_VARIABLE, folder
 
 SERVE_VARIABLE = "SKIPPER_SERVE"
-"""Environment variable: under which name a script's job is to be served from its beginning on (see `serve_job`)."""
+"""Environment variable with the name under which a script's job is served from the start (see `serve_job`)."""
 JOB_VARIABLE = "SKIPPER_JOB"
-"""Environment variable that says which job to join: what `join` takes as an address, or a connection file's content."""
+"""Environment variable with the job to join: an address as for `join`, or the content of a connection file."""
 CERTS_VARIABLE = "SKIPPER_CERTS"
-"""Environment variable with the folder of this host's certificates, where a job has processes on several hosts."""
+"""Environment variable with the folder of this host's certificates, for jobs with processes on several hosts."""
 INSECURE_VARIABLE = "SKIPPER_INSECURE"
-"""Environment variable that says by 1 that the whole network is trusted, as ``insecure=True`` does."""
+"""Environment variable: 1 means that the whole network is trusted, like ``insecure=True``."""
 
 _LOOK_S = 1.0
-"""How often who waits for the answer of a job looks whether that has ended."""
+"""How often a process that waits for the answer of a job checks whether the job has ended."""
 
 _ANSWER_S = 5.0
-"""How long the script of a job that is to be left for another one has to show that it is there."""
+"""How long the script of a job has to answer before this process may leave the job for another one."""
 
 _NOT_SERVED = "%s=%s asks to serve this job, which is not possible: %s"
 
@@ -64,7 +64,7 @@ _log = logging.getLogger("skipper.control")
 
 
 class _Gate(Protocol):
-    """What lets processes of other hosts in."""
+    """Admits processes of other hosts."""
 
     address: str
 
@@ -72,7 +72,7 @@ class _Gate(Protocol):
 
 
 class _Remote(Protocol):
-    """What is done beyond this host, which is above this layer: see `RemoteJobs`."""
+    """Functions for other hosts, which are in a layer above: see `RemoteJobs`."""
 
     def open(
         self,
@@ -94,7 +94,7 @@ _find_remote: Callable[[], _Remote]
 
 
 def reach_beyond_by(find: Callable[[], _Remote]) -> None:
-    """Have jobs be opened to other hosts, and be found there, by what this function returns at the first need."""
+    """Register the function that makes the object which opens jobs to other hosts, and finds jobs there."""
     global _find_remote
     _find_remote = find
 
@@ -137,7 +137,7 @@ class ServedJob:
         return joined(self._process)
 
     def environment(self, *, inline: bool = False) -> dict[str, str]:
-        """What a process of this host needs in its environment to `join` without an address.
+        """The environment variables with which a process of this host can `join` without an address.
 
         Args:
             inline: put the content of the connection file there, secret included, for a process that cannot see the
@@ -220,7 +220,7 @@ def serve_job(
         )
     connection = connection_of(process, name if name is not None else f"job-{process.me.job}-{secrets.token_hex(4)}")
     try:
-        join_file.running()  # sweeps away what dead jobs have left
+        join_file.running()  # removes the files of dead jobs
         served = ServedJob(process, connection, join_file.write(connection), gate)
     except BaseException:
         if gate is not None:
@@ -232,7 +232,7 @@ def serve_job(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Trust:
-    """By what processes of several hosts know each other."""
+    """How processes of several hosts authenticate each other."""
 
     secret_file: PathLike | None
     certs: PathLike | None
@@ -240,7 +240,7 @@ class _Trust:
 
 
 def _trust(secret_file: PathLike | None, certs: PathLike | None, *, insecure: bool) -> _Trust:
-    """The same, with what the environment says in the place of what was not passed.
+    """The same, with arguments that were not passed taken from the environment.
 
     Raises:
         ValueError: the environment says neither yes nor no.
@@ -264,14 +264,14 @@ def insecure_by_environment() -> bool:
 
 
 def serve_if_asked_to(process: Process) -> None:
-    """Serve the job under the name that the environment gives it, for people who do not want to change the script."""
+    """Serve the job under the name in the environment, so that the script need not be changed."""
     name = os.environ.get(SERVE_VARIABLE)
     if not name or process.root.id != process.me.id:
         return
     try:
         serve_job(name)
     except JobExistsError as error:
-        # Whoever set the variable meant the script that has the name; what that starts has only inherited it.
+        # The variable is meant for the script with that name; processes that the script starts only inherit it.
         level = logging.DEBUG if _is_of_an_ancestor(name) else logging.WARNING
         _log.log(level, _NOT_SERVED, SERVE_VARIABLE, name, error)
     except (JoinError, ValueError) as error:
@@ -393,7 +393,7 @@ def _has_joined(process: Process) -> bool:
 
 
 def _is_outside(process: Process) -> bool:
-    """Whether a process that has joined is gone for its job's script: it stood still, or was cut off."""
+    """Whether the script considers a process that has joined as lost, because it was stopped or cut off."""
     link = process.transport.find(process.root.id)
     return _has_joined(process) and (link is None or link.lost is not None)
 
@@ -429,9 +429,9 @@ def enter(connection: Connection, name: str, ask: Callable[[Process], Future[Non
     """Start the runtime of this process as one of a running job, and wait until the job has answered.
 
     Args:
-        connection: of the job.
-        name: of this process.
-        ask: asks the job's root for something; with its answer this process is in.
+        connection: the connection to the job.
+        name: name of this process.
+        ask: sends a request to the job's root; the answer completes the join.
         timeout: in seconds.
 
     Raises:
@@ -472,7 +472,7 @@ def enter(connection: Connection, name: str, ask: Callable[[Process], Future[Non
 
 
 def _wait(answer: Future[None], connection: Connection, timeout: float) -> None:
-    """Wait for the answer of a job, which may end before there is a connection that could break."""
+    """Wait for the answer of a job, which may end before there is a connection whose loss would show it."""
     deadline = time.monotonic() + max(timeout, 0)
     while True:
         try:
@@ -485,11 +485,11 @@ def _wait(answer: Future[None], connection: Connection, timeout: float) -> None:
 
 
 def find(address: PathLike | None, trusted: _Trust | None = None, *, timeout: float = 30.0) -> Connection:
-    """How to reach the job of an address as `join` takes it.
+    """The connection to the job at an address, as for `join`.
 
     Args:
         address: as `join` takes it.
-        trusted: by what the job of another host is known; None: what the environment says.
+        trusted: how to authenticate a job of another host; None: as the environment says.
         timeout: in seconds, for a job on another host.
 
     Raises:
@@ -528,11 +528,11 @@ def find(address: PathLike | None, trusted: _Trust | None = None, *, timeout: fl
 
 
 def find_for_tools(address: PathLike | None, *, timeout: float = 30.0) -> Connection:
-    """How to reach the job that a tool is to look at: as `find` says, or one that is only announced.
+    """The connection to the job that a tool looks at: as for `find`, or one that is only announced.
 
     Args:
-        address: as `join` takes it, or the name of a script, with its process id or without, or the id of a job; None:
-            what SKIPPER_JOB says, or the user's only served job, or else the only one.
+        address: as for `join`, or the name of a script, with or without its process id, or the id of a job; None: the
+            value of SKIPPER_JOB, or the user's only served job, or else the only one.
         timeout: in seconds, for a job on another host.
 
     Raises:
@@ -586,13 +586,13 @@ def own_name() -> str:
 
 @contextlib.contextmanager
 def visiting(address: str | os.PathLike[str] | None = None, *, timeout: float = 10.0) -> Iterator[Process]:
-    """This process as one of a running job, for as long as the context lasts: a tool looks at the job.
+    """Make this process part of a running job while the context lasts, so that a tool can look at the job.
 
-    A process that belongs to the job already stays what it is. A visitor does not count: it is not among
+    A process that already belongs to the job keeps its role. A visitor does not count as a member: it is not among
     `ServedJob.members`, and nothing is spawned on it.
 
     Args:
-        address: as `find_for_tools` takes it; None: the job that this process belongs to, or else what that says.
+        address: as for `find_for_tools`; None: the job that this process belongs to, or else as there.
         timeout: in seconds.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Meshes of actors, of processes and of hosts: what a script is written in terms of."""
+"""Meshes of actors, of processes and of hosts: the objects that a script works with."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 Arguments: TypeAlias = AbstractContextManager[tuple[tuple[Any, ...], dict[str, Any]]]
-"""Positional and named arguments, for as long as ``__init__`` needs them."""
+"""Positional and named arguments, which are kept while ``__init__`` needs them."""
 
 HOST_NAME = "host "
-"""What the name of a process that stands for a job on a host begins with; the address of its agent follows."""
+"""The beginning of the name of a process that represents a job on a host; the address of its agent follows."""
 
 _HOSTS = "hosts"
 _LOOPBACK = "127.0.0.1"
@@ -178,7 +178,7 @@ class ActorMesh(MeshBase, Generic[A]):
     def _with_view(self, view: Shape) -> ActorMesh[A]:
         return ActorMesh(self._uid, self._name, self._members, self._root, view, self._interface, self._actor_class)
 
-    # Which names are endpoints is not known to type checkers: what is for `as_endpoint` passes as one, too.
+    # Type checkers do not know which names are endpoints: an argument of `as_endpoint` passes as one, too.
     def __getattr__(self, name: str) -> Endpoint[..., Any]:
         # Reached for names that are no attribute, so once per endpoint: the object is kept.
         interface = self.__dict__.get("_interface")
@@ -708,7 +708,7 @@ def this_host() -> HostMesh:
 
 
 def own_address() -> str:
-    """The IP at which other hosts of the job reach this process; that of the loopback where none do."""
+    """The IP at which other hosts of the job reach this process; the loopback IP if there are none."""
     return host_of(runtime.current().me.address) or _LOOPBACK
 
 
@@ -723,7 +723,7 @@ def _bound(process: Process, timeout: float | None) -> float:
 
 
 def _let_go(hosts: Sequence[ProcessRef], meshes: Sequence[OwnedMesh]) -> Future[None]:
-    """See `HostMesh.stop`: stop these meshes, then the job's part on the hosts."""
+    """See `HostMesh.stop`: stop these meshes, then the job's processes on the hosts."""
     done: Promise[None] = Promise()
 
     def run() -> None:
@@ -751,7 +751,7 @@ def _let_go(hosts: Sequence[ProcessRef], meshes: Sequence[OwnedMesh]) -> Future[
 def _make_actors(
     mesh: ActorMesh[Any], interface: ActorInterface, body: Payload, places: Sequence[tuple[int, ProcessRef]]
 ) -> None:
-    """Have actors made in these processes, each with its rank in the mesh, and the mesh owned by the calling actor."""
+    """Create actors in these processes, each with its rank in the mesh; the calling actor owns the mesh."""
     process = runtime.current()
     creator = context().actor_instance
     owner = local_actor(creator)
@@ -770,14 +770,14 @@ def _owned(mesh: ProcMesh) -> ProcMesh:
 
 
 class HostAttachments(Protocol):
-    """What the script has attached; `control.cluster.hosts` keeps it, and hands it over by `keeps_hosts`."""
+    """The hosts that the script has attached; kept by `control.cluster.hosts`, which registers it by `keeps_hosts`."""
 
     @property
     def process(self) -> Process:
         """The script's."""
 
     def latest(self, host: ProcessRef) -> ProcessRef:
-        """What stands for the job on a host by now."""
+        """The process that represents the job on a host now."""
 
     def lost(self, hosts: Sequence[ProcessRef], timeout: float) -> tuple[int, ...]:
         """See `HostMesh.lost`."""
@@ -789,7 +789,7 @@ class HostAttachments(Protocol):
         """See `HostMesh.reattach`."""
 
     def forget(self, hosts: Sequence[ProcessRef]) -> None:
-        """Hang up on the agents of hosts that the job has let go."""
+        """Close the connections to the agents of hosts that the job has detached."""
 
 
 _attached: HostAttachments | None = None
@@ -870,7 +870,7 @@ def subscribe(mesh: views.ActorMesh[Any] | ProcMesh) -> PortReceiver[MeshFailure
 
 
 def _taken(process: Process, failure: MeshFailure) -> MeshFailure:
-    """A failure taken from a subscription; it counts as heard of."""
+    """A failure received from a subscription; it counts as seen."""
     if process.root_actor is not None:
         process.root_actor.faults.hear(failure.origin())
     return failure

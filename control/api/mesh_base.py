@@ -59,7 +59,7 @@ class MeshBase(MeshLayout):
         return [ActorRef(members[rank], self._uid, self._name, root.point(rank)) for rank in self._view.ranks()]
 
     def _ask_all(self, request: Request[None, Any], actors: Sequence[ActorRef] = ()) -> Future[Any]:
-        """Ask the process of each member for something that it answers; about its actor, if there are ``actors``."""
+        """Send a request to the process of each member; about its actor, if there are ``actors``."""
         process = runtime.current()
         members = self._view_members()
         awaited = [

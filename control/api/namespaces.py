@@ -1,7 +1,7 @@
 """Namespaces: the same name means different actors in different jobs.
 
-A name such as ``trainer/0`` is meant in a namespace; one that begins with a slash, such as ``/shared/curriculum``, is
-absolute. A name in a namespace is the absolute name ``/namespace/name``.
+A name such as ``trainer/0`` is relative to a namespace; one that begins with a slash, such as ``/shared/curriculum``,
+is absolute. A name in a namespace is the absolute name ``/namespace/name``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NAMESPACE_VARIABLE = "SKIPPER_NAMESPACE"
 """Environment variable that names the namespace; the children of a job inherit it."""
 
 JOB_ID_VARIABLE = "SKIPPER_JOB_ID"
-"""Environment variable with a job's id, set by whatever launched the job; its namespace where none is named."""
+"""Environment variable with a job's id, set by the launcher of the job; the namespace if none is given."""
 
 ROOT = "/"
 """The namespace in which every name is absolute."""
@@ -75,11 +75,11 @@ def absolute(name: str, within: str) -> str:
     """A name as an absolute one.
 
     Args:
-        name: of an actor or a service; absolute, or meant in the namespace ``within``.
+        name: name of an actor or a service; absolute, or relative to the namespace ``within``.
         within: a namespace.
 
     Raises:
-        ValueError: that is no name.
+        ValueError: it is not a valid name.
     """
     if check_name(name).startswith("/"):
         return name
@@ -87,11 +87,11 @@ def absolute(name: str, within: str) -> str:
 
 
 def check_name(name: str) -> str:
-    """A name as it came, if it is one.
+    """Return a name unchanged, if it is valid.
 
     Raises:
-        TypeError: it is no text.
-        ValueError: it is no name.
+        TypeError: it is not a string.
+        ValueError: it is not a valid name.
     """
     if not isinstance(name, str):
         raise TypeError(f"a name is a str, not {type(name).__name__}")
@@ -104,11 +104,11 @@ def check_name(name: str) -> str:
 
 
 def check_namespace(name: str) -> str:
-    """A namespace as it came, if it is one: a name without a leading slash, or `ROOT`.
+    """Return a namespace unchanged, if it is valid: a name without a leading slash, or `ROOT`.
 
     Raises:
-        TypeError: it is no text.
-        ValueError: it is no namespace.
+        TypeError: it is not a string.
+        ValueError: it is not a valid namespace.
     """
     if name != ROOT and check_name(name).startswith("/"):
         raise ValueError(f"{name!r} is not a namespace: it begins with a slash, as absolute names do")

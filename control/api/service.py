@@ -1,6 +1,6 @@
 """Services as data: options, templates, states and metrics.
 
-The code that runs services is `control.services`, a layer above, whose way to start one is registered here.
+The code that runs services is `control.services`, a layer above, which registers its start function here.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class ReplicaState(enum.Enum):
     """
 
     STARTING = "starting"
-    """Its processes or its actors are not up yet."""
+    """Its processes or its actors are still starting."""
     READY = "ready"
     """It gets requests."""
     UPDATING = "updating"
-    """It takes its turn in a rolling fanout; it gets requests only if no other replica can."""
+    """It handles its call of a rolling fanout; it gets requests only if no other replica can."""
     UNHEALTHY = "unhealthy"
     """It did not answer its last health check in time; it gets none."""
     DRAINING = "draining"
-    """It finishes what it has, and its sessions; it gets nothing else."""
+    """It finishes its requests and its sessions; it gets no new ones."""
     DOWN = "down"
     """There is no process for it at the moment. One is about to start, or to replace one that has died."""
 
@@ -126,7 +126,7 @@ class ServiceOptions:
 
         Raises:
             ValueError: a number is out of its range.
-            TypeError: a count is not an integer, or a time no number.
+            TypeError: a count is not an integer, or a time is not a number.
         """
         for name, least in (("procs", 1), ("num_replicas", 1), ("retries", 0), ("max_restarts", 0)):
             check_count(name, getattr(self, name), least, MAX_PROCESSES)
@@ -206,6 +206,6 @@ _start: StartService | None = None
 
 
 def starts_services(start: StartService) -> None:
-    """Let `ServiceTemplate.as_service` start services by this function."""
+    """Register the function by which `ServiceTemplate.as_service` starts services."""
     global _start
     _start = start

@@ -1,4 +1,4 @@
-"""Progress of what is spawned: where somebody follows, each process, or actor, is asked to answer once it is there."""
+"""Progress of spawns: if something follows it, each process, or actor, is asked to answer when it is up."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class _Spawn:
         self._lock = threading.Lock()
 
     def answered(self, name: str, answer: Future[Any]) -> None:
-        """One is there, or will never be."""
+        """One is up, or will never be."""
         try:
             peek(answer)
             self._task.advance(name=name)
-        except ControlError:  # whoever owns it, or waits for it, is told elsewhere
+        except ControlError:  # its owner, and those who wait for it, get the error by other ways
             self._has_failed = True
         with self._lock:
             self._left -= 1

@@ -187,9 +187,9 @@ class SpmdActor(Actor):
             rank = membership.meet(RankLocation(this_network(), _own_host(), port))
             variables = rank.environment()
             for name in _INTERFACE_VARIABLES.keys() & os.environ.keys():
-                variables.pop(name, None)  # the user's choice stands
+                variables.pop(name, None)  # the user's choice takes precedence
             stack.enter_context(_environment(variables))
-            self._failed = RunGroups(rank.store)  # until it is known to have ended well
+            self._failed = RunGroups(rank.store)  # until it is known to have succeeded
             with membership.follow(self._failed):
                 result = self._main(*args, **kwargs)
             self._failed = None
@@ -200,8 +200,8 @@ class _Membership:
     """A rank's part in one run: it meets the others, and ends together with them if one fails. On the actor's thread.
 
     Args:
-        job: the actor that knows of all runs.
-        actor: this rank's.
+        job: the actor that knows all runs.
+        actor: the actor of this rank.
         run: the number of the run.
     """
 
@@ -228,7 +228,7 @@ class _Membership:
 
     @contextmanager
     def follow(self, groups: RunGroups) -> Iterator[None]:
-        """While the code runs: end it where another rank has failed, and tell the others where it has failed itself.
+        """While the code runs: end it if another rank has failed, and tell the others if it has failed itself.
 
         Raises:
             RankFailedError: another rank was the first.
@@ -238,7 +238,9 @@ class _Membership:
         try:
             yield
             self._leave()
-            if self._was_aborted:  # NCCL lets whoever waits for a stream go on, with whatever is in the memory
+            if (
+                self._was_aborted
+            ):  # NCCL lets code that waits for a stream continue, with undefined values in the memory
                 raise _CutShortError("the code ended after its process groups had been aborted")
         except BaseException as error:
             self._leave()
@@ -253,7 +255,7 @@ class _Membership:
         forget_process_groups(has_failed=False)
 
     def _tell(self, groups: RunGroups, error: BaseException) -> RankFailure | None:
-        """Have the other ranks leave, and find out which failed first; None where this one has failed by itself."""
+        """Make the other ranks leave, and find out which failed first; None if this one has failed by itself."""
         is_consequence = isinstance(error, _CutShortError) or is_of_broken_group(error)
         text = shorten(describe(error), MOST_MESSAGE)
         own = RankFailure(self._member.rank.rank, summarize(error), text, is_consequence)
@@ -262,7 +264,7 @@ class _Membership:
             time.sleep(LOOK_S)
         if self._member.rank.rank == 0:
             groups.serve_store()
-        # What is no Exception ends this actor: it is not kept from that.
+        # What is not an Exception ends this actor, and should do so.
         if not isinstance(error, Exception) or not (is_consequence or self._was_aborted):
             return None
         return first.get(2 * spmd_runs.VERDICT_S)
@@ -272,10 +274,10 @@ class _Membership:
             threading.Thread(target=self._abort, args=(groups,), name="skipper-spmd-abort", daemon=True).start()
 
     def _abort(self, groups: RunGroups) -> None:
-        """Have the code's collectives raise until it has left: it may catch that and begin others."""
+        """Make the code's collectives raise until it has left: it may catch that and begin others."""
         since, where = time.monotonic(), None
         while True:
-            with self._lock:  # never what a later run has made
+            with self._lock:  # never those of a later run
                 if self._left.is_set():
                     return
                 self._was_aborted = True
@@ -297,7 +299,7 @@ class _Membership:
 
 
 class _CutShortError(ControlError):
-    """The code came to its end after its process groups had been aborted, so that its result means nothing."""
+    """The code ended after its process groups had been aborted, so its result is not valid."""
 
 
 def _runner(main: Callable[..., Any] | str | os.PathLike[str]) -> Callable[..., Any]:
@@ -340,7 +342,7 @@ class _Script:
 
 
 def _own_host() -> str:
-    """Where others reach this host: at the IP that it was attached with, or where it is the script's, listens at."""
+    """The IP at which others reach this host: the one that it was attached with, or that the script listens at."""
     process = runtime.current()
     return host_of(process.me.address) or host_of(process.root.address) or socket.gethostname()
 
@@ -354,7 +356,7 @@ def _device(host: str) -> str | None:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set them for a while."""
+    """Set them until the end of the context."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

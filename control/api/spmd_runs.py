@@ -1,4 +1,4 @@
-"""`SpmdRuns`: the actor of a job that knows the runs of its SPMD actors: where ranks meet, and learn who has failed."""
+"""`SpmdRuns`: the actor of a job that knows the runs of its SPMD actors: ranks meet there, and learn which failed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEET_TIMEOUT_S = 60.0
 """How long the ranks of a run wait for the last of them: ranks that import torch first come seconds apart."""
 
 VERDICT_S = 5.0
-"""How long ranks whose process groups have broken wait to be told of the first failure; a death is known before."""
+"""How long ranks with broken process groups wait to learn the first failure; a death is known earlier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,9 @@ class RankLocation:
     """Where a rank runs.
 
     Attributes:
-        network: the same for all that share a loopback.
-        host: how others reach it: an IP where the job has other hosts.
-        port: one that rank 0 holds there for the run; 0 for other ranks.
+        network: the same for all that share a loopback device.
+        host: how others reach it: an IP if the job has other hosts.
+        port: a port that rank 0 holds there for the run; 0 for other ranks.
     """
 
     network: str
@@ -39,10 +39,10 @@ class RankFailure:
     """How a rank has failed.
 
     Attributes:
-        rank: which.
-        summary: its exception, class and message; or how it died.
-        remote_traceback: of its exception; empty where it died.
-        is_consequence: whether it seems to follow from the failure of another: a process group has broken.
+        rank: the rank.
+        summary: class and message of its exception; or how it died.
+        remote_traceback: the traceback of its exception; empty if it died.
+        is_consequence: whether it seems to follow from the failure of another rank: a process group has broken.
     """
 
     rank: int
@@ -51,16 +51,16 @@ class RankFailure:
     is_consequence: bool = False
 
     def as_error(self, size: int) -> RankFailedError:
-        """What the other ranks raise."""
+        """The error that the other ranks raise."""
         return RankFailedError(self.rank, size, self.summary, self.remote_traceback)
 
 
 class _SpmdRun:
-    """One run: who is still in it, and who has failed.
+    """One run: which ranks are still in it, and which have failed.
 
     Attributes:
-        failed: set once a rank has failed.
-        decided: set once it is known which was the first.
+        failed: set when a rank has failed.
+        decided: set when it is known which was the first.
     """
 
     def __init__(self, size: int) -> None:
@@ -72,11 +72,11 @@ class _SpmdRun:
 
     @property
     def first(self) -> RankFailure | None:
-        """The first failure; one that seems to follow from another only while none is known from which it could."""
+        """The first failure; one that seems to be a consequence only while no possible cause is known."""
         return self._first or self._consequence
 
     def left(self, rank: int, failure: RankFailure | None) -> bool:
-        """Take note of the end of a rank; returns whether it was the last."""
+        """Note the end of a rank; returns whether it was the last."""
         if rank in self._inside:
             self._inside.discard(rank)
             if failure is not None and not failure.is_consequence:
@@ -88,7 +88,7 @@ class _SpmdRun:
             if self._first is not None or not self._inside:
                 self.decided.set()
         if not self._inside:
-            self.failed.set()  # nobody is told any more
+            self.failed.set()  # no rank waits for it any more
         return not self._inside
 
 
@@ -98,9 +98,9 @@ class _SpmdMesh:
 
     Attributes:
         size: how many there are.
-        watches: the waits for their ends.
-        runs: those that some rank is in, by their numbers.
-        meeting: the number of the run for which the first of them has come last.
+        watches: the tasks that wait for their ends.
+        runs: the runs that have a rank, by their numbers.
+        meeting: the number of the last run for which a rank has arrived.
         dead: the first that has ended.
     """
 
@@ -123,8 +123,8 @@ class SpmdRuns(Actor):
         """Wait until all ranks of a run are here.
 
         Args:
-            member: the actor that comes.
-            run: its number, which all ranks count by themselves.
+            member: the actor that arrives.
+            run: the number of the run, which all ranks count by themselves.
             size: how many ranks there are.
             place: where it is.
 
@@ -132,7 +132,7 @@ class SpmdRuns(Actor):
             Their places, in rank order.
 
         Raises:
-            AbsentError: (a `RendezvousError`) some have not come.
+            AbsentError: (a `RendezvousError`) some have not arrived.
             RankFailedError: one of them is dead.
         """
         mesh = self._meshes.setdefault(member.uid, _SpmdMesh(size))
@@ -167,12 +167,12 @@ class SpmdRuns(Actor):
 
     @concurrent_endpoint
     async def leave(self, member: ActorRef, run: int, failure: RankFailure | None) -> RankFailure | None:
-        """Take note that a rank has left a run.
+        """Note that a rank has left a run.
 
         Args:
             member: the actor.
             run: the number of the run.
-            failure: why it has left; None: the code has come to its end.
+            failure: why it has left; None: the code has ended.
 
         Returns:
             The first failure of the run, for a rank that has failed itself.
@@ -195,7 +195,7 @@ class SpmdRuns(Actor):
         return None if mesh is None else mesh.runs.get(run)
 
     async def _wait_for_end(self, member: ActorRef, mesh: _SpmdMesh) -> None:
-        """Let the ranks of a mesh know of the end of one of them."""
+        """Tell the ranks of a mesh of the end of one of them."""
         ended = await watch(runtime.current(), member)
         rank = member.rank.rank
         summary = f"actor {member} has stopped" if ended is None else ended.root_cause().message

@@ -1,7 +1,7 @@
-"""`engine`: the tensor engine behind `ProcMesh.activate` and its like, found by its entry point.
+"""`engine`: the tensor engine that `ProcMesh.activate` and similar methods use, found by its entry point.
 
-The engine lies on a floor above and needs torch; this package knows neither. What is installed under the entry point
-``tensor_engine`` of the group ``skipper`` is loaded with the first use.
+The engine is in a layer above and needs torch; this package imports neither. The module that is installed as the entry
+point ``tensor_engine`` of the group ``skipper`` is loaded at the first use.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _GROUP, _NAME = "skipper", "tensor_engine"
 
 
 class OnWorkersError(Exception):
-    """Raised by the pickling of what lies on the workers of the engine, such as a tensor of a mesh.
+    """Raised when an object on the workers of the engine, such as a tensor of a mesh, is pickled.
 
-    Where that happens to the arguments of a call or of ``spawn``, these go through the engine.
+    If that happens to the arguments of a call or of ``spawn``, these go through the engine.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class OnMesh:
-    """Those among some tensors that lie on one mesh.
+    """The tensors on one mesh, out of a set of tensors.
 
     Attributes:
         mesh: A `ProcMesh`.
-        names: Theirs.
+        names: The names of the tensors.
     """
 
     mesh: Any
@@ -49,15 +49,15 @@ def is_at_work() -> bool:
 
 
 def by_mesh(tensors: Mapping[str, object]) -> Sequence[OnMesh]:
-    """Those among some named tensors (or other things) that lie on the engine's workers, mesh by mesh.
+    """The tensors on the engine's workers, out of named tensors (or other objects), by mesh.
 
-    Nothing is loaded for this: without an engine at work there are none.
+    This loads nothing: if the engine is not loaded there are none.
     """
     return engine().by_mesh(tensors) if is_at_work() else ()
 
 
 def is_for_engine(error: BaseException) -> bool:
-    """Whether arguments could not be pickled because something among them lies on the engine's workers."""
+    """Whether arguments could not be pickled because one of them is on the engine's workers."""
     return isinstance(error.__cause__, OnWorkersError)
 
 
@@ -89,7 +89,7 @@ class TensorEngine(Protocol):
     def send(self, endpoint: MethodView, adverb: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Do what ``endpoint.adverb(*args, **kwargs)`` does, with tensors of a mesh among the arguments.
 
-        Each actor gets its own shard, as a plain tensor, in its turn among the operations of the engine.
+        Each actor gets its own shard, as a plain tensor, in order with the operations of the engine.
         """
 
     def spawn(
@@ -99,10 +99,10 @@ class TensorEngine(Protocol):
 
 
 def failed_unseen() -> None:
-    """Note, at the latest in an `atexit` handler, that an operation failed and the script has not heard of it.
+    """Note, at the latest in an `atexit` handler, that an operation failed and the script has not seen the error.
 
     The script then does not end with exit code 0; the engine reports the error. At a prompt, in a notebook and under
-    pytest nothing follows.
+    pytest this has no effect.
     """
     if current_runtime.is_running() and current_runtime.current().root_actor is not None and front_end.is_script():
         script_exit.fail()
@@ -114,7 +114,7 @@ def engine() -> TensorEngine:
 
     Raises:
         EngineMissingError: there is none.
-        ImportError: it cannot be imported, for want of torch for example.
+        ImportError: it cannot be imported, for example because torch is missing.
     """
     from importlib.metadata import distributions  # most processes do without
 
