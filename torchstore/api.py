@@ -1,6 +1,6 @@
 """Stores, and the values in them. The script initializes a store; the script and every actor of its job use it.
 
-Each function takes ``store_name``, so that several stores live side by side, and ``timeout`` in seconds.
+Each function takes ``store_name``, so that a job can have several stores, and ``timeout`` in seconds.
 Names and argument order up to ``store_name`` are those of Meta's torchstore; what is keyword-only is ours.
 State dicts and their versions are in `torchstore.weights`.
 """
@@ -33,7 +33,7 @@ from skipper.torchstore.support.deadlines import ask
 from skipper.torchstore.tensors.certifying import Certify, check_certify
 
 shut_down_together: dict[str, Callable[[float], Awaitable[None]]] = {}
-"""What `shutdown` does, given its timeout, for the stores that all ranks of an SPMD job have initialized."""
+"""The functions by which `shutdown` ends stores that all ranks of an SPMD job have initialized; given its timeout."""
 
 
 @public
@@ -107,10 +107,10 @@ async def shutdown(store_name: str = DEFAULT_STORE_NAME, *, timeout: float = DEF
 
 
 async def teardown(store_name: str, timeout: float) -> None:
-    """What `shutdown` does in the process that has initialized the store."""
+    """The part of `shutdown` in the process that has initialized the store."""
     reset_client(store_name)
     await mesh_publishers.leave(store_name, timeout)
-    if not current_runtime.is_running():  # nothing is left here, and no job is begun to find that out
+    if not current_runtime.is_running():  # nothing is left here, and no job is started only to find that out
         return
     controller = await controller_of(store_name, timeout)
     await ask(controller.teardown.call_one(), timeout)
@@ -211,7 +211,7 @@ async def get(
             own shard, from any layout in which the value was put. An entry that was quantized by the put (`BlockFP8`,
             `MXFP8`, `NVFP4`) is dequantized if the tensor's dtype is wider.
         tensor_slice_spec: Read only this part. ``inplace_tensor`` then has the part's shape.
-        store_name: Which store.
+        store_name: Name of the store.
         timeout: In seconds.
 
     Raises:
@@ -238,7 +238,7 @@ async def get_batch(
 
     Args:
         keys: The keys; or a dict that gives for each key a tensor to fill, a slice to take, or None.
-        store_name: Which store.
+        store_name: Name of the store.
         timeout: In seconds.
 
     Raises:

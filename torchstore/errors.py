@@ -1,50 +1,50 @@
-"""What can go wrong in the store, and to whom.
+"""The errors of the store.
 
 ```
 StoreError
 ├── StoreNotInitializedError        (RuntimeError)  no initialize() was done under this store name
-├── StoreTimeoutError               (TimeoutError)  a wait for a version, a reader or a transfer ended
-├── KeyNotFoundError                (KeyError)      nobody ever put this key, or it was deleted
+├── StoreTimeoutError               (TimeoutError)  a wait for a version, a reader or a transfer timed out
+├── KeyNotFoundError                (KeyError)      this key was never put, or it was deleted
 │   ├── VersionNotFoundError                        the key is there, this version of it is not (any more)
-│   └── PartiallyPublishedError                     shards are missing: the boxes that nobody put are named
+│   └── PartiallyPublishedError                     shards are missing; the message names their boxes
 ├── VersionExistsError              (ValueError)    versions are immutable; this one is ready already
 ├── LateShareError                                  a rank's share of a step that was given up
-├── OutOfStepError                                  it cannot be told which step a rank is at, or it is far ahead
-├── MismatchError                   (ValueError)    what is stored and what is asked for do not fit
+├── OutOfStepError                                  the step of a rank is not known, or it is far ahead
+├── MismatchError                   (ValueError)    what is stored does not fit what was requested
 │   ├── LayoutMismatchError                         shapes, slices or placements
 │   │   ├── UnsupportedPlacementError               Partial, or a placement that this store does not know
 │   │   ├── BlockAlignmentError                     a shard that cuts the blocks in which it is to be quantized
 │   │   ├── DestinationOverlapError                 two entries that would be read into the same memory
 │   │   └── CoverageError                           a hole: some box of the destination has no source
 │   ├── DTypeMismatchError          (TypeError)     dtypes: the store never converts silently
-│   ├── KindMismatchError           (TypeError)     an object where a tensor was asked for, or the reverse
+│   ├── KindMismatchError           (TypeError)     an object where a tensor was requested, or the reverse
 │   ├── StateDictMismatchError                      names missing on one side
 │   ├── ShareMismatchError                          shares of one step that do not fit together
 │   │   ├── ShareDTypeMismatchError                 a rank has another dtype; also a DTypeMismatchError
 │   │   └── ShareLayoutMismatchError                a rank has another shape; also a LayoutMismatchError
 │   ├── ReplicaMismatchError                        replicas of one box with different bytes
-│   ├── AdapterBaseMismatchError                    an adapter of other weights than those that the reader holds
+│   ├── AdapterBaseMismatchError                    an adapter of other weights than those of the reader
 │   └── LoadPlanMismatchError                       a plan that was recorded for another model or checkpoint
-├── LoadPlanFormatError             (ValueError)    a file that is no plan, or one of another release
+├── LoadPlanFormatError             (ValueError)    a file that is not a plan, or one of another release
 ├── RecordingError                  (RuntimeError)  a model's load_weights cannot be recorded
-├── SecondSetError                  (RuntimeError)  an engine cannot have a second set of weights, or take it
-├── SourceChangedError                              direct mode: the publisher moved on while it was read
+├── SecondSetError                  (RuntimeError)  an engine cannot have a second set of weights, or use it
+├── SourceChangedError                              direct mode: the publisher withdrew it while it was read
 ├── PublisherLostError                              direct mode: the process that owns the bytes is gone
-├── ChecksumError                                   other bytes have arrived than were published
+├── ChecksumError                                   the bytes that arrived are not those that were published
 ├── NotCertifiedError                               a version, or a part of it, was put without a certificate
-├── ProofError                                      what is held is not what a certificate says
-├── CertificateFormatError          (ValueError)    a file that is no certificate, or one of another release
+├── ProofError                                      what a process holds is not what a certificate says
+├── CertificateFormatError          (ValueError)    a file that is not a certificate, or one of another release
 ├── VolumeLostError                                 the process that kept the copies is gone
 ├── VolumeFullError                                 a version is larger than all that a volume may hold
-├── JournalError                                    what has happened cannot be written down, or not be read
-├── ControllerLostError                             the controller is gone, and no other one takes its place
+├── JournalError                                    a change cannot be written to the journal, or not be read
+├── ControllerLostError                             the controller is gone, and no other one replaces it
 ├── MirrorError                                     versions in a folder or an object store
-│   ├── MirrorFormatError           (ValueError)    a file that is no manifest
+│   ├── MirrorFormatError           (ValueError)    a file that is not a manifest
 │   ├── MirrorSignatureError                        a file that the publisher has not signed
-│   ├── MirrorRolledBackError                       an older version stands where a newer one has stood
+│   ├── MirrorRolledBackError                       it has an older version than before
 │   ├── MirrorDamagedError                          a chunk is missing, or holds other bytes
 │   └── MirrorUnreachableError                      the folder or object store does not answer, or refuses
-├── StoreRendezvousError                 (RuntimeError)  the ranks of an SPMD job did not find one another
+├── StoreRendezvousError                 (RuntimeError)  the ranks of an SPMD job did not find each other
 │   └── RankEnvironmentError        (ValueError)    the environment does not say which rank this is
 ├── BlockingCallError               (RuntimeError)  a function of torchstore.sync on the event loop of an async actor
 └── StrategyError      (ValueError, RuntimeError)   no volume for this client, or volumes that do not fit

@@ -1,4 +1,4 @@
-"""`init_logging`: log records on standard output, for scripts that set up no logging of their own."""
+"""`init_logging`: log records on standard output, for scripts that configure no logging of their own."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ ts.get("weights", mine)
 ts.shutdown()
 ```
 
-They take and return what those of `torchstore` do, and raise the same errors. They are for plain scripts, for threads,
-for the cells of a notebook and for actors with sync endpoints. On the event loop of an ``async`` actor they would keep
-all else from running, and raise `BlockingCallError`: there, await the function of `torchstore`.
+They have the arguments and results of those of `torchstore`, and raise the same errors. They are for plain scripts, for
+threads, for the cells of a notebook and for actors with sync endpoints. On the event loop of an ``async`` actor they
+would block everything else, so they raise `BlockingCallError`: there, await the function of `torchstore`.
 
 All of them run as coroutines on one event loop in a thread of this process, which is started by the first call.
 """

@@ -1,7 +1,7 @@
 """Helpers of scripts that were written for Meta's torchstore: actors in new processes, and pieces of tensors.
 
-Nothing of the store itself needs them. New scripts spawn by ``this_host().spawn_procs(...)`` and let `torchstore.get`
-cut and assemble.
+The store itself does not need them. New scripts spawn by ``this_host().spawn_procs(...)``, and `torchstore.get` cuts
+and assembles tensors.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ async def spawn_actors(
     """Actors of a class, one in each of some new processes of this host, along the axis ``gpus``.
 
     Args:
-        num_processes: How many; ignored where ``mesh`` says it.
+        num_processes: How many; ignored with ``mesh``.
         actor_cls: Their class.
-        name: Of the mesh of actors; something is added that makes it unique.
-        mesh: Processes to spawn in, in place of new ones.
-        **init_args: For ``actor_cls.__init__``.
+        name: Name of the mesh of actors; a suffix makes it unique.
+        mesh: Processes to spawn in, instead of new ones.
+        **init_args: Arguments of ``actor_cls.__init__``.
 
     Returns:
         The actors. As long as the mesh is not sliced, ``_proc_mesh`` is the mesh of their processes, by which scripts
@@ -74,7 +74,7 @@ def assemble_tensor(
 
     Args:
         local_tensors: The parts.
-        global_shape: Of the tensor that they are parts of.
+        global_shape: The shape of the tensor that they are parts of.
         global_offsets: Where each of them begins in it.
 
     Raises:
@@ -102,7 +102,7 @@ def assemble_tensor(
 
 
 def get_slice_intersection(tensor_slice: TensorSlice, dtensor_slice: TensorSlice) -> TensorSlice | None:
-    """What two slices of one tensor have in common, with the mesh of the first; None where that is nothing."""
+    """The intersection of two slices of one tensor, with the mesh of the first; None if it is empty."""
     if tensor_slice.global_shape != dtensor_slice.global_shape:
         return None
     mine = Box(tensor_slice.offsets, tensor_slice.local_shape)
@@ -122,7 +122,7 @@ def accelerator() -> str:
 
 
 def set_visible_devices(devices: str) -> None:
-    """Let this process see these devices only ("0", "0,1"), for the ``bootstrap`` of `spawn_procs`.
+    """Let this process see only these devices ("0", "0,1"), for the ``bootstrap`` of `spawn_procs`.
 
     It sets CUDA_VISIBLE_DEVICES, or ZE_AFFINITY_MASK on Intel's devices; without any device it does nothing.
     """

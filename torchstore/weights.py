@@ -275,7 +275,7 @@ async def wait_for_readers(
 
 
 def _mode(mode: Mode | None, direct_rdma: bool) -> Mode:
-    """What the two ways to say it mean.
+    """The mode that ``mode`` and ``direct_rdma`` say.
 
     Raises:
         TypeError: ``direct_rdma`` must be True or False.

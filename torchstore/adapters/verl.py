@@ -46,7 +46,7 @@ class TorchStoreCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # ver
         certs: See ``secret_file``.
         insecure: See ``secret_file``.
         data_plane: See ``secret_file``; without certificates, or with this, the weights go one-sidedly between hosts.
-        store_name: Which store.
+        store_name: Name of the store.
         key: Prefix of the keys of the buckets.
         rollout_dtype: What floating-point weights are converted to before they are sent; None: nothing is.
         keep_dtype: Names (patterns as the shell has them) of weights that are sent as they are all the same. Gates of

@@ -1,1 +1,1 @@
-"""What runs in the processes that put and get."""
+"""The code that runs in the processes that put and get."""

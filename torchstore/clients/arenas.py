@@ -1,4 +1,4 @@
-"""The arenas of one publisher: memory in volumes that is used in turn, so that a warm put sends no request for it."""
+"""The arenas of one publisher: memory in volumes that is reused, so that a warm put sends no request for memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class VolumeArena:
     Attributes:
         mark: Fingerprint of the tensors that `write` copies here; () when nothing is compiled.
         write: The compiled copy.
-        used: Whether it has been written before (a volume may have dropped it since).
+        used: Whether it has been written before (the volume may have dropped it since).
     """
 
     key: str
@@ -37,12 +37,11 @@ class VolumeArena:
 class ArenaPool:
     """Keeps each key's arenas, idle or in use by a version.
 
-    An arena is in use from `take` until the controller says that the versions in it are retired
-    (`recycle`). Two are enough for a key that is overwritten again and again; readers that stay long need
-    one more for each version they hold on to.
+    An arena is in use from `take` until the controller says that the versions in it are retired (`recycle`). Two are
+    enough for a key that is overwritten repeatedly; readers that hold a version for long need one more for each.
 
     Args:
-        on_retired: Told of any memory of this process that is not used any more, arenas or not.
+        on_retired: Called for any memory of this process that is no longer used, arenas or not.
         idle_limit: How many idle arenas of one key are kept, whatever their sizes; None: any number, of the size that
             was taken last.
     """
@@ -65,7 +64,7 @@ class ArenaPool:
         """
         arena = self._idle_one(key, nbytes, volume)
         if arena is None and self._of_key.get(key):
-            # All in use, as far as we have heard: versions may have been retired since.
+            # All in use, as far as is known here: versions may have been retired since.
             for retired in await self._remote.reclaim(timeout):
                 self._on_retired(retired)
             arena = self._idle_one(key, nbytes, volume)
@@ -95,7 +94,7 @@ class ArenaPool:
             self._idle.pop(arena.key, None)
 
     def abandon(self, arena: VolumeArena) -> None:
-        """A write to this arena was broken off and may still go on: free it, so that nobody uses it again."""
+        """A write to this arena was aborted but may still continue: free it, so that it is not used again."""
         self.discard(arena.binding.id)
         self._remote.free(arena.binding.volume, (arena.binding.id,))
 
@@ -116,27 +115,27 @@ class ArenaPool:
             self._remote.free(retired.volume, (retired.binding,))
 
     def give_back(self, arena: VolumeArena) -> None:
-        """A taken arena is not used after all, or not any more."""
+        """A taken arena is not used after all, or no longer."""
         idle = self._idle.setdefault(arena.key, [])
         idle.append(arena)
         if self._idle_limit is not None and len(idle) > self._idle_limit:
             self.abandon(idle[0])
 
     def forget(self, key: str) -> None:
-        """The key was deleted: the controller has its arenas freed when nobody reads them any more."""
+        """The key was deleted: the controller frees its arenas when no process reads them any more."""
         self._idle.pop(key, None)
         for binding in self._of_key.pop(key, ()):
             del self._all[binding]
 
     def lose(self, volume: str) -> None:
-        """A volume is gone, and its arenas with it."""
+        """A volume is lost, and its arenas with it."""
         for arena in [arena for arena in self._all.values() if arena.binding.volume == volume]:
             self.discard(arena.binding.id)
 
     async def write(
         self, arena: VolumeArena, write: RDMAAction, nbytes: int, cost: Cost, timeout: float, *, fresh: bool
     ) -> None:
-        """Copy into an arena; after an error it is used no more.
+        """Copy into an arena; after an error it is not used again.
 
         Raises:
             BufferDroppedError: The volume has freed the arena, which is still part of the pool.

@@ -45,7 +45,7 @@ ReadOne = Callable[[str, ValueRequest, Grant], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where one plain tensor lies, and what it is."""
+    """The place and the description of one plain tensor."""
 
     arena: Binding
     offset: int
@@ -56,7 +56,7 @@ class _Place:
 class BatchReader:
     """Reads batches for one process.
 
-    ``read_one`` reads what is more than a plain tensor into a plain tensor, or is asked for in parts.
+    ``read_one`` reads values that are more than a plain tensor for a plain tensor, or that are requested in parts.
     """
 
     def __init__(self, remote: RemoteStore, read_one: Callable[[Cost, float], ReadOne]) -> None:
@@ -76,8 +76,8 @@ class BatchReader:
             The values by key, and the version of the first.
 
         Raises:
-            KeyNotFoundError: A key does not exist; no tensor has been touched.
-            MismatchError: A destination does not fit, or two values have the same one; no tensor has been touched.
+            KeyNotFoundError: A key does not exist; no tensor has been changed.
+            MismatchError: A destination does not fit, or two values have the same one; no tensor has been changed.
             VolumeLostError: The volume is dead.
             StoreTimeoutError: Not done in time.
         """
@@ -155,7 +155,7 @@ class BatchReader:
                 }
                 plan = _compile(places, given, targets)
             if mark is not None:
-                # A plan keeps its destinations alive: only what is filled twice is kept.
+                # A plan keeps its destinations alive: it is kept only for destinations that are filled twice.
                 seen, self._seen = self._seen, hash(mark)
                 if seen == self._seen:
                     self._plans.keep(_DESTINATIONS, mark, sources, plan)
@@ -182,7 +182,7 @@ class BatchReader:
         }
 
     def _known(self, arena: Binding) -> Binding:
-        """The binding as it came first: its handle has been read, and its memory perhaps been mapped."""
+        """The first copy of the binding: its handle has been parsed, and its memory may be mapped."""
         with self._lock:
             return self._arenas.get(arena.id) or self._arenas.put(arena.id, arena)
 
@@ -194,7 +194,7 @@ def _compile(
     """One transfer for all of them; values that are tied on both sides are read once.
 
     Raises:
-        KindMismatchError: A pickled object is to be read into a tensor.
+        KindMismatchError: A pickled object would be read into a tensor.
         MismatchError: A destination does not fit.
     """
     action = RDMAAction()
@@ -257,7 +257,7 @@ def _check_distinct(
 
 
 def _places(grant: Grant) -> Hashable:
-    """Where the parts of a tensor lie: equal for entries that are stored as one. Grants of a batch spell all out."""
+    """Where the parts of a tensor are: equal for entries that are stored as one. Grants of a batch list all of it."""
     return tuple(
         (share.binding.id, place_of(share.manifest, grant.item))
         for share in grant.shares
@@ -266,6 +266,6 @@ def _places(grant: Grant) -> Hashable:
 
 
 def _as_grant(key: str, version: int, manifest: Manifest, binding: Binding) -> Grant:
-    """A single grant, for what is read by itself; its lease is that of the batch."""
+    """A single grant, for a value that is read separately; its lease is that of the batch."""
     # Readers of a snapshot do not look at its writer.
     return Grant(key, version, shares=(Share(manifest, binding, 0, this_process()),))

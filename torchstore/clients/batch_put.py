@@ -28,20 +28,20 @@ from skipper.torchstore.tensors.packing import Packed, pack
 from skipper.torchstore.tensors.values import dump, inline_object, inline_tensor
 
 _ALONE_BYTES = 8 << 20  # from here on a value has an arena of its own, which its next version can take
-_LEAST_BYTES = 64 << 10  # of an arena: from here on it begins at a page
-_IDLE = 4  # arenas: two batches in turn, with two each
+_LEAST_BYTES = 64 << 10  # of an arena: from this size on it begins at a page
+_IDLE = 4  # arenas: two alternating batches, with two each
 _KINDS = 1024  # dtypes and shapes
 _POOL_KEY = "a batch"
 
 
 @dataclass(frozen=True, slots=True)
 class Sorted:
-    """The values of a batch by how they travel.
+    """The values of a batch by how they are sent.
 
     Attributes:
         inline: In the message itself.
         shared: Tensors for the arena of the batch; pickled objects are tensors of bytes.
-        pickled: The keys of those.
+        pickled: The keys of the pickled objects.
         alone: Those with an arena of their own: large ones, shards, and those with checksums or copies.
     """
 
@@ -53,7 +53,7 @@ class Sorted:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where the tensors of a batch lie in an arena, worked out once for tensors that come again.
+    """Where the tensors of a batch are in an arena, computed once for tensors that come again.
 
     Attributes:
         mark: Their fingerprint.
@@ -78,8 +78,8 @@ def sort_values(
 ) -> Sorted:
     """Look at every value of a batch, before anything is sent.
 
-    ``places`` says, for keys of which this process puts a part, which of how many publishers it is. ``by_themselves``:
-    no two values share an arena.
+    ``places`` says, for keys of which this process puts a part, which publisher out of how many it is.
+    ``by_themselves``: no two values share an arena.
 
     Raises:
         MismatchError: One of them cannot be stored; the error names its key.
@@ -181,7 +181,7 @@ class BatchWriter:
             return self._layout
         cost.hit = False
         layout = self._lay_out(mark, values)
-        # A compiled copy keeps its tensors alive: only what is seen twice is kept, as of state dicts.
+        # A compiled copy keeps its tensors alive: as for state dicts, it is kept only if they come twice.
         seen, self._seen = self._seen, hash(mark)
         self._layout = layout if seen == self._seen and not values.pickled else None
         return layout
@@ -212,7 +212,7 @@ class BatchWriter:
         return _Layout(mark, max(end, _LEAST_BYTES), moved, known, columns.encode(), places)
 
     def _manifest(self, key: str, tensor: torch.Tensor, pickled: bool) -> Manifest:
-        """That of a plain tensor at the start of its section: equal for all of one dtype and shape."""
+        """The layout of a plain tensor at the start of its section: equal for all of one dtype and shape."""
         kind = (tensor.dtype, tensor.shape, pickled)
         with self._lock:
             found = self._kinds.get(kind)

@@ -1,4 +1,4 @@
-"""What a reader has been told before: manifests and bindings by id, so that they are sent to it once."""
+"""The records that a reader has: manifests and bindings by id, so that they are sent to it only once."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from skipper.torchstore.tensors.plan import Source
 R = TypeVar("R", Manifest, Binding)
 
 Choose = Callable[[Sequence[Binding]], Binding]
-"""Picks one of several bindings that hold the same bytes."""
+"""Chooses one of several bindings that hold the same bytes."""
 
 _KEYS = 256
 _RECORDS_PER_KEY = 64  # of one key: every publisher's manifest and its few bindings
 
 
 class StoredTensors:
-    """What the publishers of a version say of its tensors, put together when it is first asked for.
+    """The descriptions of a version's tensors by its publishers, merged at the first use.
 
-    Versions of the same layouts share it: a warm read does not go through what hundreds of publishers hold.
+    Versions of the same layouts share it: a warm read does not go through the records of hundreds of publishers.
     """
 
     def __init__(self, manifests: Sequence[Manifest]) -> None:
@@ -51,8 +51,8 @@ class Opened:
     """A grant whose ids have been replaced by the records that they name.
 
     Attributes:
-        generations: For each source, what its seal must say (direct mode).
-        writers: For each source, who published it.
+        generations: For each source, the value that its seal must have (direct mode).
+        writers: For each source, its publisher.
         stored: The tensors of all sources.
         peer_copy: Another reader's copy to read from, if there is one.
     """
@@ -90,19 +90,19 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """What was known about a key when its reader asked: the answer may refer to any of it by id."""
+    """The records of a key when its reader asked: the answer may refer to each of them by id."""
 
     key: str
     records: dict[str, Manifest | Binding]
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """What the controller need not spell out."""
+        """The ids of records that the controller need not send again."""
         return tuple(self.records)
 
 
 def place_of(manifest: Manifest, name: str) -> tuple[object, ...] | None:
-    """Where a publisher's part of a tensor lies in its buffers; equal for what holds the same bytes."""
+    """Where a publisher's part of a tensor is in its buffers; equal for tensors with the same bytes."""
     item = manifest.tensors.get(name)
     if item is None or not item.pieces:
         return None
@@ -122,7 +122,7 @@ class Catalog:
         self._lock = Lock()
 
     def recall(self, key: str) -> Recalled:
-        """What is known about a key now."""
+        """The records of a key now."""
         with self._lock:
             return Recalled(key, dict(self._records.get(key) or {}))
 
@@ -180,7 +180,7 @@ def _holders(records: dict[str, Manifest | Binding], share: Share) -> list[Bindi
 
 
 def _resolve(records: dict[str, Manifest | Binding], given: R | str, kind: type[R]) -> R:
-    """The record behind an id, or the record itself."""
+    """The record of an id, or the record itself."""
     record = records[given] if isinstance(given, str) else given
     if not isinstance(record, kind):
         raise LookupError(f"{given} names a record of another kind")

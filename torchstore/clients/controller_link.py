@@ -30,20 +30,20 @@ _Switch = concurrent.futures.Future[None]
 
 _SWITCH_TIMEOUT_S = 60.0
 _GRACE_S = 1.0
-_PAUSE_S = 0.02  # between two attempts to reach a controller that is said to be there
+_PAUSE_S = 0.02  # between two attempts to reach a controller that should be there
 
 
 class HeldLeases:
-    """The leases of one process on versions of one store; a controller that follows a dead one is told of them.
+    """The leases of one process on versions of one store; a controller that follows a dead one gets them.
 
-    Thread-safe. That controller gives every other lease back: its release was sent and not heard, or its grant did
-    not arrive.
+    Thread-safe. That controller returns every other lease: its release was sent but not received, or its grant did not
+    arrive.
     """
 
     def __init__(self) -> None:
         self._leases: set[tuple[str, int]] = set()
         self._batches: set[int] = set()
-        self._awaited: dict[Future[Any], int] = {}  # answers that are under way, and which controller's
+        self._awaited: dict[Future[Any], int] = {}  # answers in flight, and of which controller
         self._changed = Condition()
 
     def expect(self, answer: Future[Any], life: int) -> None:
@@ -53,7 +53,7 @@ class HeldLeases:
         answer.add_done_callback(self.take)
 
     def take(self, answer: Future[Any]) -> None:
-        """An expected answer is there. Called by each thread that sees it; the first call counts."""
+        """An expected answer has come. Called by each thread that sees it; only the first call counts."""
         granted: Any = ()
         with suppress(Exception):  # nothing was granted
             granted = answer.get(0)
@@ -78,7 +78,7 @@ class HeldLeases:
         """The leases that are held, with all that came from controllers up to this one; blocks until it has come.
 
         Raises:
-            TimeoutError: It had not.
+            TimeoutError: It has not come.
         """
         end = time.monotonic() + timeout
         with self._changed:
@@ -92,7 +92,7 @@ class HeldLeases:
     def without(
         self, leases: frozenset[tuple[str, int]], batches: frozenset[int]
     ) -> tuple[frozenset[tuple[str, int]], frozenset[int]]:
-        """Those of these leases that have been given back."""
+        """Those of these leases that have been returned."""
         with self._changed:
             return leases - self._leases, batches - self._batches
 
@@ -119,7 +119,7 @@ class ControllerLink:
 
     Attributes:
         actor: The controller that is there now, as far as is known.
-        may_change: Whether another one takes its place when it dies.
+        may_change: Whether another one replaces it when it dies.
     """
 
     def __init__(self, store_name: str, entrance: Controller, info: StoreInfo) -> None:
@@ -133,7 +133,7 @@ class ControllerLink:
         self.actor = info.successor.actor if info.successor is not None else entrance
 
     async def ask(self, call: Call[T], timeout: float, *, grants: bool = False) -> T:
-        """The answer of a controller that may change; where it dies meanwhile, that of the next one.
+        """The answer of a controller that may change; if it dies in the meantime, that of the next one.
 
         Raises:
             StoreError: What the endpoint raised.
@@ -153,7 +153,7 @@ class ControllerLink:
             except SupervisionError:
                 await self._follow(life, timeout, end)
             else:
-                self._held.take(answer)  # before anybody can give it back
+                self._held.take(answer)  # before any thread can return it
                 return granted
 
     async def _follow(self, life: int, timeout: float, end: float) -> None:
@@ -174,7 +174,7 @@ class ControllerLink:
         await asyncio.sleep(_PAUSE_S)
 
     def give_back(self, leases: Iterable[tuple[str, int]], batch: int, call: Call[Any]) -> None:
-        """Give leases back by a message, without waiting; send it again if its controller dies."""
+        """Return leases by a message, without waiting; send it again if its controller dies."""
         if not self.may_change:
             call(self.actor)
             return
@@ -203,7 +203,7 @@ class ControllerLink:
             return self._life, self.actor
 
     def _begin_switch(self, life: int) -> _Switch:
-        """Begin to look for the controller after one that is dead, unless somebody does so already."""
+        """Start to look for the controller after one that is dead, unless a thread already does."""
         switch = _Switch()
         switch.set_running_or_notify_cancel()  # a waiter that is cancelled does not end it for the others
         with self._lock:
@@ -249,7 +249,7 @@ class ControllerLink:
         end = time.monotonic() + timeout
         successor = ask_blocking(self._entrance.successor.call_one(life, timeout), timeout + _GRACE_S)
         if successor.life == life:
-            return  # it was only unreachable for a while
+            return  # it was only temporarily unreachable
         try:
             leases, batches = self._held.after(life, max(end - time.monotonic(), 0.0))
         except TimeoutError as error:

@@ -18,7 +18,7 @@ from skipper.torchstore.tensors.delta import Flags, unpack_flags
 from skipper.torchstore.tensors.landing import Landing
 from skipper.torchstore.tensors.plan import Plan, Source
 
-_WORTH = 0.5  # of the bytes: when more have changed, reading everything by the plan that is there takes less time
+_WORTH = 0.5  # of the bytes: when more have changed, reading everything by the existing plan takes less time
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class DeltaRead:
     Attributes:
         nbytes: What they move.
         of_source: For each source, the bytes that are read from it and in how many blocks.
-        landings: Those of the plan that have to be made into values anew.
+        landings: Those of the plan whose values have to be computed again.
     """
 
     action: RDMAAction
@@ -44,13 +44,13 @@ class DeltaRead:
 
 @dataclass(frozen=True, slots=True)
 class DestinationContents:
-    """What lies in a destination since it was read with ``delta=True``.
+    """What is in a destination since it was read with ``delta=True``.
 
     Attributes:
         mark: Which destination.
         manifests: Ids of what was read, in the order of the sources; a stamp for each.
-        plan: How it was filled. It keeps the destination's memory, so that no other tensors can come to lie there, and
-            what has arrived of tensors that were dequantized.
+        plan: How it was filled. It keeps the destination's memory, so that no other tensors can be there, and the
+            received elements of tensors that were dequantized.
     """
 
     mark: tuple[Any, ...]
@@ -68,7 +68,7 @@ class DestinationContents:
         """What has changed since the last read, for each source (None: nothing).
 
         Returns:
-            None when a source cannot tell, or when this is another destination: read all of it.
+            None if a source cannot tell, or if this is another destination: read all of it.
         """
         here = self.plan.landings
         if self.mark != mark or any(here.get(label) is not landing for label, landing in plan.landings.items()):
@@ -87,7 +87,7 @@ def compile_delta(plan: Plan, sources: Sequence[Source], changes: Sequence[bytes
     """The reads of a plan, cut down to the cells that have changed.
 
     Returns:
-        None where so much has changed that the plan itself is the shorter way.
+        None if so much has changed that the plan itself is faster.
     """
     action = RDMAAction()
     moved, blocks = [0] * len(sources), [0] * len(sources)
@@ -121,7 +121,7 @@ def compile_delta(plan: Plan, sources: Sequence[Source], changes: Sequence[bytes
             written.add(id(target))
     if sum(moved) > plan.nbytes * _WORTH:
         return None
-    # With checksums all that has arrived is proved again, so values that somebody has changed can be made good.
+    # With checksums everything that has arrived is verified again, so values that were changed are corrected.
     landings = {
         label: landing
         for label, landing in plan.landings.items()

@@ -1,4 +1,4 @@
-"""State dicts that are to be filled: from a reader's tensors to a plan, and back to the nested dict."""
+"""State dicts to fill: from a reader's tensors to a plan, and back to the nested dict."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from skipper.torchstore.tensors.values import load, new_tensor
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """A state dict that is to be filled.
+    """A state dict to fill.
 
     Attributes:
-        get: As it was asked for.
+        get: The request.
         leaves: The entries of what was given, by name.
         paths: How their names lead back.
         mark: The fingerprint under which plans for it are kept.
@@ -44,7 +44,7 @@ class Destination:
         """Describe a state dict by its names and its tensors' places and layouts."""
         leaves, paths = flatten(get.into) if get.into is not None else ({}, {})
         taken = fingerprint(leaves)
-        hash(taken)  # now, since the read may wait for its version first: by then the cache holds something else
+        hash(taken)  # now, because the read may first wait for its version: by then the cache holds something else
         return Destination(get, leaves, paths, (get.strict, get.names, taken))
 
     @property
@@ -53,10 +53,10 @@ class Destination:
         return self.get.names
 
     def answers(self) -> dict[str, Stack | None]:
-        """What `names` says that each entry is made of (None: it is not to be read); empty without such a function.
+        """The results of `names` for each entry (None: it is not read); empty without such a function.
 
         Raises:
-            TypeError: It answers with none of what is allowed.
+            TypeError: It returns something that is not allowed.
         """
         return {} if self.names is None else {name: ask(self.names, name) for name in self.leaves}
 
@@ -101,7 +101,7 @@ def compile_state_dict(
 
 
 def compile_copy(key: str, destination: Destination, opened: Opened, peer_copy: Opened) -> Plan:
-    """The plan that fills a destination from the copy of a reader that wanted the same, under the same names."""
+    """The plan that fills a destination from the copy of a reader with the same destination, under the same names."""
     given, stored = destination.tensors(), opened.tensors()
     # With ``strict=False`` the version may hold only some of the names.
     names = [name for name in given if destination.names is not None or name in stored]
@@ -116,7 +116,7 @@ def compile_targets(
     names: Mapping[str, str],
     earlier: Mapping[str, Landing] = MappingProxyType({}),
 ) -> Plan:
-    """The plan that fills these targets; quantized ones where values are wanted are to be made into those."""
+    """The plan that fills these targets; quantized tensors are dequantized if their values are requested."""
     _check_distinct(key, targets, names, opened)
     into, stored, landings = land(key, targets, names, opened.tensors(), earlier)
     plan = compile_read(key, opened.sources, into, reader=this_process().pid, stored=stored)
@@ -141,7 +141,7 @@ def _check_distinct(key: str, targets: Mapping[str, LocalTensor], names: Mapping
 
 
 def _to_fill(stored: Mapping[str, TensorItem], leaves: Mapping[str, Any]) -> Mapping[str, TensorItem]:
-    """What is stored, without the scales of tensors that are to be filled with values."""
+    """The stored tensors, without the scales of those that will be dequantized."""
     scales = {
         beside
         for name, item in stored.items()
@@ -156,7 +156,7 @@ def _to_fill(stored: Mapping[str, TensorItem], leaves: Mapping[str, Any]) -> Map
 def rebuild(
     destination: Destination, created: Mapping[str, Any], opened: Opened, singly: Mapping[str, Any]
 ) -> dict[Any, Any]:
-    """The state dict as it was put, with the reader's own tensors in it, and what has been put singly since."""
+    """The state dict as it was put, with the reader's own tensors, and with entries that were put separately since."""
     given, leaves, objects = destination.get.into, destination.leaves, {**objects_of(opened), **singly}
     stored = _to_fill(opened.tensors(), leaves)
     if destination.names is not None:
@@ -171,7 +171,7 @@ def rebuild(
 def _rebuild_mapped(
     destination: Destination, names: NameMap, created: Mapping[str, Any], objects: Mapping[str, Any]
 ) -> dict[Any, Any]:
-    """The state dict as it was given, with what is stored in the place of what is no tensor."""
+    """The state dict as it was given, with stored objects in place of entries that are not tensors."""
     given, values = destination.get.into, {**destination.leaves, **created}
     if isinstance(given, dict) and not created and all(isinstance(value, torch.Tensor) for value in values.values()):
         return given
@@ -183,10 +183,10 @@ def _rebuild_mapped(
 
 
 def into_entries(key: str, destination: Destination, names: Collection[str]) -> dict[str, torch.Tensor | None]:
-    """Where the entries of these names go that have been put by themselves: into a given tensor, or a new value (None).
+    """Where entries that were put separately go, by name: into a given tensor, or a new value (None).
 
     Raises:
-        LayoutMismatchError: Such an entry is only a part of what one of the reader's names is made of.
+        LayoutMismatchError: Such an entry is only a part of one of the reader's entries.
         DestinationOverlapError: It shares memory with another one.
     """
     if destination.names is None:
@@ -210,7 +210,7 @@ def into_entries(key: str, destination: Destination, names: Collection[str]) -> 
 
 
 def objects_of(opened: Opened) -> dict[str, Any]:
-    """The entries that are not tensors; of several publishers the first one's."""
+    """The entries that are not tensors; with several publishers, those of the first one."""
     merged: dict[str, Any] = {}
     for share in reversed(opened.grant.shares):
         if share.objects:

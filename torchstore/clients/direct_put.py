@@ -28,15 +28,15 @@ class _Registration:
 class DirectMemory:
     """The registrations of one publisher, by key: made once per memory, not once per put.
 
-    Beside the tensors lies a seal, one word. It holds the generation that is published, and 0 while this process may be
-    writing. Readers fetch it one-sidedly before and after the data. If it is not the generation that they were granted,
-    both times, what they hold is not one version.
+    Along with the tensors there is a seal, one word. It holds the generation that is published, and 0 while this
+    process may be writing. Readers read it one-sidedly before and after the data. If it is not the granted generation
+    both times, the bytes are not those of one version.
     """
 
     def __init__(self) -> None:
         self._current: dict[str, _Registration] = {}
         self._generations: dict[str, int] = {}
-        self._replaced: dict[str, _Registration] = {}  # readers of an older version may still be there
+        self._replaced: dict[str, _Registration] = {}  # there may still be readers of an older version
 
     def find(self, key: str, mark: tuple[object, ...]) -> Packed | None:
         """What is registered under this key, if it is the memory with this fingerprint."""
@@ -63,13 +63,13 @@ class DirectMemory:
         return current.binding, generation
 
     def withdraw(self, key: str) -> None:
-        """Break the seal: a reader that is late finds out."""
+        """Break the seal, so that a late reader detects it."""
         current = self._current.get(key)
         if current is not None:
             current.seal.fill_(0)
 
     def retire(self, binding: str) -> None:
-        """No version uses this memory any more: let go of it. The key's next version registers its own."""
+        """No version uses this memory any more: release it. The key's next version registers its own."""
         replaced = self._replaced.pop(binding, None)
         if replaced is not None:
             _drop(replaced)
@@ -78,7 +78,7 @@ class DirectMemory:
                 self.forget(key)
 
     def forget(self, key: str) -> None:
-        """The key was deleted: readers get errors from now on, and the tensors are ours alone again."""
+        """The key was deleted: readers get errors from now on, and only this process uses the tensors."""
         current = self._current.pop(key, None)
         if current is not None:
             _drop(current)
@@ -115,10 +115,10 @@ class DirectPuts(DirectMemory):
         self._remote = remote
 
     async def free_staged(self, key: str, cost: Cost, timeout: float) -> None:
-        """Wait until nobody reads the converted copies of the last put: the next one writes over them.
+        """Wait until no process reads the converted copies of the last put: the next one overwrites them.
 
         Raises:
-            StoreTimeoutError: Somebody still reads.
+            StoreTimeoutError: A process is still reading.
         """
         if key in self._current:
             with cost.spent_on("control"):
@@ -141,4 +141,4 @@ class DirectPuts(DirectMemory):
         return Publication(put.key, put.version, this_process(), packed.manifest, binding, generation)
 
     def published(self, put: StateDictPut, packed: Packed, publication: Publication) -> None:
-        """No later put rests on this one."""
+        """No later put depends on this one."""

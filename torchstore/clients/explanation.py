@@ -1,4 +1,4 @@
-"""What a read will do, before it does it: the plan in figures."""
+"""What a read would do: its plan in figures."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Explanation:
 def explain_plan(
     key: str, opened: Opened, plan: Plan, reduced: DeltaRead | None = None, *, known: bool, last_rate: float
 ) -> Explanation:
-    """Put a plan into figures."""
+    """The figures of a plan."""
     links, part = [], reduced or plan
     for source, writer, (nbytes, parts) in zip(opened.sources, opened.writers, part.of_source, strict=True):
         if not parts or source.binding is None:

@@ -1,7 +1,7 @@
-"""The reader's side: ask once for a version, find or build the plan, run it, give the lease back.
+"""The reader's side: ask once for a version, find or build the plan, run it, return the lease.
 
-Reading one version costs two control messages (ask, and a give-back that nobody waits for), however many
-tensors it has. A warm read replays the plan of the last one.
+Reading one version costs two control messages (a request, and the return of the lease, which is not awaited), for any
+number of tensors. A warm read replays the plan of the last one.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 _CONTENTS = 32  # keys
 _PATIENCE = 0.25  # of the timeout: the share for waiting for another reader's copy, and for reading it
-_LEAST_S = 0.05  # enough for what is there already
+_LEAST_S = 0.05  # enough for a version that exists already
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class _Filled:
     """A state dict that has been read.
 
     Attributes:
-        state: As it is given back.
-        can_be_offered: Whether all of it lies in tensors of the caller, so that others may read it there.
+        state: The state dict to return.
+        can_be_offered: Whether all of it is in tensors of the caller, so that others may read it there.
         failed: Whether reading another reader's copy failed.
     """
 
@@ -129,10 +129,10 @@ class Fetcher:
         return values, cost.record(grant.key, grant.version, self._remote.take_calls())
 
     async def get_state_dict(self, get: StateDictGet) -> tuple[dict[Any, Any], SyncRecord]:
-        """Read one version of a state dict, into the given tensors where there are some.
+        """Read one version of a state dict, into the given tensors if there are any.
 
-        A version that its publisher takes back meanwhile is given up for the next one, unless an exact
-        version was asked for.
+        If its publisher withdraws the version during the read, the next one is read, unless an exact version was
+        requested.
         """
         cost, key, selector = Cost("get", time.perf_counter()), get.key, selector_of(get.version)
         end = cost.begin + check_seconds("timeout", get.timeout)
@@ -174,7 +174,7 @@ class Fetcher:
     async def with_pinned(
         self, key: str, selector: Selector, use: Callable[[PinnedVersion], Awaitable[None]], timeout: float
     ) -> tuple[int, SyncRecord]:
-        """Hold a version while it is used. Returns its number, and what all reads of it have cost."""
+        """Hold a version while it is used. Returns its number, and the cost of all its reads."""
         pinned = await self.pin(key, selector, timeout)
         try:
             await use(pinned)
@@ -207,7 +207,7 @@ class Fetcher:
             self._peer_source.forget(key)
 
     def withdraw(self, key: str) -> None:
-        """Offer what was read to other readers no more."""
+        """Stop offering what was read to other readers."""
         self._peer_source.withdraw(key)
 
     def close(self) -> None:
@@ -234,7 +234,7 @@ class Fetcher:
         return grants
 
     async def _posted(self, key: str, cost: Cost, timeout: float) -> tuple[int, bytes] | None:
-        """The newest version of a small value as the board has it; None: the controller has to be asked."""
+        """The newest version of a small value from the board; None: the controller has to be asked."""
         if self._board is None:
             return None
         found = self._board.look(key)
@@ -250,13 +250,13 @@ class Fetcher:
         return found
 
     def _with_failover(self, of: _Read, read: Callable[[Choose, float], Awaitable[T]]) -> Awaitable[T]:
-        """Read a granted version; from other copies where there are some and volumes are gone."""
+        """Read a granted version; if volumes are lost, from other copies if there are any."""
         if not any(share.copies for share in of.grant.shares):
             return read(self._failover.choose(), of.end)
         return self._failover.read(self._catalog.volumes(of.recalled, of.grant), of.end, read)
 
     def _value(self, of: _Read, request: ValueRequest) -> Awaitable[Any]:
-        """The value that was asked for."""
+        """The requested value."""
         return self._with_failover(of, partial(self._value_from, of, request))
 
     async def _value_from(self, of: _Read, request: ValueRequest, choose: Choose, end: float) -> Any:
@@ -314,10 +314,10 @@ class Fetcher:
         if delta:
             with cost.spent_on("compile"):
                 reduced = self._reduced(key, destination, opened, plan)
-        self._contents.pop(key)  # until all of it is there, the destination holds no version
-        # The publisher's sums are of what travels, and cannot prove what was made of it.
+        self._contents.pop(key)  # until all of it has arrived, the destination holds no version
+        # The publisher's checksums are those of the sent bytes, and cannot verify the converted values.
         can_be_offered = not created and not (plan.landings and plan.proof is not None)
-        # A later delta starts from what has arrived, and of a copy that was dequantized elsewhere nothing has.
+        # A later delta starts from the received elements, and a copy that was dequantized elsewhere has none.
         borrow = opened.peer_copy is not None and can_be_offered and reduced is None and not (delta and plan.landings)
         into = into_entries(key, destination, grant.overwritten) if grant.overwritten else {}
         with written(destination.leaves[name] for name in plan.filled):
@@ -331,7 +331,7 @@ class Fetcher:
         return _Filled(state, can_be_offered and not grant.overwritten, borrow and not borrowed)
 
     async def _overwritten(self, into: Mapping[str, torch.Tensor | None], of: _Read) -> dict[str, Any]:
-        """Read the entries that have been put by themselves since. Returns those for which no tensor was given."""
+        """Read the entries that were put separately since. Returns those for which no tensor was given."""
         values: dict[str, Any] = {}
         for name, single in zip(of.grant.overwritten, of.grant.singles, strict=True):
             if name not in into:
@@ -348,7 +348,7 @@ class Fetcher:
         """Read another reader's copy.
 
         Returns:
-            Whether it was read. If not, what has arrived does not count.
+            Whether it was read. If not, the bytes that have arrived are not used.
         """
         peer = opened.peer_copy
         if peer is None:
@@ -361,7 +361,7 @@ class Fetcher:
                     copy = compile_copy(key, destination, opened, peer)
                 self._plans.keep(key, destination.mark, peer.ids, copy)
             await self._mover.move(key, peer, copy, copy, cost, timeout * _PATIENCE)
-            if plan.proof is not None:  # by the publisher's sums
+            if plan.proof is not None:  # by the publisher's checksums
                 await self._mover.move(key, opened, plan, DeltaRead(RDMAAction(), 0, (), {}), cost, timeout)
         except (StoreError, DataplaneError):
             return False
@@ -369,7 +369,7 @@ class Fetcher:
         return True
 
     def _finish(self, key: str, destination: Destination, grant: Grant, filled: _Filled) -> None:
-        """Give the lease back, and offer the copy to others."""
+        """Return the lease, and offer the copy to others."""
         share: Share | None = None
         if filled.can_be_offered:
             with suppress(DataplaneError):  # memory that cannot be registered is not offered
@@ -398,7 +398,7 @@ class Fetcher:
         return plan, created
 
     def _reduced(self, key: str, destination: Destination, opened: Opened, plan: Plan) -> DeltaRead | None:
-        """The plan without what the destination holds already; None: all of it has to be read."""
+        """The plan without what the destination already holds; None: all of it has to be read."""
         held = self._contents.get(key)
         changes = held.changes(destination.mark, plan, opened) if held is not None else None
         return None if changes is None else compile_delta(plan, opened.sources, changes)

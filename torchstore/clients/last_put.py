@@ -1,4 +1,4 @@
-"""What ``put_state_dict(None, key, direct_rdma=True)`` means: the state dict that was put last, as it is now."""
+"""The state dict that ``put_state_dict(None, key, direct_rdma=True)`` puts: the last one, as it is now."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from skipper.torchstore.tensors.state_dict import Flattened, flatten
 class LastPuts:
     """The state dicts that a process has put in direct mode, by key.
 
-    Their tensors are kept alive by that anyway. With ``transfer_dtype`` readers read copies, and the tensors are their
-    owner's alone: then it is only remembered where they lie.
+    Direct mode keeps their tensors alive anyway. With ``transfer_dtype`` readers read copies, and the tensors belong
+    only to their owner: then this records only where they are.
     """
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[Mapping[Any, Any] | _Borrowed, TransferDtype | None]] = {}
 
     def resolve(self, put: StateDictPut) -> StateDictPut:
-        """The put, with the state dict that None stands for.
+        """The put, with the last state dict in place of None.
 
         Raises:
             TypeError: The state dict is neither None nor a mapping.
-            ValueError: It is None, and there is nothing to be put again, or a tensor of it is gone.
+            ValueError: It is None, and there is nothing to put again, or one of its tensors is gone.
         """
         key, state_dict = put.key, put.state_dict
         if state_dict is not None:
@@ -68,7 +68,7 @@ class LastPuts:
 
 
 class _Borrowed:
-    """A state dict whose tensors belong to somebody else, who may let go of them."""
+    """A state dict whose tensors belong to other code, which may free them."""
 
     def __init__(self, state_dict: Mapping[Any, Any]) -> None:
         leaves, self._paths = flatten(state_dict)

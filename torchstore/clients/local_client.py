@@ -1,4 +1,4 @@
-"""One process' view of one store: what the functions of `torchstore.api` are made of."""
+"""The client of one process for one store, which the functions of `torchstore.api` use."""
 
 from __future__ import annotations
 
@@ -328,7 +328,7 @@ class LocalClient:
             return result, record
 
     def _summed(self, checksum: bool | None) -> bool:
-        """Whether a put takes checksums: as it says itself, or as the store was initialized."""
+        """Whether a put computes checksums: as it says itself, or as the store was initialized."""
         return self.remote.info.checksum if checksum is None else check_flag("checksum", checksum)
 
     def _copies(self, put: StateDictPut) -> int:

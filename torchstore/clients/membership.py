@@ -1,8 +1,8 @@
 """The group of publishers that this process is part of, and how often it has put each key there.
 
-The group is what the caller says; else the process group of ``torch.distributed``, all of it; else the ranks of
-`initialize_spmd`; else the process alone. Coordinates of a mesh never say who belongs together: ranks that have equal
-ones in two meshes may be at different steps.
+The group is the one that the caller gives; else the whole process group of ``torch.distributed``; else the ranks of
+`initialize_spmd`; else the process alone. Coordinates of a mesh never decide which processes belong together: ranks
+with equal ones in two meshes may be at different steps.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _IDENTITY = "torchstore/origin"
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What a process is part of.
+    """The group that a process is part of.
 
     Attributes:
-        origin: Its group, and its place there.
-        entered: Differs from one process group to the next, even where their members call them alike.
+        origin: Its group, and its rank there.
+        entered: Differs from one process group to the next, even if their members give them the same name.
     """
 
     origin: Origin
@@ -49,7 +49,7 @@ class Membership:
 
 
 NOWHERE = Membership(SOLE)
-"""A process that is part of nothing."""
+"""A process that is part of no group."""
 
 _entries = count(1)
 _lock = Lock()
@@ -58,7 +58,7 @@ _last: tuple[Callable[[], object | None], Membership] | None = None
 
 
 def enrol(group: str, rank: int, size: int) -> None:
-    """The ranks of `initialize_spmd` are a group wherever there is no process group."""
+    """The ranks of `initialize_spmd` are a group if there is no process group."""
     global _roster
     _roster = Membership(Origin(group, rank, size), next(_entries)) if size > 1 else NOWHERE
 
@@ -70,7 +70,7 @@ def dismiss() -> None:
 
 
 def known_membership() -> Membership | None:
-    """What this process is part of; None where `membership` has to ask for that."""
+    """The group that this process is part of; None if `membership` has to ask for it."""
     group = _process_group()
     if group is None:
         return _roster
@@ -79,7 +79,7 @@ def known_membership() -> Membership | None:
 
 
 def membership() -> Membership:
-    """What this process is part of. Asks the process group's own store, once for each group; may block.
+    """The group that this process is part of. Asks the process group's own store, once for each group; may block.
 
     Raises:
         StoreRendezvousError: That store does not answer.
@@ -98,14 +98,14 @@ def membership() -> Membership:
 
 
 def _process_group() -> object | None:
-    distributed: Any = sys.modules.get("torch.distributed")  # where nobody has imported it, there is no group
+    distributed: Any = sys.modules.get("torch.distributed")  # if it was not imported, there is no group
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
     return distributed.group.WORLD  # type: ignore[no-any-return]
 
 
 def _identity(distributed: Any, size: int) -> str:
-    """A name that all members of the process group agree on: the first one that asks has made it up.
+    """A name that all members of the process group agree on: the first one that asks creates it.
 
     Raises:
         StoreRendezvousError: The group's store does not answer: the rank that hosts it is gone.
@@ -115,7 +115,7 @@ def _identity(distributed: Any, size: int) -> str:
         return str(store.compare_set(_IDENTITY, "", uuid.uuid4().hex).decode())
     except distributed.DistError as error:
         raise StoreRendezvousError(f"the store of the process group does not answer: {error}") from error
-    except (RuntimeError, NotImplementedError):  # a store that compares nothing: torch's fake one, say
+    except (RuntimeError, NotImplementedError):  # a store that compares nothing, such as torch's fake one
         return f"process group of {size}"
 
 
@@ -127,10 +127,10 @@ class _Count:
     """The puts of one key in one group.
 
     Attributes:
-        session: Differs from every other session of this rank. A count that was forgotten begins as a new session.
-        failed: Since when it is not known which step comes next; 0 while it is.
-        refused: How many were refused here. Where all ranks were refused alike they are still in step, and the
-            controller sees to it that they are.
+        session: Differs from every other session of this rank. A count that was forgotten starts as a new session.
+        failed: The put since which it is not known which step comes next; 0 while it is known.
+        refused: How many were refused here. If all ranks were refused equally they are still in step, and the
+            controller checks that they are.
     """
 
     session: str
@@ -184,7 +184,7 @@ class PutCounts:
 
     @contextmanager
     def counted(self, member: Membership, turns: Mapping[str, Turn]) -> Iterator[None]:
-        """Puts of these turns, by key: if they fail it decides about the next ones. Turns may be added meanwhile."""
+        """Puts of these turns, by key: if they fail, this decides about the next ones. Turns may be added inside."""
         try:
             yield
         except BaseException as error:
@@ -193,11 +193,11 @@ class PutCounts:
             raise
 
     def failed(self, key: str, member: Membership, turn: Turn, error: BaseException) -> None:
-        """A put has failed: unless it was refused, here or by the controller, nobody knows whether it is the next."""
+        """A put has failed: unless it was refused, here or by the controller, it is not known whether it counts."""
         count = self._counts.get((key, member.origin, member.entered))
         if count is None or count.failed:
             return
-        # A rank that was refused may put the same again, or go on. Ranks that were refused alike are still in step.
+        # A rank that was refused may put the same again, or go on. Ranks that were refused equally are still in step.
         is_refused = isinstance(error, LateShareError | MismatchError | TypeError | ValueError)
         if is_refused and not isinstance(error, VersionExistsError | OutOfStepError):
             count.refused += 1
@@ -212,7 +212,7 @@ class PutCounts:
 
 
 def holds_all(leaves: Mapping[str, Any]) -> bool | None:
-    """Whether a state dict holds all of the value by itself, as far as can be seen: it has no DTensor.
+    """Whether a state dict seems to be the whole value: it has no DTensor.
 
     Returns:
         None: there is nothing in it.

@@ -35,7 +35,7 @@ class PeerSource:
         self._told: dict[str, int] = {}  # by binding id: in how many offers
 
     def read_group(self, key: str, destination: Destination) -> str:
-        """Names what a destination consists of: readers of equal names can feed each other.
+        """Identifies the parts of a destination: readers with equal identifiers can serve each other.
 
         Raises:
             MismatchError: A tensor that nothing can be read into.
@@ -47,7 +47,7 @@ class PeerSource:
         return copy.read_group
 
     def withdraw(self, key: str) -> bool:
-        """Break the seal: the copy is about to be overwritten, and its readers find out.
+        """Break the seal before the copy is overwritten, so that its readers detect it.
 
         Returns:
             Whether there was one.
@@ -79,7 +79,7 @@ class PeerSource:
         )
 
     def forget(self, key: str) -> None:
-        """Offer this copy no more: its memory is the reader's alone again."""
+        """Stop offering this copy: only the reader uses its memory again."""
         self._memory.forget(key)
         self._copies.pop(key, None)
         self._offered.discard(key)
@@ -100,7 +100,7 @@ class PeerSource:
 
 
 def _group_name(destination: Destination, tensors: Mapping[str, LocalTensor]) -> str:
-    """A digest of what the tensors will hold: of their boxes, and of what `names` says that these are made of."""
+    """A digest of the future content of the tensors: of their boxes, and of the parts that `names` gives for them."""
     what: list[Any] = []
     answers = destination.answers()
     for name, leaf in destination.leaves.items():

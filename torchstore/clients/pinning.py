@@ -1,8 +1,7 @@
 """Hold a version of a state dict and read blocks of its tensors, in any number of reads and in any order.
 
-`get_state_dict` reads a version once, into a whole state dict. A reader that first looks at what is stored, and
-then decides what to read and where to, pins the version. It stays readable until it is released, whatever is put
-meanwhile.
+`get_state_dict` reads a version once, into a whole state dict. A reader that first looks at what is stored, and then
+decides what to read and where to, pins the version. It stays readable until it is released, even if newer ones are put.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ class StoredTensor:
     """A tensor of a pinned version.
 
     Attributes:
-        dtype: Of its elements, as they are stored.
-        shape: Of the whole tensor, in values.
+        dtype: The dtype of its elements, as they are stored.
+        shape: The shape of the whole tensor, in values.
         boxes: The parts in which it is stored, each once.
-        scaled: How its values are stored, where it is quantized: a read into a tensor of a wider dtype gives these.
+        scaled: How its values are stored, if it is quantized: a read into a tensor of a wider dtype gives the values.
     """
 
     dtype: torch.dtype
@@ -54,7 +53,7 @@ class StoredTensor:
 
     @property
     def stored_shape(self) -> Ints:
-        """In elements of `dtype`, of which one may hold several values."""
+        """The shape in elements of `dtype`, of which one may hold several values."""
         if self.scaled is None:
             return self.shape
         return (*self.shape[:-1], self.shape[-1] // self.scaled.packed)
@@ -65,9 +64,9 @@ class PinnedBlock:
     """A block of a stored tensor, and the tensor that it is read into.
 
     Attributes:
-        name: Of the stored tensor.
-        offsets: Of the block's first element in it.
-        into: Has the block's shape and the dtype that is stored; any strides.
+        name: The name of the stored tensor.
+        offsets: The offsets of the block's first element in it.
+        into: A tensor with the block's shape and the stored dtype; any strides.
     """
 
     name: str
@@ -79,9 +78,9 @@ class PinnedVersion:
     """One version of one key; made by `LocalClient.pin`.
 
     Attributes:
-        key: As it was asked for.
+        key: Its key.
         version: Its number.
-        cost: Of all its reads together.
+        cost: The cost of all its reads together.
     """
 
     def __init__(
@@ -123,7 +122,7 @@ class PinnedVersion:
 
         Raises:
             KeyNotFoundError: There is none.
-            KindMismatchError: It is no state dict.
+            KindMismatchError: It is not a state dict.
             StoreError: It cannot be read.
         """
         recalled, cost = catalog.recall(key), Cost("get", time.perf_counter())
@@ -153,7 +152,7 @@ class PinnedVersion:
         return pinned
 
     def tensors(self) -> dict[str, StoredTensor]:
-        """What there is to read, by name."""
+        """The tensors to read, by name."""
         boxes: dict[str, dict[Box, None]] = {}
         for source in self._opened.sources:
             for name, item in source.manifest.tensors.items():
@@ -180,10 +179,10 @@ class PinnedVersion:
         """Read blocks, all of them in one batch.
 
         Args:
-            blocks: Which, and where to.
+            blocks: The blocks, with their destinations.
             timeout: In seconds.
-            again: The same blocks of other versions will be read into the same memory: keep the plan, and the memory
-                alive with it.
+            again: The same blocks of other versions will be read into the same memory: keep the plan, which keeps the
+                memory alive.
 
         Raises:
             KeyNotFoundError: No tensor of that name is stored.
@@ -232,7 +231,7 @@ class PinnedVersion:
             await self._failover.read(Catalog.volumes(self._recalled, self._grant), end, read)
 
     def release(self) -> None:
-        """Hold the version no longer; idempotent."""
+        """Release the version; idempotent."""
         if self._is_held:
             self._is_held = False
             self._remote.release((self._grant,))

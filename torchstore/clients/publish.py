@@ -1,7 +1,7 @@
 """The publisher's side of the store: from values to publications.
 
 *Snapshot*: local tensors are written one-sidedly into an arena of a volume (`SnapshotPuts`). *Direct*: their own memory
-is published and nothing is copied (`DirectPuts`). Either way the put ends with one control call that carries ids, not
+is published and nothing is copied (`DirectPuts`). In both cases the put ends with one control call that has ids, not
 tensors.
 """
 
@@ -50,19 +50,19 @@ P = TypeVar("P", bound=Publication | BatchPublication)
 
 
 class StateDictPuts(Protocol):
-    """How state dicts are put in one mode: by copies in volumes, or where they are."""
+    """How state dicts are put in one mode: by copies in volumes, or in their own memory."""
 
     async def free_staged(self, key: str, cost: Cost, timeout: float) -> None:
-        """Return when converted copies of the last put of a key may be written over."""
+        """Return when converted copies of the last put of a key may be overwritten."""
 
     def find(self, key: str, mark: tuple[Any, ...]) -> Packed | None:
         """The description of the last put of a key, if its tensors have this fingerprint."""
 
     def remember(self, key: str, packed: Packed) -> None:
-        """A description was made: the next put may find it."""
+        """Keep a new description for the next put."""
 
     async def write(self, put: StateDictPut, packed: Packed, cost: Cost) -> Publication:
-        """Bring the bytes to where readers read them. Returns what is known of the publication by that."""
+        """Bring the bytes to where readers read them. Returns the known part of the publication."""
 
     def published(self, put: StateDictPut, packed: Packed, publication: Publication) -> None:
         """The controller has been told."""
@@ -73,10 +73,10 @@ class _Contents:
     """A flattened state dict.
 
     Attributes:
-        leaves: Its entries by name, in the dtypes in which they travel.
-        paths: How the names lead back.
-        quantized: Those that were.
-        publisher: Which of how many publishers this is; None: the mesh of the tensors says it.
+        leaves: Its entries by name, in the dtypes in which they are sent.
+        paths: How the names lead back into the nested dict.
+        quantized: The quantized entries.
+        publisher: Which publisher out of how many this is; None: the mesh of the tensors decides.
     """
 
     leaves: Mapping[str, Any]
@@ -119,7 +119,7 @@ class Publisher:
         value = values[key]
         if len(values) == 1 and publisher is None and version is None and isinstance(value, torch.Tensor):
             small = inline_tensor(value)
-            if small:  # the shortest way: plain arguments and a plain answer
+            if small:  # the shortest path: plain arguments and a plain answer
                 return await self._put_inline(key, small, cost, timeout)
         parts: dict[str, Turn] = {}
         places: dict[str, tuple[int, int]] = {}
@@ -171,7 +171,7 @@ class Publisher:
     async def _put_numbered(
         self, batch: Sorted, parts: Mapping[str, Turn], member: Membership, version: int, cost: Cost, timeout: float
     ) -> tuple[None, SyncRecord | None]:
-        """Values whose version the caller has named: each is a publication of its own."""
+        """Values whose version the caller has given: each is a publication of its own."""
 
         async def publications() -> list[Publication]:
             sent = await self._write_alone(batch, parts, version, cost, timeout)
@@ -201,7 +201,7 @@ class Publisher:
     async def put_state_dict(self, put: StateDictPut) -> tuple[int, SyncRecord]:
         """Put this rank's part of a state dict as one version; one control call when warm.
 
-        ``put`` has a state dict and leaves nothing to the store's settings.
+        ``put`` has a state dict, and every option is set.
 
         Returns:
             The version's number, and what it cost.
@@ -251,14 +251,14 @@ class Publisher:
         self._direct.withdraw(key)
 
     def forget(self, keys: tuple[str, ...]) -> None:
-        """The keys were deleted: let go of what belongs to them."""
+        """The keys were deleted: release what belongs to them."""
         for key in keys:
             self.snapshots.forget(key)
             self._direct.forget(key)
             self._staging.forget(key)
 
     def close(self) -> None:
-        """Let go of everything; versions that this process published in direct mode end here."""
+        """Release everything; versions that this process published in direct mode end here."""
         self._direct.close()
         self._staging.close()
         self.snapshots.close()
@@ -268,7 +268,7 @@ class Publisher:
     async def _stage(
         self, put: StateDictPut, puts: StateDictPuts, dtype: TransferDtype, leaves: Mapping[str, Any], cost: Cost
     ) -> Staged:
-        """Room for the leaves in the dtype in which they travel, free to be filled.
+        """Room for the leaves in the dtype in which they are sent, free to be filled.
 
         In direct mode readers read the copies, so these are not written before the readers of the last version
         have left; the originals are free again when the put returns.
@@ -310,7 +310,7 @@ class Publisher:
     async def _publish(
         self, make: Callable[[], Awaitable[Sequence[P]]], cost: Cost, timeout: float
     ) -> tuple[Sequence[P], tuple[Published, ...]]:
-        """Tell the controller; make the publications again if their key was deleted under them.
+        """Tell the controller; make the publications again if their key was deleted in the meantime.
 
         Returns:
             The publications that it was told of, and its answers.
@@ -354,7 +354,7 @@ class Publisher:
             self._direct.retire(retired.binding)
 
     def _drop(self, publications: Sequence[Publication | BatchPublication]) -> None:
-        """What was written for these will not be published."""
+        """Memory that was written for these will not be published."""
         for publication in publications:
             for holder in (publication.binding, *publication.copies):
                 if isinstance(holder, Binding):
@@ -371,7 +371,7 @@ class Publisher:
                 return await self._remote.publish(tuple(publications), timeout)
 
     def _brief(self, publication: Publication | BatchPublication) -> Publication | BatchPublication:
-        """The publication with ids in place of what the controller knows."""
+        """The publication with ids in place of records that the controller has."""
         if isinstance(publication, BatchPublication):
             return publication.brief(self._sent)
         manifest, binding = publication.manifest, publication.binding

@@ -41,14 +41,14 @@ async def client(store_name: str = DEFAULT_STORE_NAME, *, timeout: float = DEFAU
             raise StoreNotInitializedError(store_name)
         controller = await controller_of(store_name, timeout)
         info = await ask(controller.info.call_one(this_process(), this_proc()), timeout)
-        with _clients_lock:  # two actors of one process may get here together: they share one client
+        with _clients_lock:  # two actors of one process may get here at the same time: they share one client
             _end_with_job()
             found = _clients.setdefault(store_name, LocalClient(RemoteStore(store_name, controller, info)))
     return found
 
 
 def _end_with_job() -> None:
-    """Let go of all clients when this process leaves its job, so that none is left for the stores of the next one."""
+    """Drop all clients when this process leaves its job, so that none is left for the stores of the next one."""
     last = current_runtime.current().ending.after
     if _reset_all not in last:
         last.append(_reset_all)
@@ -71,7 +71,7 @@ def reset_client(store_name: str = DEFAULT_STORE_NAME) -> None:
 
 
 def _forget(store_name: str, stale: LocalClient) -> None:
-    """Forget a client of an earlier store; not the one that another task has made since."""
+    """Forget a client of an earlier store, but not one that another task has made since."""
     with _clients_lock:
         if _clients.get(store_name) is stale:
             del _clients[store_name]
@@ -102,7 +102,7 @@ async def run(
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> T:
-    """Do something with this process' client; with a new one if its store is of an earlier `initialize`.
+    """Call a function with this process' client; with a new one if its store is of an earlier `initialize`.
 
     Raises:
         TypeError: The timeout is no number, or the store's name no string.

@@ -1,4 +1,4 @@
-"""The store as a client sees it: controller and volumes, behind calls that raise the store's own errors."""
+"""The controller and the volumes for a client, with calls that raise the store's own errors."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ from skipper.torchstore.support.process import ProcessId, this_process
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT_S = 60.0
-"""How long an operation may take when nobody says otherwise."""
+"""The default timeout of an operation."""
 
-_GRACE_S = 5.0  # the controller's own deadline gives the better message: let it be first
+_GRACE_S = 5.0  # the controller's own deadline gives the better message, so it comes first
 
 
 class RequestNumbers:
-    """The requests of one client that are under way; each is done once, however often it is sent. Thread-safe."""
+    """The requests of one client in flight; each is done once, even if it is sent several times. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -61,7 +61,7 @@ class RequestNumbers:
 
     @contextmanager
     def next(self) -> Iterator[RequestNumber]:
-        """A request that is under way for as long as the block."""
+        """A request that is in flight until the end of the block."""
         with self._lock:
             self._last += 1
             number = self._last
@@ -79,8 +79,8 @@ class RemoteStore:
     """One store, seen from one process.
 
     Attributes:
-        entrance: The actor that is found by the store's name.
-        info: What that has said of the store.
+        entrance: The actor that has the store's name.
+        info: What it has reported about the store.
         calls: How many control messages this client has sent.
         lost: Volumes that have been found dead. None of them comes back.
     """
@@ -121,7 +121,7 @@ class RemoteStore:
         return ask(call(self._link.actor), timeout)
 
     def ask_once(self, call: Callable[[Controller, RequestNumber], Future[T]], timeout: float) -> Awaitable[T]:
-        """`ask` for something that is to be done once, even if the request has to be sent again."""
+        """`ask` for something that must be done once, even if the request has to be sent again."""
         if self._link.may_change:
             return self._ask_numbered(call, timeout)
         self.calls += 1
@@ -177,7 +177,7 @@ class RemoteStore:
         return grant
 
     async def _granted(self, call: Call[Any], timeout: float) -> Any:
-        """Wait for a grant. One that comes after the caller has left is given back at once."""
+        """Wait for a grant. One that comes after the caller has left is returned at once."""
         seconds = check_seconds("timeout", timeout)
         last: list[Future[Any]] = []
 
@@ -202,11 +202,11 @@ class RemoteStore:
             self.release(answer if isinstance(answer, tuple) else (answer,) if isinstance(answer, Grant) else ())
 
     def release(self, grants: tuple[Grant, ...]) -> None:
-        """Give leases back, without waiting."""
+        """Return leases, without waiting."""
         self._release(leases_of(grants))
 
     def release_values(self, granted: BatchGrant) -> None:
-        """Give all leases of a batch back by one message, without waiting."""
+        """Return all leases of a batch by one message, without waiting."""
         self._release(leases_of(granted.others.values()), granted.lease)
 
     def _release(self, leases: tuple[tuple[str, int], ...], batch: int = 0) -> None:
@@ -306,7 +306,7 @@ class RemoteStore:
             self.free(volume, (call.get(0).id,))
 
     async def volume_lost(self, volume: str, cause: BaseException, timeout: float) -> NoReturn:
-        """Say why a volume does not answer.
+        """Raise the reason why a volume does not answer.
 
         Raises:
             StaleClientError: Because its store was shut down; there is a new one.
@@ -323,7 +323,7 @@ class RemoteStore:
             self.info.volumes[volume].free.call(arenas)
 
     def take_calls(self) -> int:
-        """How many control messages were sent since this was asked last."""
+        """How many control messages were sent since the last call."""
         calls, self.calls = self.calls, 0
         return calls
 
@@ -331,7 +331,7 @@ class RemoteStore:
 def explain_transfer(
     error: DataplaneError, key: str, version: int, shares: Sequence[tuple[Binding, ProcessId]]
 ) -> NoReturn:
-    """Say what a failed read means: the one place where dataplane's errors become the store's.
+    """Translate the error of a failed read: the one place where errors of the data plane become the store's.
 
     ``shares`` is the memory that was read, each with the process that has it: the publisher in direct mode, the volume
     in snapshot mode.

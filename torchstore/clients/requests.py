@@ -1,4 +1,4 @@
-"""What callers ask for, checked, and how a single stored value becomes what was asked for."""
+"""The requests of callers, checked, and how a single stored value becomes the requested one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from skipper.torchstore.tensors.written import writing_mode, written
 
 @dataclass(frozen=True, slots=True)
 class ValueRequest:
-    """What is wanted of one key: all of it or a part, and the tensor to put it into."""
+    """The request for one key: all of it or a part, and the tensor to read it into."""
 
     into: torch.Tensor | None = None
     part: TensorSlice | None = None
@@ -38,10 +38,10 @@ VersionSelector = int | Literal["latest"] | tuple[Literal["newer_than"], int]
 
 @dataclass(frozen=True, slots=True)
 class StateDictPut:
-    """A put of a state dict, in its caller's words; see `torchstore.put_state_dict`.
+    """A put of a state dict, with the caller's arguments; see `torchstore.put_state_dict`.
 
     Attributes:
-        state_dict: What is put; None: once more what was put last.
+        state_dict: The state dict; None: the last one again.
         checksum: None: as the store was initialized; so are ``copies`` and ``certify``.
         timeout: In seconds.
     """
@@ -61,7 +61,7 @@ class StateDictPut:
     timeout: float = DEFAULT_TIMEOUT_S
 
     def check(self) -> None:
-        """See whether the arguments make sense, before anything is done.
+        """Check the arguments, before anything is done.
 
         Raises:
             TypeError: One of them is of another type.
@@ -102,14 +102,14 @@ class PutOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class StateDictGet:
-    """A read of a state dict, in its caller's words; see `torchstore.get_state_dict`.
+    """A read of a state dict, with the caller's arguments; see `torchstore.get_state_dict`.
 
     Attributes:
-        into: Its tensors are to be filled; None: all of them are to be new.
+        into: The state dict whose tensors are filled; None: all tensors are new.
         version: Which one.
         strict: Whether names must be the same on both sides.
-        names: Says what is stored under other names; None: nothing is.
-        delta: Whether the tensors still hold what the last such read has put there.
+        names: A function that gives the stored names; None: the names are the same.
+        delta: Whether the tensors still hold what the last such read has written.
         serve: Whether they are offered to other readers afterwards.
         timeout: In seconds.
     """
@@ -124,7 +124,7 @@ class StateDictGet:
     timeout: float = DEFAULT_TIMEOUT_S
 
     def check(self) -> None:
-        """See whether the arguments make sense, before anything is sent.
+        """Check the arguments, before anything is sent.
 
         Raises:
             TypeError: One of them is of another type.
@@ -151,7 +151,7 @@ class GetOptions(TypedDict, total=False):
 
 
 def check_version(version: object) -> None:
-    """Raise TypeError or ValueError for what is no number of a version."""
+    """Raise TypeError or ValueError for a value that is not a version number."""
     if not isinstance(version, int) or isinstance(version, bool):
         raise TypeError(f"a version is a number, not {version!r}")
     if version < 0:
@@ -159,7 +159,7 @@ def check_version(version: object) -> None:
 
 
 def check_keep(keep: object) -> None:
-    """Raise TypeError or ValueError for what is no number of versions to keep."""
+    """Raise TypeError or ValueError for a value that is not a number of versions to keep."""
     if not isinstance(keep, int) or isinstance(keep, bool):
         raise TypeError(f"keep must be a number of versions, not {keep!r}")
     if keep < 1:
@@ -196,10 +196,10 @@ def _check_names(names: object, user_state_dict: object) -> None:
 
 
 def as_object(key: str, request: ValueRequest, value: Any) -> Any:
-    """A stored object, which can only be asked for whole.
+    """A stored object, which can only be requested as a whole.
 
     Raises:
-        KindMismatchError: A tensor or a part was asked for.
+        KindMismatchError: A tensor or a part was requested.
     """
     if request.into is not None or request.part is not None:
         raise KindMismatchError(key, "an object is stored there, not a tensor: ask without tensor and slice")
@@ -220,7 +220,7 @@ def target_of(key: str, request: ValueRequest, item: TensorItem) -> tuple[LocalT
 
 
 def inline_value(key: str, request: ValueRequest, packed: bytes) -> Any:
-    """What is wanted of a value that came in a message.
+    """The requested part of a value that came in a message.
 
     Raises:
         MismatchError: It is something else.
@@ -235,7 +235,7 @@ def inline_value(key: str, request: ValueRequest, packed: bytes) -> Any:
 
 
 def _cut(key: str, request: ValueRequest, tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a small tensor that is asked for, copied to where it is wanted."""
+    """The requested part of a small tensor, copied to its destination."""
     if request.into is None:
         return tensor if request.part is None else part_of(tensor, request.part, key=key).clone()
     if request.part is not None:

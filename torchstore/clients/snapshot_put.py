@@ -34,13 +34,13 @@ class _Base:
 
 
 class Bases:
-    """What one publisher has put last under each key, where a delta may be based on it."""
+    """The last put of one publisher under each key, if a delta may be based on it."""
 
     def __init__(self) -> None:
         self._last: dict[str, _Base] = {}
 
     def compare(self, key: str, packed: Packed, timeout: float) -> tuple[Change | None, int]:
-        """What tensors change of the last publication. To be called before the next one is written.
+        """The changes from the last publication. Call this before the next one is written.
 
         Returns:
             The change, or None where there is nothing to compare with (any more), and the bytes of unchanged cells.
@@ -75,7 +75,7 @@ class SnapshotPuts:
     """The copies of one process in the volumes of a store. Has the interface `publish.StateDictPuts`.
 
     Attributes:
-        arenas: In which the copies lie.
+        arenas: The arenas with the copies.
     """
 
     def __init__(self, remote: RemoteStore, on_retired: Callable[[Retired], None]) -> None:
@@ -105,7 +105,7 @@ class SnapshotPuts:
         self._seen[key] = hash(packed.mark)
 
     def release(self, key: str) -> None:
-        """Let go of the tensors of the last put: the key was put in the other mode."""
+        """Release the tensors of the last put: the key was put in the other mode."""
         self._packed.pop(key, None)
         self._seen.pop(key, None)
 
@@ -127,7 +127,7 @@ class SnapshotPuts:
         return replace(written, version=put.version, stamp=stamp, change=change)
 
     def published(self, put: StateDictPut, packed: Packed, publication: Publication) -> None:
-        """The next put with ``delta`` may rest on this one."""
+        """The next put with ``delta`` may be based on this one."""
         if put.delta:
             self._bases.published(put.key, packed, publication)
 
@@ -151,21 +151,21 @@ class SnapshotPuts:
                 written.clear()
                 if copies == 1 or not isinstance(error, VolumeLostError):
                     raise
-                self._remote.lost.add(error.volume)  # its neighbour takes its place
+                self._remote.lost.add(error.volume)  # another volume replaces it
                 self.arenas.lose(error.volume)
         bindings = tuple(arena.binding for arena in written)
         first = bindings[0] if bindings else None
         return Publication(key, None, this_process(), packed.manifest, first, copies=bindings[1:])
 
     def forget(self, key: str) -> None:
-        """The key was deleted: let go of what belongs to it."""
+        """The key was deleted: release what belongs to it."""
         self.arenas.forget(key)
         self._packed.pop(key, None)
         self._seen.pop(key, None)
         self._bases.forget(key)
 
     def close(self) -> None:
-        """Let go of the tensors; versions stay in the volumes."""
+        """Release the tensors; versions stay in the volumes."""
         self._packed.clear()
 
     async def _write_to(self, volume: str, key: str, packed: Packed, cost: Cost, timeout: float) -> VolumeArena:

@@ -1,4 +1,4 @@
-"""Copies in the dtype in which tensors are to travel: made once for each state dict, filled anew by each put."""
+"""Copies in the dtype in which tensors are sent: made once for each state dict, filled again by each put."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from skipper.torchstore.tensors.local_tensors import (
 from skipper.torchstore.tensors.quantization import Quantization, Quantized, room_for
 
 TransferDtype = torch.dtype | Quantization
-"""What floating-point tensors are converted to on their way."""
+"""The format to which floating-point tensors are converted before they are sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class Staged:
     """Copies of some of a state dict's tensors.
 
     Attributes:
-        mark: Says which state dicts they fit.
-        copies: What is put in place of a tensor, by name; tied tensors have one copy.
-        quantized: Elements and scales that are put in place of a tensor, by name; of tied tensors the same memory.
+        mark: Identifies the state dicts that they fit.
+        copies: The copies that are put in place of tensors, by name; tied tensors have one copy.
+        quantized: Elements and scales that are put in place of tensors, by name; tied tensors have the same memory.
     """
 
     mark: tuple[Any, ...]
@@ -67,7 +67,7 @@ class Staged:
         return filled
 
     def paths(self, paths: Mapping[str, Path]) -> dict[str, Path]:
-        """Where the leaves that `fill` gives belong: each tensor's scales beside it."""
+        """The paths of the leaves that `fill` returns: each tensor's scales have their own."""
         beside = {
             stored: (*paths[name][:-1], f"{paths[name][-1]}{stored.removeprefix(name)}")
             for name, made in self.quantized.items()
@@ -89,7 +89,7 @@ class Staging:
         already, so that nothing of the original is published.
 
         Raises:
-            BlockAlignmentError: A shard cuts the blocks in which it is to be quantized.
+            BlockAlignmentError: A shard cuts the blocks in which it would be quantized.
             MismatchError: A tensor has the name under which another one's scales are stored.
         """
         mark = (dtype, everything, tuple((name, _shape(leaf)) for name, leaf in leaves.items()))
@@ -99,16 +99,16 @@ class Staging:
         return found
 
     def forget(self, key: str) -> None:
-        """Let go of a key's copies."""
+        """Release a key's copies."""
         self._staged.pop(key, None)
 
     def close(self) -> None:
-        """Let go of all copies."""
+        """Release all copies."""
         self._staged.clear()
 
 
 def check_transfer_dtype(dtype: object) -> None:
-    """Raise TypeError or ValueError for what no floating-point tensor can be converted to on its way."""
+    """Raise TypeError or ValueError for a format to which no floating-point tensor can be converted."""
     if isinstance(dtype, Quantization):
         return
     if not isinstance(dtype, torch.dtype):
@@ -160,7 +160,7 @@ def _room(shape: Ints, dtype: torch.dtype, device: torch.device) -> torch.Tensor
 
 
 def _shape(leaf: Any) -> tuple[Any, ...]:
-    """What decides whether a staged copy fits a leaf."""
+    """The key that decides whether a staged copy fits a leaf."""
     if not isinstance(leaf, torch.Tensor):
         return ()
     if why_not_dense(memory_of(resolved(leaf))):

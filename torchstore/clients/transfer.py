@@ -1,4 +1,4 @@
-"""Moving the bytes of a plan and proving them; from another copy where a volume is gone."""
+"""Moving the bytes of a plan and verifying them; from another copy if a volume is lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from skipper.torchstore.tensors.plan import Plan, PlanCache, execute
 T = TypeVar("T")
 
 _PATIENCE = 0.5  # of the time that is left, for the first copies; then others are tried
-_ANSWER_S = 5.0  # this read takes a volume for gone that does not answer within that time
+_ANSWER_S = 5.0  # this read considers a volume lost that does not answer within that time
 _TELLING_BYTES = 1 << 20  # a smaller read says more about its messages than about the memory
 
 
@@ -48,13 +48,13 @@ class Mover:
         timeout: float,
         reduced: DeltaRead | None = None,
     ) -> None:
-        """Move the bytes and prove them; where a delta cannot be proved, read everything."""
+        """Move the bytes and verify them; if a delta cannot be verified, read everything."""
         if reduced is not None:
             try:
                 await self.move(key, opened, plan, reduced, cost, timeout)
                 cost.saved_nbytes += plan.nbytes - reduced.nbytes
                 return
-            except ChecksumError:  # the destination was not what it had been read as
+            except ChecksumError:  # the destination had been changed since it was read
                 cost.hit = False
         await self.move(key, opened, plan, plan, cost, timeout)
 
@@ -98,7 +98,7 @@ class Mover:
                 )
 
     def _memory(self, opened: Opened) -> list[tuple[Binding, ProcessId]]:
-        """Each source's memory, with the process that it lives and dies with."""
+        """Each source's memory, with the process that holds it."""
         volumes = self._remote.info.processes
         return [
             (source.binding, writer if source.binding.mode == "direct" else volumes[source.binding.volume])
@@ -113,21 +113,21 @@ def _finish(landings: tuple[Landing, ...]) -> None:
 
 
 class Failover:
-    """Picks copies for the readers of one process. When a volume is gone, a read goes on with another copy."""
+    """Chooses copies for the readers of one process. When a volume is lost, a read continues with another copy."""
 
     def __init__(self, remote: RemoteStore) -> None:
         self._remote = remote
         self._near = {name for name, process in remote.info.processes.items() if process.is_local}
 
     def choose(self, lost: Collection[str] = ()) -> Choose:
-        """Picks a copy that is near and not known to be lost."""
+        """Chooses a copy that is near and not known to be lost."""
         gone = {*self._remote.lost, *lost}
         return partial(choose, near=self._near, lost=gone, reader=this_process().pid)
 
     async def read(
         self, parts: Iterable[Collection[str]], end: float, read: Callable[[Choose, float], Awaitable[T]]
     ) -> T:
-        """Read from one copy of each part; again, from others, where a volume turns out to be gone.
+        """Read from one copy of each part; if a volume turns out to be lost, again from others.
 
         ``parts`` has for each part the volumes that hold a copy; ``end`` is by `time.perf_counter`. ``read`` is called
         with the choice of copies and the time until which it may take.
