@@ -1,4 +1,4 @@
-"""Everything that the tensor engine raises of its own.
+"""The errors of the tensor engine.
 
 TensorEngineError
 ├── NoActiveMeshError       (also RuntimeError)  an operation that needs an active mesh, and there is none
@@ -12,16 +12,16 @@ TensorEngineError
 │   └── BorrowedTensorError                      a tensor that is lent, or was given back, with the line
 ├── NotPropagatableError    (also RuntimeError)  the script cannot know the shape of what an operation returns
 ├── CompileError            (also RuntimeError)  a function that cannot be compiled, with the reason
-├── CheckpointTargetError   (also TypeError)     a checkpoint that is to be loaded into tensors of a mesh
-├── ReductionError          (also TypeError)     a reduction that has no meaning for the dtype
+├── CheckpointTargetError   (also TypeError)     a checkpoint cannot be loaded into tensors of a mesh
+├── ReductionError          (also TypeError)     a reduction that is not defined for the dtype
 ├── RemoteError             (also RuntimeError)  an operation failed on a worker, or depends on one that did
-│   └── RespawnedError                           another process has taken the place of the one that had the value
-├── RestoreError            (also RuntimeError)  no rank is left that could give what others have lost
+│   └── RespawnedError                           another process has replaced the one that had the value
+├── RestoreError            (also RuntimeError)  no rank is left that has what others have lost
 ├── CommunicationError      (also RuntimeError)  workers could not exchange what an operation needs
-│   ├── CommunicationTimeoutError                the others did not come in time (also TimeoutError)
+│   ├── CommunicationTimeoutError                the others did not take part in time (also TimeoutError)
 │   ├── MemberLostError                          a worker has ended that other workers wait for
 │   └── UnreachableMembersError                  members of a group are on hosts that do not reach each other
-└── EngineClosedError       (also RuntimeError)  the engine, or the workers behind it, are gone
+└── EngineClosedError       (also RuntimeError)  the engine was shut down, or its workers are gone
 
 No operation raises a `TypeError`. Where an operator raises one, Python tries the other operand, and then reports an
 error of its own.

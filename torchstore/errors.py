@@ -164,7 +164,7 @@ class LateShareError(StoreError):
     def __init__(self, key: str, rank: int, size: int, step: int, reason: str) -> None:
         super().__init__(
             f"rank {rank} of {size} is too late with its share of step {step} of {key!r}: {reason}. Where ranks "
-            "have died or were started again, make a new process group (or name the group anew: "
+            "have died or were started again, make a new process group (or give the group a new name: "
             "publisher=Origin(group, rank, size)), or say which version it is: version=..."
         )
         self.key = key

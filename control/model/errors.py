@@ -1,16 +1,16 @@
-"""Everything that `control` raises.
+"""The errors of `control`.
 
 ```
 ControlError
-├── ActorError                     an endpoint raised; its actor lives on
+├── ActorError                     an endpoint raised; its actor stays alive
 ├── SupervisionError               the actor or its process is dead, stopped or unreachable (also RuntimeError)
 │   ├── LinkError                  every actor linked to a port is dead: nothing more will come
 │   ├── ReplicaLostError           the replica of a service that had a request is gone
 │   │   └── SessionLostError       and with it what a session had there
 │   ├── ServiceEndedError          the service has failed or been stopped
-│   └── StopTimeoutError           an actor did not end in good order       (also TimeoutError)
+│   └── StopTimeoutError           an actor did not end in time             (also TimeoutError)
 ├── DeadlineError                  a wait took longer than its timeout      (also TimeoutError)
-├── BackpressureError              an actor is too far behind to be sent more
+├── BackpressureError              an actor has too many unhandled messages
 ├── ChannelClosedError             a receive on a closed channel
 ├── ActorDefinitionError           this class cannot be an actor            (also TypeError)
 ├── PayloadError                   a value cannot be pickled or unpickled   (also TypeError)
@@ -19,9 +19,9 @@ ControlError
 ├── ThreadLimitError               no thread can be started                (also RuntimeError)
 ├── EngineMissingError             no tensor engine is installed            (also ImportError)
 ├── TracingMissingError            OpenTelemetry is not installed           (also ImportError)
-├── RendezvousError                ranks that wait for each other did not meet (also TimeoutError)
-│   └── AbsentError                some of them have not come in time
-├── RankFailedError                a rank of SPMD code was ended since another one had failed
+├── RendezvousError                ranks that wait for each other did not all arrive (also TimeoutError)
+│   └── AbsentError                some of them have not arrived in time
+├── RankFailedError                a rank of SPMD code was ended because another one failed
 ├── ScriptExitError                a script ended with another status than 0
 ├── WorkspaceError                 a folder cannot be synced
 ├── JoinError                      a running job cannot be joined, or not be served
@@ -36,22 +36,22 @@ ControlError
 │   ├── HollowHostError            a hollow host cannot do this, or its process has ended (also RuntimeError)
 │   └── InsecureHostError          without TLS beyond this machine          (also ValueError)
 ├── JobError                       an engine that places hosts refuses, or cannot be reached
-│   ├── JobFailedError             a place of the job ended before its host was there
-│   ├── NotElasticError            the engine gives no other place for a lost one (also NotImplementedError)
-│   ├── JobLibraryError            the library that speaks with the engine is not installed (also ImportError)
-│   └── TorchrunError              this process is no rank of torchrun, or its job is over
+│   ├── JobFailedError             a place of the job ended before its host was up
+│   ├── NotElasticError            the engine cannot replace a lost place (also NotImplementedError)
+│   ├── JobLibraryError            the client library of the engine is not installed (also ImportError)
+│   └── TorchrunError              this process is not a rank of torchrun, or its job has ended
 ├── CertificateError               certificates that TLS cannot use         (also ValueError)
-├── NamingError                    names, and who is behind them
-│   ├── NameNotFoundError          nobody has this name                     (also LookupError)
-│   ├── ServiceUrlError            this is no URL of a service              (also ValueError)
-│   └── ResolverError              a resolver could not find out
+├── NamingError                    names, and the actors that have them
+│   ├── NameNotFoundError          no actor has this name                   (also LookupError)
+│   ├── ServiceUrlError            this is not a URL of a service           (also ValueError)
+│   └── ResolverError              a resolver could not resolve a name
 ├── RpcError                       a call through an `RpcClient`
 │   ├── UnreachableError           no server could be reached: the call was not delivered
 │   ├── ConnectionLostError        the call may have run, or not
-│   ├── HandleExpiredError         the actor is gone; its successor was not asked
+│   ├── HandleExpiredError         the actor is gone; its successor was not called
 │   ├── NoSuchMethodError          the actor has no such method             (also AttributeError)
 │   ├── MessageTooLargeError       arguments or a result beyond the limit   (also ValueError)
-│   ├── OperationNotFoundError     the server knows no such operation       (also LookupError)
+│   ├── OperationNotFoundError     the server does not know the operation   (also LookupError)
 │   └── OperationCancelledError    the operation was cancelled
 └── WireError                      a link to another process
     ├── AuthenticationError        the other side does not know the job's secret
@@ -241,7 +241,7 @@ class AbsentError(RendezvousError):
         self.timeout_s = timeout_s
 
     def __str__(self) -> str:
-        return f"ranks {list(self.missing)} of {self.size} have not come within {self.timeout_s:g} s"
+        return f"ranks {list(self.missing)} of {self.size} have not arrived within {self.timeout_s:g} s"
 
 
 class RankFailedError(ControlError):

@@ -82,7 +82,7 @@ class Keyed:
         return True
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin anew, with another key if there is one."""
+        """Start again, with another key if one is given."""
         if checkpoint_id is not None:
             self.key = key_of(checkpoint_id)
 

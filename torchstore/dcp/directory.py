@@ -178,7 +178,7 @@ class _SavePlanner(SavePlanner):
         self._objects: dict[str, Any] | None = None
 
     def close(self) -> None:
-        """Let go of the version."""
+        """Release the version."""
         if self._pinned is not None:
             self._pinned.release()
 
@@ -286,7 +286,7 @@ class _LoadPlanner(LoadPlanner):
         return central_plan
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Keep an entry that is no tensor."""
+        """Keep an entry that is not a tensor."""
         self._objects[read_item.dest_index.fqn] = torch.load(value, weights_only=False)
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What is stored, in the terms of `torch.distributed.checkpoint`, and the other way round."""
+"""Stored versions as metadata of `torch.distributed.checkpoint`, and the other way round."""
 
 from __future__ import annotations
 

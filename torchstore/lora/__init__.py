@@ -1,1 +1,1 @@
-"""LoRA adapters as versions of their own: they travel, the base stays."""
+"""LoRA adapters as versions of their own: only the adapter is sent, the base stays."""

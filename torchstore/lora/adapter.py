@@ -43,11 +43,11 @@ class LowRank:
     """What an adapter adds to one matrix: `scale` times the product of its two factors.
 
     Attributes:
-        module: Its name in the base model.
-        a: (rank, columns).
-        b: (rows, rank).
-        scale: By which their product is multiplied.
-        is_transposed: The base keeps the transposed matrix: an embedding, or a layer with ``fan_in_fan_out``.
+        module: The name of the module in the base model.
+        a: The factor of shape (rank, columns).
+        b: The factor of shape (rows, rank).
+        scale: The number by which their product is multiplied.
+        is_transposed: The base has the transposed matrix: an embedding, or a layer with ``fan_in_fan_out``.
     """
 
     module: str
@@ -208,7 +208,7 @@ def _plain(value: Any) -> Any:
 
 
 def _by_pattern(patterns: Any, module: str, otherwise: Any) -> Any:
-    """What a pattern of PEFT's config says for a module; it matches the end of the name, at a dot."""
+    """The value of PEFT's config for a module, by patterns that match the end of its name, after a dot."""
     if isinstance(patterns, Mapping):
         for pattern, value in patterns.items():
             if re.match(rf"(.*\.)?({pattern})$", module):

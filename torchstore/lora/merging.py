@@ -1,4 +1,4 @@
-"""Add an adapter to the matrices of its base, in place, and take it off again to the last bit."""
+"""Add an adapter to the matrices of its base, in place, and remove it again, bit for bit."""
 
 from __future__ import annotations
 

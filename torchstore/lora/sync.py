@@ -94,7 +94,7 @@ async def get_lora(
         base: The base that this process has; an adapter of another base is refused before a tensor is read. None: the
             base of ``into``, or any base if there is none.
         version: "latest", a number, or ("newer_than", number), which waits for the next version.
-        timeout: In seconds, the wait for a version included.
+        timeout: In seconds, including the wait for a version.
 
     Returns:
         The adapter, with its config, base and version; with the tensors of ``into`` if that was given.
@@ -134,7 +134,7 @@ class _Read:
     base: BaseVersion | None = None
 
     async def fill(self, pinned: PinnedVersion) -> None:
-        """See that it is an adapter of this base, and read it."""
+        """Check that it is an adapter of this base, and read it."""
         objects = pinned.objects()
         if _CONFIG not in objects or _BASE not in objects:
             raise KindMismatchError(self.key, "no LoRA adapter is stored there: put_lora puts one")
@@ -164,7 +164,7 @@ class _Read:
 
 
 def _blocks(name: str, local: LocalTensor) -> list[PinnedBlock]:
-    """What this process holds of a tensor, as blocks to be read."""
+    """This process' parts of a tensor, as blocks to read."""
     return [
         PinnedBlock(name, piece.box.offsets, region(local.tensor, piece.local, piece.box.shape))
         for piece in local.pieces

@@ -52,7 +52,7 @@ class ChunkCache:
             self._write(self._folder / digest, data)
 
     def take(self, digest: str) -> bytes | None:
-        """A chunk; None where it is not there, or is not any more what was kept."""
+        """A chunk; None if it is not there, or has changed since it was kept."""
         if self._folder is None:
             return self._held.get(digest)
         try:
@@ -62,7 +62,7 @@ class ChunkCache:
         return data if hashlib.sha256(data).hexdigest() == digest else None
 
     def keep_only(self, digests: set[str]) -> None:
-        """Let go of the rest. In memory nothing is kept: what was read is in the reader's tensors."""
+        """Drop the rest. In memory nothing is kept: the reader's tensors have what was read."""
         self._held.clear()
         if self._folder is not None:
             for path in self._folder.iterdir():

@@ -1,4 +1,4 @@
-"""The files of one mirror, by fsspec: a folder, S3, GCS, Azure or whatever has a file system there.
+"""The files of one mirror, by fsspec: a folder, S3, GCS, Azure or any other file system of fsspec.
 
 A file appears whole or not at all. Object stores do that by themselves; in a folder a file is written under another
 name first. All of it blocks; `MirrorFiles.run` runs it in threads, with a deadline.
@@ -35,13 +35,13 @@ class MirrorFiles:
     """The files of one key.
 
     Args:
-        url: As fsspec has it: "s3://bucket/path", "/folder", "file:///folder".
-        key: A folder of this name, as far as file systems allow it, lies there.
-        workers: How many files are read or written at once.
-        options: Of the file system, such as ``{"endpoint_url": ...}``.
+        url: The URL for fsspec: "s3://bucket/path", "/folder", "file:///folder".
+        key: The name of the folder there, as far as file systems allow it.
+        workers: How many files are read or written concurrently.
+        options: Options of the file system, such as ``{"endpoint_url": ...}``.
 
     Raises:
-        ValueError: The key is empty, or fsspec knows no such file system.
+        ValueError: The key is empty, or fsspec has no such file system.
         ImportError: The package of that file system is not installed.
     """
 
@@ -86,7 +86,7 @@ class MirrorFiles:
             raise StoreTimeoutError(f"{self.root} did not answer in time") from error
 
     async def finish(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do something in a thread that does not end half-way: who is cancelled waits for it all the same."""
+        """Call a function in a thread that is never abandoned: a cancelled caller still waits for it."""
         future = asyncio.wrap_future(self._threads.submit(work, *args, **kwargs))
         try:
             return await asyncio.shield(future)
@@ -103,7 +103,7 @@ class MirrorFiles:
         return await together((self.run(end, work, one) for one in each), most=self._workers)
 
     def read(self, path: str, most_nbytes: int) -> bytes | None:
-        """What is in a file; None where there is none. Of a longer one it is one byte more than the most.
+        """The content of a file; None if there is none. A longer file is cut to one byte more than the limit.
 
         Raises:
             MirrorUnreachableError: The file system fails.

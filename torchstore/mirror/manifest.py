@@ -1,7 +1,7 @@
-"""What a version of a mirror consists of: for each tensor a grid of chunks, named by the SHA-256 of their bytes.
+"""The parts of a version in a mirror: for each tensor a grid of chunks, named by the SHA-256 of their bytes.
 
-Chunks are cut in global coordinates, whoever holds what: a rank of a reader takes those that its boxes touch, and a
-chunk whose name stood in the version before has not changed.
+Chunks are cut in global coordinates, independently of shards: a rank of a reader takes those that its boxes touch, and
+a chunk whose name is in the previous version has not changed.
 """
 
 from __future__ import annotations

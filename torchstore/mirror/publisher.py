@@ -207,7 +207,7 @@ class Mirror:
         return manifest
 
     async def _show(self, manifest: MirrorManifest, end: float) -> None:
-        """Let readers find a version that is there."""
+        """Publish the number of a complete version for readers."""
         there = await self._files.run(end, self._files.versions)
         kept = [number for number in there if number <= manifest.number][-self._keep :]
         latest = LatestVersion(manifest.number, kept[0] if kept else manifest.number)
@@ -215,7 +215,7 @@ class Mirror:
         await self._files.run(end, self._files.write, self._files.latest, data)
 
     async def _remove_old(self, end: float) -> None:
-        """Remove versions that readers are not shown any more. Their manifests go last: who is killed begins again."""
+        """Remove versions that readers no longer find. Manifests go last, so that a killed removal is repeated."""
         latest = await read_latest(self._files, self._signer, self._key, end)
         if latest is None:
             return

@@ -119,7 +119,7 @@ class MirrorReader:
 
         Raises:
             KeyNotFoundError: There is none.
-            MirrorError: As those of `get_state_dict`.
+            MirrorError: As for `get_state_dict`.
             StoreTimeoutError: The file system did not answer in time.
         """
         number, _ = await self._latest(self._end(timeout))
@@ -355,12 +355,12 @@ class MirrorReader:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What lies in a destination since it was read with ``delta=True``.
+    """What is in a destination since it was read with ``delta=True``.
 
     Attributes:
         mark: Which destination.
         landings: What has arrived of tensors that were dequantized.
-        targets: What was filled: it keeps the memory, so that no other tensors can come to lie there.
+        targets: The filled tensors: they keep the memory, so that no other tensors can be there.
     """
 
     mark: tuple[Any, ...]
@@ -369,7 +369,7 @@ class _Held:
     targets: Mapping[str, LocalTensor]
 
     def tensor(self, label: str, name: str, target: LocalTensor) -> MirroredTensor | None:
-        """What lies in a target; None: it is not known."""
+        """What is in a target; None: it is not known."""
         known = self.targets.get(label)
         if known is None or known.tensor.data_ptr() != target.tensor.data_ptr():
             return None

@@ -1,4 +1,4 @@
-"""Who has written a file of a mirror: by Ed25519, so that readers cannot write, or by a secret that both sides have."""
+"""Signatures of a mirror's files: by Ed25519, so that readers cannot write, or by a secret that both sides have."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class VerifyingKey:
 
 
 class SigningKey:
-    """The private half, for the publisher alone. Needs the package ``cryptography``.
+    """The private half, only for the publisher. Needs the package ``cryptography``.
 
     The example of `Mirror` shows one.
     """

@@ -1,4 +1,4 @@
-"""The file of a plan: one JSON object a line, for people and for ``diff``.
+"""The file of a plan: one JSON object per line, for people and for ``diff``.
 
 ```
 {"format": "skipper.load_plan", "version": 1}
@@ -11,7 +11,7 @@
 ```
 
 A copy may have ``casts``, and ``axes``: for each dim of the parameter's box that is longer than 1 the dim of the
-checkpoint tensor that it comes from. Where one of the two sides is no box, both have an offset and strides instead, in
+checkpoint tensor that it comes from. If one of the two sides is not a box, both have an offset and strides instead, in
 elements, and the copy has a ``shape``.
 """
 

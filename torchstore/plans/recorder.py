@@ -1,4 +1,4 @@
-"""Run a model's own `load_weights` on tensors without values, and write down what it does with them."""
+"""Run a model's own `load_weights` on tensors without values, and record what it does with them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def record_plan(
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own hook
-    """Sees every operation, below autograd and whatever it is called by; carries out views only.
+    """Sees every operation, below autograd, from any caller; executes only views.
 
     Attributes:
         current: The checkpoint tensor that was handed out last.
@@ -119,7 +119,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             self._contents.add(tensor.detach())
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The checkpoint as `load_weights` is to see it."""
+        """The checkpoint as `load_weights` sees it."""
         for name, shape in self._shapes.items():
             tensor = torch.empty(shape.shape, dtype=dtype_of(shape.dtype), device="meta")
             self._contents.add(tensor, Written(shape.all, FromCheckpoint(name, shape.all)))
@@ -248,7 +248,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         return made
 
     def _compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]) -> Any:
-        """A view; or an operation that a plan has no words for: what that returns has a shape and no values."""
+        """A view; or an operation that a plan cannot express, whose result has a shape and no values."""
         if any(result.alias_info is not None for result in func._schema.returns):  # a view
             return func(*args, **kwargs)
         names = self._contents.names(given)
@@ -317,7 +317,7 @@ def _changed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[t
 
 @contextmanager
 def _unchanged(model: torch.nn.Module) -> Iterator[Callable[[], dict[str, torch.Tensor]]]:
-    """Give a model its own tensors back afterwards; yields a function that says which ones it has no more."""
+    """Restore a model's own tensors afterwards; yields a function that tells which ones it no longer has."""
     before = [
         (module, name, tensor, tensor.data)
         for module in model.modules()

@@ -28,7 +28,7 @@ from skipper.torchstore.tensors.written import writing_mode, written
 DEFAULT_STAGING_NBYTES = 64 << 20
 
 _ALIGNMENT = 64  # bytes, of each block in the staging buffer: a cache line
-_LEAST_S = 0.05  # enough for what is there already
+_LEAST_S = 0.05  # enough for a version that exists already
 
 
 @public
@@ -164,7 +164,7 @@ class _Replay:
         return new_tensor(recorded.shape, recorded.dtype)
 
     def _blocks(self) -> tuple[list[PinnedBlock], dict[torch.device, list[_StagedBlock]]]:
-        """What is read straight into the parameters, and what goes through the buffer of each device."""
+        """The blocks that are read directly into parameters, and those that go through the buffer of each device."""
         direct: list[PinnedBlock] = []
         staged: dict[torch.device, list[_StagedBlock]] = {}
         for copy in self._plan.copies:
@@ -220,7 +220,7 @@ def _place(blocks: list[_StagedBlock], arrived: list[torch.Tensor]) -> None:
             for cast in block.copy.casts[:-1]:
                 values = values.to(dtype_of(cast))
             block.into.copy_(values)
-    if blocks[0].into.is_cuda:  # the buffer is filled anew by other streams
+    if blocks[0].into.is_cuda:  # other streams fill the buffer again
         torch.cuda.synchronize(blocks[0].into.device)
 
 
@@ -245,7 +245,7 @@ def _has_rows(tensor: torch.Tensor) -> bool:
 
 
 def _check_stored(plan: LoadPlan, pinned: PinnedVersion) -> None:
-    """See whether the stored state dict is what the plan was recorded for.
+    """Check that the stored state dict is the one that the plan was recorded for.
 
     Raises:
         LoadPlanMismatchError: A tensor is missing, or has another shape or dtype.

@@ -120,12 +120,12 @@ class Certificate:
 
 
 def certify(key: str, version: int, shares: Mapping[int, TensorsTiles]) -> Certificate:
-    """Put together what the publishers of a version have said of its tiles, by their ranks.
+    """Merge the tiles that the publishers of a version have certified, by their ranks.
 
     Raises:
-        ReplicaMismatchError: Two of them hold other bytes of one tile.
+        ReplicaMismatchError: Two of them hold different bytes of one tile.
         ShareMismatchError: They have not certified the same forms.
-        NotCertifiedError: Nobody has shown some tile.
+        NotCertifiedError: No publisher has certified one of the tiles.
     """
     tensors: dict[TileKey, CertifiedTensor] = {}
     for at in dict.fromkeys(at for tiles in shares.values() for at in tiles):

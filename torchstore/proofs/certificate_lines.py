@@ -1,4 +1,4 @@
-"""The file of a certificate: one JSON object a line.
+"""The file of a certificate: one JSON object per line.
 
 ```
 {"format": "skipper.certificate", "version": 1}

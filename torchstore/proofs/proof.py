@@ -1,4 +1,4 @@
-"""What a process has shown of a version, and how the proofs of several are joined."""
+"""What a process has proved of a version, and how the proofs of several processes are joined."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class WrongTile:
     """Elements that are not what the certificate says.
 
     Attributes:
-        name: Of the tensor in the certificate; of padding, that of the parameter.
-        parameter: Which holds them; the same name where there is no plan.
-        box: In the whole tensor; of padding, the first wrong element in the parameter.
+        name: The name of the tensor in the certificate; for padding, that of the parameter.
+        parameter: The parameter that holds them; without a plan, the same name.
+        box: The box in the whole tensor; for padding, the first wrong element in the parameter.
     """
 
     name: str
@@ -167,7 +167,7 @@ class TileComparison:
         self._parameters: dict[TileKey, str] = {}
 
     def show(self, at: TileKey, parameter: str, blocks: Sequence[TileBlock], fragments: Sequence[TileFragment]) -> None:
-        """Compare what a parameter holds of a certified tensor."""
+        """Compare the elements of a parameter with those of a certified tensor."""
         self._parameters[at] = parameter
         self.refuse(at, parameter, self._table(at).show(blocks, fragments))
 
@@ -228,7 +228,7 @@ class TileComparison:
 
 
 def _problem(proof: Proof) -> str:
-    """What is wrong, as a text; empty if nothing is."""
+    """The problem, as text; empty if nothing is wrong."""
     if not proof.wrong:
         return ""
     places = ", ".join(map(str, proof.wrong[:_SHOWN]))

@@ -146,7 +146,7 @@ class _HeldComparison(TileComparison):
         self.show(at, held.parameter, *take_tiles(converted, shape, self._threads))
 
     def _padding(self, tensor: torch.Tensor, fill: RegionFill) -> None:
-        """See whether padding has the value that it is filled with."""
+        """Check that padding has the value that fills it."""
         here = region_of(tensor, fill.into)
         wanted = torch.full((), fill.value, dtype=tensor.dtype, device=tensor.device)
         wrong = as_bits(here) != as_bits(wanted)
@@ -181,7 +181,7 @@ def _merged(parts: list[Part]) -> list[Part]:
 
 
 def _check_certified(plan: LoadPlan, certificate: Certificate) -> None:
-    """See whether the certificate is of what the plan was recorded for.
+    """Check that the certificate is of the checkpoint that the plan was recorded for.
 
     Raises:
         LoadPlanMismatchError: A tensor is missing, or has another shape or dtype.

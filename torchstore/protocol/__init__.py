@@ -1,1 +1,1 @@
-"""What travels between the clients and the controller of a store. Neither side imports the other."""
+"""The messages between the clients and the controller of a store. Neither side imports the other."""

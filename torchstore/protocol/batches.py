@@ -1,7 +1,7 @@
-"""What travels when many plain values are put or read at once: columns in the place of a record for each value.
+"""The messages that put or read many plain values at once: columns instead of a record for each value.
 
-The tensors of a batch lie in one arena, a section for each. Everything else about them is their dtypes and shapes, of
-which there are few: manifests are listed once, and every value says which one is its own.
+The tensors of a batch are in one arena, a section for each. The rest of their description is dtypes and shapes, of
+which there are few: manifests are listed once, and every value has the index of its own.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ class BatchPublication:
 
 @dataclass(frozen=True, slots=True)
 class BatchGrant:
-    """Permission to read many versions until they are given back, all by one number.
+    """Permission to read many versions until the lease is returned; one lease for all.
 
     Attributes:
-        lease: 0 when there is nothing to give back.
+        lease: 0 if there is nothing to return.
         versions: Of each key, in the order in which they were asked for.
         inline: Values that travel in the message, by their position.
         arenas: In which plain tensors lie.

@@ -1,7 +1,7 @@
-"""What travels between clients and the controller of a store, apart from manifests and bindings.
+"""The messages between clients and the controller of a store, apart from manifests and bindings.
 
-A process that is known to have a manifest or a binding is sent its id instead. Some answers are errors that only the
-other side of the same message ever sees: they say what to send instead.
+A process that already has a manifest or a binding gets only its id. Some answers are errors that only the other side
+of the same message sees: they say what to send instead.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class UnknownIdError(StoreError):
 
 
 class ArenaFreedError(StoreError):
-    """A publication's arena was freed before it came, because its key was deleted: write it again elsewhere."""
+    """A publication's arena was freed before it arrived, because its key was deleted: write it again elsewhere."""
 
     def __init__(self, arena: str) -> None:
         super().__init__(f"arena {arena} has been freed")
@@ -78,7 +78,7 @@ Controller = ActorMesh[Any]
 
 @dataclass(frozen=True, slots=True)
 class Successor:
-    """A controller of a store with a journal; ``life`` is its number, above those of the controllers before it."""
+    """A controller of a store with a journal; ``life`` is its number, above those of earlier controllers."""
 
     life: int
     actor: Controller
@@ -114,7 +114,7 @@ class StoreInfo:
 @compact
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a publication changes of the one before of the same process.
+    """The changes of a publication from the previous one of the same process.
 
     Attributes:
         base: The stamp of that one.
@@ -232,10 +232,10 @@ class Shares(tuple[Share, ...]):
 @compact
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Permission to read one version until `lease` is given back.
+    """Permission to read one version until `lease` is returned.
 
     Attributes:
-        lease: 0 when nothing needs to be given back (inline values).
+        lease: 0 if nothing has to be returned (inline values).
         shares: Of every publisher.
         item: The name inside the value that the key led to ("" for the whole).
         waited_s: How long the controller had to wait for the version.

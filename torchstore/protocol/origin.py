@@ -1,4 +1,4 @@
-"""Who publishes: one of the ranks that put a version together, and which of its puts a share comes from."""
+"""The publisher: one of the ranks that together put a version, and the put that a share comes from."""
 
 from __future__ import annotations
 
@@ -64,10 +64,9 @@ class Turn:
 
     Attributes:
         origin: The publisher.
-        session: Unlike that of every other process that ever spoke for this rank; "" for one that publishes alone.
-        number: Of this put among those of the key by this rank, from 1. It is the step that the share belongs to.
-        alone: The share holds all of the value by itself; the other ranks have at most replicas of it. None: there is
-            nothing in it.
+        session: Differs from that of every other process that ever was this rank; "" for one that publishes alone.
+        number: The number of this put among those of the key by this rank, from 1. It is the step of the share.
+        alone: The share holds the whole value; the other ranks have at most replicas of it. None: the share is empty.
         refused: How many puts before, which count as well, were refused before anything was sent; None: the caller says
             which version this one is, so that it does not matter.
     """

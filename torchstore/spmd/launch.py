@@ -1,9 +1,9 @@
-"""How the ranks of a launcher get into one job of control: rank 0 opens it, the others find it and join.
+"""How the ranks of a launcher become processes of one job of control: rank 0 opens it, the others find it and join.
 
 Ranks of one host find a connection file in the user's own folder, and nothing listens on a port. For ranks of several
 hosts rank 0 listens at one IP, its gate, and they prove that they know a secret. If ``torch.distributed`` or torchrun's
 agent has a store, rank 0 writes the file's path or the address there; neither is a secret, and forging it gains
-nothing. Otherwise all ranks derive both from what the launcher has told them.
+nothing. Otherwise all ranks derive both from the variables of the launcher.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _ELSEWHERE = "192.0.2.1"
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """What ranks of several hosts have to know of each other; see `initialize_spmd`.
+    """How ranks of several hosts connect to and authenticate each other; see `initialize_spmd`.
 
     Attributes:
         address: Where rank 0 listens, ``tcp://HOST:PORT``; None: at MASTER_ADDR.
         secret_file: The file with the secret.
         certs: The folder with the certificates.
-        insecure: Whether to go without TLS.
-        data_plane: Whether the data plane may carry data between hosts; None: where there is no TLS.
+        insecure: Whether to use no TLS.
+        data_plane: Whether the data plane may carry data between hosts; None: only if there is no TLS.
     """
 
     address: str | None = None
@@ -61,7 +61,7 @@ class Trust:
     data_plane: bool | None = None
 
     def completed(self) -> Trust:
-        """The same, with what the environment says in the place of what was not passed.
+        """The same, with arguments that were not passed taken from the environment.
 
         Raises:
             ValueError: The environment says neither yes nor no.
@@ -110,7 +110,7 @@ class OpenedJob:
     _closes: list[Callable[[], object]]
 
     def close(self) -> None:
-        """Let no more ranks in; idempotent."""
+        """Admit no more ranks; idempotent."""
         while self._closes:
             self._closes.pop()()
 
@@ -142,8 +142,8 @@ def open_job(launch: Launch, trust: Trust, store_name: str, deadline: float) -> 
     Raises:
         AlreadyInJobError: (control's) this process is part of another job.
         JobExistsError: (control's) the ranks of another start with the same variables are about to meet.
-        WireError: (control's) it cannot be listened there.
-        RankEnvironmentError: The launcher has told nothing that the ranks have in common.
+        WireError: (control's) this process cannot listen there.
+        RankEnvironmentError: The launcher has set no variable that the ranks have in common.
         ValueError: See `initialize_spmd`.
     """
     if launch.world_size == 1:
@@ -233,7 +233,7 @@ def _address_of_rank_0(launch: Launch, note: _Note | None) -> str:
     the ranks have met.
 
     Raises:
-        StoreRendezvousError: Nobody knows where it is.
+        StoreRendezvousError: The address of rank 0 is not known.
     """
     host, port = launch.master_addr, launch.master_port
     if note is not None:
@@ -258,7 +258,7 @@ def _own_address() -> str:
 
 
 def _check_reachable(launch: Launch, trust: Trust) -> None:
-    """Find out at once what would otherwise show only at the deadline.
+    """Detect at once an error that would otherwise appear only at the deadline.
 
     Raises:
         StoreRendezvousError: Rank 0 is on another host, and this rank does not know the secret.
@@ -365,11 +365,11 @@ def parse_note(content: bytes) -> dict[str, str]:
 
 
 def _translated(call: Callable[[], Any], doing: str) -> Any:
-    """Do something with a store of torch, in this package's errors.
+    """Call a store of torch, and translate its errors into those of this package.
 
     Raises:
         StoreTimeoutError: It took too long.
-        StoreRendezvousError: It failed otherwise, for instance since the process that hosts it has died.
+        StoreRendezvousError: It failed otherwise, for example because the process that hosts it has died.
     """
     try:
         return call()

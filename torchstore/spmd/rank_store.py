@@ -68,7 +68,7 @@ class _Session:
     companion: Companion | None
 
     async def shutdown(self, timeout: float) -> None:
-        """Rank 0 shuts the store down when all are through with it; the others wait until it has.
+        """Rank 0 shuts the store down when all have finished with it; the others wait until it has.
 
         Raises:
             StoreTimeoutError: Rank 0: some ranks are still there, and the message names them; the store is shut down
@@ -155,7 +155,7 @@ async def initialize_spmd(
             ``secret`` in ``certs``, or without certificates what SKIPPER_SECRET_FILE names.
         certs: Several hosts: a folder with this host's certificates, for TLS: of the role script on rank 0's host, of
             the role host on the others; None: what SKIPPER_CERTS names.
-        insecure: Go without TLS between hosts. Anyone on the network path can then run code in the job.
+        insecure: Use no TLS between hosts. Anyone on the network path can then run code in the job.
         data_plane: Whether the data plane, which encrypts nothing, may carry data between hosts; None: only if there is
             no TLS. Without it, only small values reach other hosts.
         transport: Accepted, like the next three, for callers of Meta's torchstore; no process is started by them here.
@@ -251,7 +251,7 @@ class _Beginning:
         return _Session(self._store_name, place, rendezvous, number, self._companion)
 
     async def undo(self, error: BaseException) -> None:
-        """Tell the others, and leave nothing behind."""
+        """Tell the others, and clean up."""
         self._gave_up.set()
         if self._rendezvous is not None:
             reason, is_timeout = f"{type(error).__name__}: {error}", isinstance(error, TimeoutError)
@@ -370,7 +370,7 @@ def _leave_if_alone(*, but: str | None = None) -> None:
 
 
 def _forget_all() -> None:
-    """Let go of stores that have not been shut down: this process is leaving the job, or the job has ended."""
+    """Drop stores that have not been shut down: this process is leaving the job, or the job has ended."""
     global _has_joined
     _has_joined = False
     for store_name, session in list(_sessions.items()):

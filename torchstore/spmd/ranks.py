@@ -1,4 +1,4 @@
-"""Which rank of an SPMD job this process is: what launchers say in the environment, and what the ranks have agreed on.
+"""Which rank of an SPMD job this process is: from the environment that launchers set, and from what ranks agree on.
 
 `Launch.find` asks, in this order: explicit arguments, an initialized ``torch.distributed``, the variables of torchrun
 (which plain processes, Ray and verl workers set, too), of Open MPI, of MPICH's kin, and of Slurm.
@@ -92,7 +92,7 @@ class SPMDEnv:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One rank, as far as its launcher tells; the rest is found out when the ranks meet.
+    """One rank, as described by its launcher; the rest is found out when the ranks meet.
 
     Attributes:
         rank: Among all ranks.
@@ -124,7 +124,7 @@ class Launch:
         return None if self.local_world_size is None else self.local_world_size == self.world_size
 
     def token(self, store_name: str) -> str:
-        """A name that these ranks have in common for a store, and no other ranks of this user beside them.
+        """A name for a store that these ranks have in common, and no other ranks of this user.
 
         Raises:
             RankEnvironmentError: The launcher has told nothing that the ranks have in common but their number.

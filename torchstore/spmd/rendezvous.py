@@ -107,7 +107,7 @@ class Rendezvous(Actor):
 
     @concurrent_endpoint
     async def open(self, world_size: int) -> None:
-        """Begin anew; rank 0 does it before it lets anybody in."""
+        """Start a new round; rank 0 does it before it admits any rank."""
         self._round = _Round(1 if self._round is None else self._round.number + 1, world_size)
         await self._tell()
 

@@ -1,1 +1,1 @@
-"""What every room of the store uses: deadlines, calls, records, processes, coroutines."""
+"""Helpers for all parts of the store: deadlines, calls, records, processes, coroutines."""

@@ -18,7 +18,7 @@ _thread = CoroutineThread("torchstore-sync")
 
 
 def run(make: Callable[[], Coroutine[Any, Any, T]], *, name: str = "run", begins_job: bool = False) -> T:
-    """Run a coroutine to its end, also where the calling thread is inside an event loop, which stands still.
+    """Run a coroutine to its end, even if the calling thread is inside an event loop, which is blocked for that time.
 
     ``make`` is called in this thread, ``name`` is for the error. ``begins_job``: begin a job if this process is part of
     none.

@@ -149,7 +149,7 @@ def test_ranks_that_wait_for_one_that_does_not_come_say_so(procs: ProcMesh, monk
     monkeypatch.setattr(spmd_runs, "MEET_TIMEOUT_S", 0.2)  # those who meet do so in this process
     job, (_, second) = runs_of(procs)
     place = RankLocation("here", "host", 1)
-    with pytest.raises(ActorError, match=r"ranks \[0, 2\] of 3 have not come") as caught:
+    with pytest.raises(ActorError, match=r"ranks \[0, 2\] of 3 have not arrived") as caught:
         job.meet.call_one(second, 1, 3, place).get(20)
     assert isinstance(caught.value.cause, RendezvousError)
 

@@ -44,7 +44,7 @@ def test_ranks_that_do_not_come_are_named_to_all_who_wait() -> None:
             assert isinstance(error, AbsentError)
             assert isinstance(error, RendezvousError)
             assert (error.missing, error.size) == ((1, 3), 4)
-            assert "ranks [1, 3] of 4 have not come" in str(error)
+            assert "ranks [1, 3] of 4 have not arrived" in str(error)
         late = asyncio.create_task(gatherings.gather("run", {1: None}, expected=expected, timeout_s=0.05))
         with pytest.raises(AbsentError, match=r"ranks \[0, 2, 3\] of 4"):
             await late

@@ -287,7 +287,7 @@ def late(group: Group) -> None:
 
 def test_members_that_do_not_come_are_named_to_those_who_wait(members: Members) -> None:
     hasty = members_of(members.procs, timeout_s=SHORT_S)
-    with pytest.raises(ActorError, match=r"ranks \[2, 3\] of 4 have not come") as caught:
+    with pytest.raises(ActorError, match=r"ranks \[2, 3\] of 4 have not arrived") as caught:
         hasty.mesh.run_without.call(late, (0, 1, 2, 3), (2, 3)).get(PATIENCE_S)
     assert isinstance(caught.value.cause, CommunicationTimeoutError)
     assert hasty.run(swap, members=(2, 3)) == [[1, 2], [1, 2]]
