@@ -53,7 +53,7 @@ def parser(prog: str) -> CommandParser:
         help="only output of the last 90s, 10m, 2h, 1d, or since a time such as 14:30",
     )
     own.add_argument("-t", "--times", action="store_true", help="print the time of each line")
-    add_json(own, "each line as an object, all of them")
+    add_json(own, "the lines, each as one object,")
     return own
 
 

@@ -153,7 +153,7 @@ def parser(prog: str) -> CommandParser:
         metavar="HOST:PORT",
         help=f"address of the metadata service (default: the value of {METADATA_VARIABLE})",
     )
-    add_timeout(listing, _TIMEOUT_S, "seconds to wait for its answer")
+    add_timeout(listing, _TIMEOUT_S, "seconds to wait for the service's answer")
     add_json(listing, "names with their URLs")
     for command in (serve, listing):
         add_host(command, default=None, what="with --port, instead of --address: the host")

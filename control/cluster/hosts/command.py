@@ -98,12 +98,16 @@ def parser(prog: str) -> CommandParser:
         exit_codes={FAILED: "the agent cannot be reached, or has not ended within --timeout"},
     )
     drain.add_argument(
-        "--timeout", type=number(zero=True), default=0.0, metavar="S", help="seconds to wait for its end (default: 0)"
+        "--timeout",
+        type=number(zero=True),
+        default=0.0,
+        metavar="S",
+        help="seconds to wait until it has ended (default: 0)",
     )
     drain.set_defaults(run=_drain)
 
     status = add_command(commands, "status", "show versions and jobs of an agent")
-    add_timeout(status, _TIMEOUT_S, "seconds to wait for its answer")
+    add_timeout(status, _TIMEOUT_S, "seconds to wait for the agent's answer")
     add_json(status, "the answer")
     status.set_defaults(run=_status)
 

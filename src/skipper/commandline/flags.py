@@ -27,7 +27,7 @@ def add_json(parser: TakesArguments, what: str = "the report") -> None:
         const=STDOUT,
         type=output_path,
         metavar="PATH",
-        help=f"write {what} as JSON to PATH; without PATH, or with -, to standard output, which then has only that",
+        help=f"write {what} as JSON to PATH; without PATH, or with -, write only that to standard output",
     )
 
 
