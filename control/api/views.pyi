@@ -1,10 +1,10 @@
-"""What type checkers are told of meshes and services: an actor class as it is seen from outside. Nothing of it runs.
+"""The types of meshes and services for type checkers: an actor class as its callers see it. None of it runs.
 
 A type checker has two views of a class ``C``: that of its instances, and that of the class itself, ``type[C]``. The
-code of an actor has the first one: ``self.add(1)`` is a plain call. Whoever holds a mesh has the second one: to a type
+code of an actor uses the first one: ``self.add(1)`` is a plain call. Code with a mesh uses the second one: to a type
 checker `ActorMesh` of ``C`` is ``type[C]``. There an endpoint is a `RemoteEndpoint`, which has adverbs in place of a
-call; the methods that a mesh has itself are those of `MeshAttributes`, the metaclass of `Actor`; and plain methods lack
-their ``self``, so that calling them is an error. Services and sessions are seen in the same way.
+call; the methods of the mesh itself are those of `MeshAttributes`, the metaclass of `Actor`; and plain methods lack
+their ``self``, so that calling them is an error. Services and sessions have the same types.
 """
 
 from abc import ABCMeta
@@ -60,15 +60,15 @@ class ServiceMethod(MethodView, Generic[P, R_co]):
     def fanout(self, *args: Any, absent: Literal["wait", "skip"], **kwargs: Any) -> Future[ValueMesh[R_co]]: ...
 
 class RemoteEndpoint(Endpoint[P, R_co], ServiceMethod[P, R_co]):
-    """An endpoint as an attribute of a mesh, of a service or of a session: which of them is not known to the types.
+    """An endpoint as an attribute of a mesh, of a service or of a session: the types do not tell which.
 
-    There is no such object.
+    There is no such object at run time.
     """
 
 class EndpointMethod(Generic[F_co]):
-    """What `control.endpoint` makes of a method.
+    """The type that `control.endpoint` gives to a method.
 
-    ``F_co`` is the method without ``self``. An ``async`` one answers with what its coroutine returns.
+    ``F_co`` is the method without ``self``. An ``async`` one answers with the result of its coroutine.
     """
 
     @overload
@@ -223,7 +223,7 @@ class MeshAttributes(ABCMeta):
         """See `Session`."""
 
 class ServiceKeywords(TypedDict, total=False):
-    """The attributes of `control.services.ServiceOptions` but ``procs``."""
+    """The attributes of `control.services.ServiceOptions` except ``procs``."""
 
     with_gpus: bool
     num_replicas: int

@@ -44,11 +44,11 @@ class ActorBase:
         """Called when a mesh that this actor owns has failed.
 
         It runs between messages and also while a message is being handled: in an async actor at any ``await``, in a
-        sync one while it waits for a future, in ``__init__``, too. If it raises, that is a failure of this actor, with
-        ``failure`` as its cause.
+        sync one while it waits for a future, also in ``__init__``. If it raises, this actor fails, with ``failure`` as
+        the cause.
 
         Returns:
-            A true value if that settles the matter. Otherwise, as here, this actor fails too.
+            A true value if the failure is handled. Otherwise, as here, this actor fails too.
         """
         return None
 

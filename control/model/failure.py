@@ -17,7 +17,7 @@ class FailureKind(enum.Enum):
     CONSTRUCTION = "construction"
     """``__init__`` raised."""
     EXCEPTION = "exception"
-    """An endpoint raised and nobody waited for its reply, or what it raised ends its actor in any case; or a
+    """An endpoint raised and no caller waited for its reply, or it raised something that always ends its actor; or a
     supervision hook raised."""
     UNDELIVERED = "undelivered"
     """The actor broadcast a message that could not be delivered."""
@@ -26,7 +26,7 @@ class FailureKind(enum.Enum):
     PROCESS = "process"
     """The process ended."""
     UNREACHABLE = "unreachable"
-    """The process did not show a heartbeat within the bound, or the link to it broke."""
+    """The process sent no heartbeat for too long, or the link to it broke."""
     OWNED = "owned"
     """A mesh that the actor owns failed and the actor did not handle it."""
 

@@ -517,11 +517,11 @@ class ActorState:
             self.fail(kind, f"{self.label}: {message}", cause=cause, error=error)
 
     def abort(self, reason: str) -> None:
-        """End this actor in a failure of its own choice."""
+        """End this actor with a failure, at its own request."""
         self.fail(FailureKind.ABORT, f"{self.label} aborted: {reason}")
 
     def stop_itself(self) -> Future[None]:
-        """Stop in good order; from any thread."""
+        """Stop cleanly; from any thread."""
         self._host.actors.stop(self.uid, self._host.state.settings.stop_timeout_s)
         return self.ended
 

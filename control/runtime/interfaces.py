@@ -256,10 +256,10 @@ class LocalActor(Owner, Protocol):
         """It, as others refer to it."""
 
     def stop_itself(self) -> Future[None]:
-        """Stop in good order; from any thread."""
+        """Stop cleanly; from any thread."""
 
     def abort(self, reason: str) -> None:
-        """End in a failure of its own choice."""
+        """End with a failure, at its own request."""
 
     def fail_by_itself(
         self, kind: FailureKind, message: str, cause: MeshFailure | None, error: BaseException | None = None
