@@ -227,7 +227,7 @@ def _(procs: Any) -> str:
     return raised(lambda: api.as_endpoint(3))
 
 
-@row("a call of a method that is no endpoint")
+@row("a call of a method that is not an endpoint")
 def _(procs: Any) -> str:
     return raised(lambda: echoes(procs).plain())
 
