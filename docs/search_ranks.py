@@ -57,6 +57,7 @@ WORDS = {
     "howto/load_by_plan.md": ["load_weights"],
     "howto/mirror_weights.md": ["weights to S3", "object store"],
     "howto/publish_in_place.md": ["zero copy weights", "direct mode"],
+    "howto/publish_weights.md": ["publish weights"],
     "howto/recover.md": ["restart processes"],
     "howto/reduce_and_move.md": ["all-reduce", "all-gather"],
     "howto/rename_weights.md": ["rename weights", "fuse qkv"],
