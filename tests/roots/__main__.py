@@ -11,6 +11,7 @@ import argparse
 import signal
 import sys
 
+from tests.roots.cross import CrossError
 from tests.roots.emulation import EmulationError
 from tests.roots.root import Root, RootError, check_machine
 from tests.tree import CORE
@@ -55,7 +56,7 @@ def main() -> int:
         check_machine()
         for root in chosen:
             statuses[root.name] = _tried(root, arguments)
-    except (RootError, EmulationError) as error:
+    except (RootError, CrossError, EmulationError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     for name, status in statuses.items():

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.roots import emulation
-from tests.tree import ROOT, chosen, copy_changed, copy_tree, pins_beside
+from tests.roots import cross, emulation
+from tests.tree import ROOT, chosen, copy_tree, pins_beside
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skipper" / "roots"
 DEFAULT_MIRROR = "http://deb.debian.org/debian"
@@ -89,7 +89,10 @@ class Root:
 
         Raises:
             RootError: it cannot be made here.
+            CrossError: the tree's modules cannot be compiled for its processor.
         """
+        if emulation.is_needed(self.architecture):
+            cross.check(self.architecture)
         if not (self.folder / "skipper" / "made").exists():
             self._make()
         # torchrun looks up the machine's own name, and waits for ever where nobody knows it.
@@ -105,9 +108,12 @@ class Root:
             environment = _ENVIRONMENT.format("--without-pip" if emulated else "")
             self._check(self.run(environment), "there can be no environment")
             if emulated:
-                self._take_generated()
-                self._take_packages()
-            self._check(self.run(_BUILD), "the tree cannot be built")
+                (library,) = (self.folder / "skipper" / "venv" / "lib").iterdir()
+                self._take_packages(library)
+                tree = self.folder / "skipper" / "tree"
+                cross.install(tree, self.folder, library / "site-packages", self.architecture)
+            else:
+                self._check(self.run(_BUILD), "the tree cannot be built")
             built.write_text(made_of)
 
     def run(self, script: str) -> int:
@@ -131,18 +137,10 @@ class Root:
         pytest = f"/skipper/venv/bin/python -m pytest -p no:cacheprovider {every}"
         return self.run(f"cd /skipper/tree\n{describe}\n{pytest}")
 
-    def _take_generated(self) -> None:
-        """Take what Cython has made here: it is the same for every processor, and an emulated one takes long for it."""
-        for source in itertools.chain.from_iterable((ROOT / name).rglob("*.pyx") for name in ("control", "dataplane")):
-            made = source.with_suffix(".c")
-            if made.exists() and made.stat().st_mtime >= source.stat().st_mtime:
-                copy_changed(made, self.folder / "skipper" / "tree" / made.relative_to(ROOT))
-
-    def _take_packages(self) -> None:
+    def _take_packages(self, library: Path) -> None:
         """Install what the tree requires by the pip of this machine: an emulated one takes long to unpack it."""
         project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         extras = project["optional-dependencies"]
-        (library,) = (self.folder / "skipper" / "venv" / "lib").iterdir()
         machine = emulation.MACHINES[self.architecture]
         platforms = [f"--platform=manylinux_2_{minor}_{machine}" for minor in range(*_GLIBCS)]
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
