@@ -77,6 +77,8 @@ class Link:
         """In a forked copy the stream of the original, kept because dropping it would end a call of the original."""
         self._outbox: deque[Message] = deque()
         self._posted_s = 0.0
+        self._takes_turns = False
+        """Whether something had come between the last two messages that were posted."""
         self._is_flushed_soon = False
         """Whether `_flush` is going to be called."""
         self._pieces: Iterator[bytes] | None = None
@@ -90,11 +92,14 @@ class Link:
 
         If nothing is on its way out, this thread writes it. Otherwise it leaves with whatever else has queued up when
         what is on its way is out: so bursts share frames, and single messages wait for nobody. Where sending takes
-        no time, what comes in quick succession leaves together in a moment.
+        no time, what comes in quick succession leaves together in a moment, unless the two ends take turns: then
+        nothing is going to follow before the other end has answered.
         """
         now = _now()
-        is_of_a_burst = now - self._posted_s < (_ONE_WAY_BURST_S if is_noticed(message) else _BURST_S)
-        self._posted_s = now
+        is_quick = now - self._posted_s < (_ONE_WAY_BURST_S if is_noticed(message) else _BURST_S)
+        is_turn = self.last_heard_s > self._posted_s
+        is_of_a_burst = is_quick and not (is_turn and self._takes_turns)
+        self._posted_s, self._takes_turns = now, is_turn
         if not is_of_a_burst and self._write_alone(message):
             return
         self._outbox.append(message)

@@ -1,4 +1,4 @@
-"""When a link sends: single messages at once, those of a burst together."""
+"""When a link sends: single messages at once, as those of ends that take turns, and those of a burst together."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from skipper.control.wire import link as link_module
-from skipper.control.wire.frames import Decoder
+from skipper.control.wire.frames import Decoder, encode
 from skipper.control.wire.link import Link
-from skipper.control.wire.messages import NOTICE, Call
+from skipper.control.wire.messages import NOTICE, Call, Reply
 from skipper.control.wire.process_ref import ProcessRef
 
 
@@ -56,7 +56,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def opened() -> tuple[Link, Outside]:
+def opened(clock: Clock) -> tuple[Link, Outside]:
     link, outside = Link(ProcessRef("id", "unix:x", "peer"), lambda *_: None, lambda *_: None), Outside()
     link.open(outside)
     return link, outside
@@ -66,6 +66,11 @@ def post(link: Link, clock: Clock, count: int, *, apart_s: float, reply_to: int)
     for rank in range(count):
         link.post(Call(1, reply_to, rank))
         clock.now_s += apart_s
+
+
+def answer(link: Link) -> None:
+    for piece in encode([Reply(7, 0, payload=(b"",))]):
+        link.received(piece)
 
 
 @pytest.mark.parametrize(
@@ -98,3 +103,25 @@ def test_single_messages_leave_at_once(
     post(link, clock, 3, apart_s=apart_s, reply_to=reply_to)
     assert outside.frames == [[0], [1], [2]]
     assert outside.flushes == []
+
+
+def test_calls_that_are_answered_one_by_one_leave_at_once_however_quick_they_are(
+    opened: tuple[Link, Outside], clock: Clock
+) -> None:
+    link, outside = opened
+    for _ in range(5):
+        post(link, clock, 1, apart_s=20e-6, reply_to=7)
+        answer(link)
+    assert outside.frames == [[0]] * 5
+    assert outside.flushes == []
+
+
+def test_answers_that_come_now_and_then_do_not_break_up_a_burst(opened: tuple[Link, Outside], clock: Clock) -> None:
+    link, outside = opened
+    for _ in range(3):
+        post(link, clock, 10, apart_s=10e-6, reply_to=7)
+        answer(link)
+    assert outside.frames == [[0]]
+    (flush,) = outside.flushes
+    flush()
+    assert [len(frame) for frame in outside.frames] == [1, 29]
