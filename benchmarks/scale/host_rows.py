@@ -73,7 +73,8 @@ def modelled_rows(found: Sequence[HostsFound], plan: HostsPlan) -> list[Result]:
     rows = []
     for each in hollow:
         measured_us = percentile(sorted(each.calls_ns), 50) / 1e3
-        value = latency_us(each.hosts, _fanout(each.hosts, plan), costs[each.hosts], cores=1 - each.hosts_idle_cores(), caster_apart=True)
+        cores = 1 - each.hosts_idle_cores()
+        value = latency_us(each.hosts, _fanout(each.hosts, plan), costs[each.hosts], cores=cores, caster_apart=True)
         among: dict[str, Scalar] = {
             "hosts": each.hosts,
             "label": MODELLED,

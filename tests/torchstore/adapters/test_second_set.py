@@ -105,7 +105,8 @@ def test_where_addresses_have_to_stay_values_are_copied() -> None:
     second.begin()
     load(second.model, 3.0)
     for refused in (second.check, second.flip):
-        with pytest.raises(ts.SecondSetError, match=r"'(packed' of Layer|scale' of Scheme) by a new tensor.*enforce_eager"):
+        replaced = r"'(packed' of Layer|scale' of Scheme) by a new tensor.*enforce_eager"
+        with pytest.raises(ts.SecondSetError, match=replaced):
             refused()
     assert float(model.layers[0].weight.detach()[0, 0]) == 2.0  # type: ignore[operator, union-attr]
 
