@@ -20,15 +20,13 @@ from skipper.tensor_engine.script.activation import in_the_script, no_mesh
 from skipper.tensor_engine.script.session import EngineSession, home_of
 from skipper.tensor_engine.script.tensor import Tensor, local_of, value_of
 from skipper.tensor_engine.script.value import Value
-from skipper.tensor_engine.worker.data import tensor_of, tensor_over
+from skipper.tensor_engine.worker.data import tensor_of
 from skipper.tensor_engine.worker.heap import Poison
 
 T = TypeVar("T")
 
 _LARGE_NBYTES = 256 << 10
 """From this size on the worker writes into the script's memory. What is smaller comes with the worker's answer."""
-_TREES = (list, tuple, dict)
-"""Whose leaves are fetched. (``list | tuple | dict`` is made anew each time, and takes longer than the look.)"""
 _SMALL = "skipper.tensor_engine.worker.data:small"
 
 
@@ -129,7 +127,7 @@ def fetch_shard(
         IndexError: a coordinate is out of range for its axis.
     """
     place = {**(shard or {}), **coordinates}
-    if isinstance(tensor, _TREES):
+    if isinstance(tensor, list | tuple | dict):
         return _fetch_tree(tensor, place, strict=strict)
     value = value_of(local_of(tensor))
     return _fetch(value, mesh_rank(value.mesh, place), strict=strict)
@@ -166,7 +164,7 @@ def inspect(
     **coordinates: int,
 ) -> Any:
     """`fetch_shard`, and wait for it."""
-    if strict or isinstance(tensor, _TREES):
+    if strict or isinstance(tensor, list | tuple | dict):
         return fetch_shard(tensor, shard, strict=strict, **coordinates).get(timeout)
     value = value_of(local_of(tensor))
     rank = mesh_rank(value.mesh, {**(shard or {}), **coordinates}) if shard or coordinates else 0
@@ -259,18 +257,14 @@ def _fetch(value: Value, rank: int, *, strict: bool) -> Fetched[torch.Tensor]:
 def _fetch_now(value: Value, rank: int, timeout: float | None = None) -> torch.Tensor:
     """The shard of a rank; a small one by the shortest way, since each step counts beside its message."""
     meta = value.meta
-    nbytes = meta.nbytes
-    if nbytes >= _LARGE_NBYTES:
+    if meta.nbytes >= _LARGE_NBYTES:
         return _fetch(value, rank, strict=False).get(timeout)
-    later = ask(value, rank, _SMALL)
-    memory = bytearray(nbytes)
-    shard = tensor_over(memory, meta.dtype, meta.shape)  # made while the worker answers
-    answer = later.get(timeout)
-    if type(answer) is bytes and len(answer) == nbytes:
-        memory[:] = answer
-        return shard
-    opened: torch.Tensor = _open_shard(value, rank, None, [answer])
-    return opened
+    answer = ask(value, rank, _SMALL).get(timeout)
+    if type(answer) is bytes:
+        with torch._C._DisableTorchDispatch():  # to be intercepted by the mesh takes longer than to be made
+            return tensor_of(answer, meta.dtype, meta.shape)
+    shard: torch.Tensor = _open_shard(value, rank, None, [answer])
+    return shard
 
 
 @in_the_script

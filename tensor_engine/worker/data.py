@@ -28,20 +28,10 @@ def place(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], consta
 
 def tensor_of(data: bytes, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
     """A tensor in memory of its own."""
-    return tensor_over(bytearray(data), dtype, shape)
-
-
-def tensor_over(memory: bytearray, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    """A tensor whose elements are these bytes; their number must not change while it lives.
-
-    It is a plain tensor also where a mesh is active.
-    """
-    if memory and len(shape) == 1:
-        return torch.frombuffer(memory, dtype=dtype)  # which is not intercepted
-    with torch._C._DisableTorchDispatch():  # to be intercepted by the mesh takes longer than to be made
-        if not memory:
-            return torch.empty(tuple(shape), dtype=dtype)
-        return torch.frombuffer(memory, dtype=dtype).view(tuple(shape))
+    if not data:
+        return torch.empty(tuple(shape), dtype=dtype)
+    flat = torch.frombuffer(bytearray(data), dtype=dtype)
+    return flat if len(shape) == 1 else flat.view(tuple(shape))
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
