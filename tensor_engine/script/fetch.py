@@ -164,7 +164,7 @@ def inspect(
     **coordinates: int,
 ) -> Any:
     """`fetch_shard`, and wait for it."""
-    if strict or isinstance(tensor, list | tuple | dict):
+    if strict or (type(tensor) is not Tensor and isinstance(tensor, list | tuple | dict)):
         return fetch_shard(tensor, shard, strict=strict, **coordinates).get(timeout)
     value = value_of(local_of(tensor))
     rank = mesh_rank(value.mesh, {**(shard or {}), **coordinates}) if shard or coordinates else 0
@@ -261,8 +261,7 @@ def _fetch_now(value: Value, rank: int, timeout: float | None = None) -> torch.T
         return _fetch(value, rank, strict=False).get(timeout)
     answer = ask(value, rank, _SMALL).get(timeout)
     if type(answer) is bytes:
-        with torch._C._DisableTorchDispatch():  # to be intercepted by the mesh takes longer than to be made
-            return tensor_of(answer, meta.dtype, meta.shape)
+        return tensor_of(answer, meta.dtype, meta.shape)
     shard: torch.Tensor = _open_shard(value, rank, None, [answer])
     return shard
 

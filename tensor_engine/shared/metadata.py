@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -18,6 +18,10 @@ class TensorMetadata:
 
     Make them by `metadata` alone: equal ones are the same object then, so that they are compared, and hashed, by
     identity.
+
+    Attributes:
+        numel: the number of elements.
+        nbytes: size of the elements in bytes; what views share is counted for each.
     """
 
     shape: tuple[int, ...]
@@ -27,16 +31,12 @@ class TensorMetadata:
     device: torch.device
     is_conj: bool = False
     is_neg: bool = False
+    numel: int = field(init=False)
+    nbytes: int = field(init=False)
 
-    @property
-    def numel(self) -> int:
-        """The number of elements."""
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the elements in bytes; what views share is counted for each."""
-        return self.numel * self.dtype.itemsize
+    def __post_init__(self) -> None:
+        self.numel = math.prod(self.shape)
+        self.nbytes = self.numel * self.dtype.itemsize
 
     @property
     def extent(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from skipper.dataplane import RDMABuffer
@@ -27,11 +28,22 @@ def place(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], consta
 
 
 def tensor_of(data: bytes, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    """A tensor in memory of its own."""
-    if not data:
-        return torch.empty(tuple(shape), dtype=dtype)
-    flat = torch.frombuffer(bytearray(data), dtype=dtype)
-    return flat if len(shape) == 1 else flat.view(tuple(shape))
+    """A plain tensor in memory of its own, also where a mesh is active."""
+    memory = bytearray(data)
+    if memory and len(shape) == 1:
+        return torch.frombuffer(memory, dtype=dtype)  # which is not intercepted
+    if not torch._C._len_torch_dispatch_stack():
+        return _shaped(memory, dtype, tuple(shape))
+    with torch._C._DisableTorchDispatch():  # to be intercepted by the mesh takes longer than to be made
+        return _shaped(memory, dtype, tuple(shape))
+
+
+def _shaped(memory: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    if not memory:
+        return torch.empty(shape, dtype=dtype)
+    if (of_numpy := _OF_NUMPY.get(dtype)) is not None:  # takes half as long
+        return torch.from_numpy(np.ndarray(shape, of_numpy, memory))
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
@@ -42,7 +54,14 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
     return _on_host(plain).flatten().view(torch.uint8).numpy().tobytes() if plain.numel() else b""
 
 
-_OF_NUMPY = frozenset({torch.float32, torch.float64, torch.int64, torch.int32, torch.bool, torch.uint8})
+_OF_NUMPY: dict[torch.dtype, np.dtype[Any]] = {
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+    torch.int64: np.dtype(np.int64),
+    torch.int32: np.dtype(np.int32),
+    torch.bool: np.dtype(np.bool_),
+    torch.uint8: np.dtype(np.uint8),
+}
 
 
 def small(worker: Interpreter, value: Any, argument: None) -> Any:
