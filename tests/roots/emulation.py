@@ -39,18 +39,29 @@ def of(architecture: str) -> Iterator[None]:
     qemu = shutil.which(f"qemu-{machine}-static") or shutil.which(f"qemu-{machine}")
     if qemu is None:
         raise EmulationError(f"there is no qemu-{machine}-static: apt-get install qemu-user-static")
-    if not (_REGISTRY / "register").exists():
-        mount = subprocess.run(["mount", "-t", "binfmt_misc", "binfmt_misc", str(_REGISTRY)], check=False)
-        if mount.returncode:
-            raise EmulationError("the kernel does not say by whom it has programs run (binfmt_misc)")
     entry = f"skipper-{machine}"
     # F: the kernel opens qemu now, and finds it in any root.
     line = f":{entry}:M::{_ELF}{_MACHINE_NUMBERS[architecture]}:{_MASK}:{qemu}:F"
-    try:
-        (_REGISTRY / "register").write_text(line)
-    except OSError as error:
-        raise EmulationError(f"the kernel does not take {qemu} for programs of {machine}: {error}") from error
+    with _registry():
+        try:
+            (_REGISTRY / "register").write_text(line)
+        except OSError as error:
+            raise EmulationError(f"the kernel does not take {qemu} for programs of {machine}: {error}") from error
+        try:
+            yield
+        finally:
+            (_REGISTRY / entry).write_text("-1")
+
+
+@contextmanager
+def _registry() -> Iterator[None]:
+    """Have the kernel's table of such programs mounted meanwhile."""
+    if (_REGISTRY / "register").exists():
+        yield
+        return
+    if subprocess.run(["mount", "-t", "binfmt_misc", "binfmt_misc", str(_REGISTRY)], check=False).returncode:
+        raise EmulationError("the kernel does not say by whom it has programs run (binfmt_misc)")
     try:
         yield
     finally:
-        (_REGISTRY / entry).write_text("-1")
+        subprocess.run(["umount", str(_REGISTRY)], check=False)

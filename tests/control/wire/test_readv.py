@@ -22,7 +22,10 @@ from skipper.control.wire.payload import pack, unpack
 from tests.control.actors import Echo
 from tests.control.conftest import PATIENCE_S, Failures, wait_until
 from tests.control.wire.test_bulk import BIG, PartOfBytes, same
+from tests.reach import needs_cma
 from tests.sameness import assert_same
+
+pytestmark = needs_cma
 
 
 @pytest.fixture(scope="module")
