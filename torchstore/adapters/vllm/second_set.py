@@ -301,7 +301,8 @@ def _free_nbytes(device: torch.device) -> int:
 
 def _held_elsewhere(model: torch.nn.Module) -> str:
     """What holds a parameter beside the modules, which would go on with the old one after its place was taken."""
-    held = [tensor for tensor in chain(model.parameters(), model.buffers()) if tensor.numel()]
+    # A call hands on a tuple as it is; from Python 3.14 on, the one that it makes of a list is found among the holders.
+    held = tuple(tensor for tensor in chain(model.parameters(), model.buffers()) if tensor.numel())
     known = {id(vars(module)[table]) for module in model.modules() for table in _TABLES}
     frozen = gc.get_freeze_count()
     if frozen:
