@@ -286,7 +286,7 @@ def test_the_environment_has_a_job_served_from_its_beginning(
         """
     )
     code, _, err = taken.finish()
-    assert (code, "this job cannot be served as SKIPPER_SERVE=unchanged asks" in err) == (0, True)
+    assert (code, "SKIPPER_SERVE=unchanged asks to serve this job, which is not possible" in err) == (0, True)
 
 
 def test_a_script_that_a_served_script_starts_is_not_told_that_the_name_is_taken(
