@@ -26,7 +26,7 @@ _TOGETHER = 16
 _TURNS = 4
 """How often it does so before another takes its place: to find the garbage of jobs costs more than a process does."""
 
-_SEEDS = 400
+_SEEDS = 1000
 """Within so many each planted fault has to be found."""
 
 _HASH_SEED = "0"

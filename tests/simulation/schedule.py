@@ -248,8 +248,10 @@ class Schedule:
         for _ in range(chance.randrange(5, 30)):
             when_s = BEGIN_S + chance.random() * (self.until_s - BEGIN_S)
             self.world.at(when_s, self.cluster.script, served.act)
-        if chance.random() < 0.3:
-            self.world.at(BEGIN_S + chance.random() * (self.until_s - BEGIN_S), None, self._cut_a_caller_off)
+        for is_broken in (services.is_call, services.is_within_replica):
+            if chance.random() < 0.5:
+                when_s = BEGIN_S + chance.random() * (self.until_s - BEGIN_S)
+                self.world.at(when_s, None, self._break_within_service, is_broken)
 
     def _spawn_crowd(self) -> None:
         hosts = self._hosts()
@@ -376,10 +378,14 @@ class Schedule:
     def _break(self) -> None:
         self._break_one([stream for stream in self.cluster.ether.streams if stream.other_owner], self.chance)
 
-    def _cut_a_caller_off(self) -> None:
-        """Break what a caller of the service has with a replica, which both live on."""
-        calls = [stream for stream in self.cluster.ether.streams if services.is_between_caller_and_replica(stream)]
-        self._break_one(calls, self.service_chance)
+    def _break_within_service(self, is_chosen: Callable[[VirtualStream], bool]) -> None:
+        """Break all such streams of one process."""
+        streams = [stream for stream in self.cluster.ether.streams if is_chosen(stream)]
+        if streams:
+            owner = self.service_chance.choice(streams).owner
+            for stream in streams:
+                if stream.owner is owner:
+                    self._break_one([stream], self.service_chance)
 
     def _break_one(self, streams: list[VirtualStream], chance: random.Random) -> None:
         if not streams:

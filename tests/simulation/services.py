@@ -6,6 +6,7 @@ handled once at most, and none that is reported as not handled was. What the ser
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -107,6 +108,7 @@ class Served:
         self._looked_s = 0.0
         """When the service was asked last how it is."""
         self._states: list[tuple[int, ReplicaState]] = []
+        self._is_answering = False
 
     def begin(self, procs: ProcMesh) -> None:
         """Have processes from which the service is called, too."""
@@ -215,12 +217,22 @@ class Served:
             self.ledger.world.at(self._looked_s, script, self._look)
         if self._states != [(number, ReplicaState.READY) for number in range(self.count)]:
             yield f"the service is not whole: {self._states}"
+        if not self._is_answering:
+            yield "the service does not answer"
         alive = [each for each in self._processes() if not (each.is_dead or self.ledger.is_lost(script, each.id))]
         if len(alive) != self.count * self.procs:
             yield f"{self.count} replicas have {len(alive)} processes: {', '.join(map(str, alive))}"
 
     def _look(self) -> None:
         self.service.metrics().add_done_callback(self._seen)
+        self._is_answering = False
+        number, _ = self._new(self.ledger.cluster.script, is_repeatable=True)
+        self.service.read.route(number).add_done_callback(self._read)
+
+    def _read(self, answer: Future[Any]) -> None:
+        with contextlib.suppress(ReplicaLostError):  # which has a replica replaced: the next look is answered
+            answer.get(0)
+            self._is_answering = True
 
     def _seen(self, metrics: Future[list[ReplicaMetrics]]) -> None:
         try:
@@ -230,10 +242,15 @@ class Served:
                 self.ledger.world.violation(f"the service does not say how it is: {error}")
 
 
-def is_between_caller_and_replica(stream: VirtualStream) -> bool:
-    """Whether a stream is that of a caller's process with a replica's."""
+def is_call(stream: VirtualStream) -> bool:
+    """Whether a stream is one from a caller's process to a replica's."""
     other = stream.other_owner
     return other is not None and stream.owner.name.startswith(CALLER) and other.name.startswith(f"{_NAME}-")
+
+
+def is_within_replica(stream: VirtualStream) -> bool:
+    """Whether a stream is one between two processes of a replica."""
+    return all(end is not None and end.name.startswith(f"{_NAME}-") for end in (stream.owner, stream.other_owner))
 
 
 class VirtualBeginLog(BeginLog):
