@@ -287,7 +287,7 @@ class ServiceClient:
         """End the requests that wait for replicas which only this process cannot reach."""
         with self._lock:
             kept = [*self._parked, *sorted(self._waiting)]
-            lost = [request for request in kept if request.waits_in_vain(self._router)]
+            lost = {request: None for request in kept if request.waits_in_vain(self._router)}
             self._parked = [request for request in self._parked if request not in lost]
             self._waiting = [request for request in self._waiting if request not in lost]
             heapq.heapify(self._waiting)

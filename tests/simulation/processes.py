@@ -64,7 +64,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return self.call_soon(callback, *args, context=context)
 
     def call_later(self, delay: float, callback: Any, *args: Any, context: contextvars.Context | None = None) -> Any:
-        return self._world.at(self._world.now_s + delay, self._owner, callback, *args, context=context)
+        return self.call_at(self._world.now_s + delay, callback, *args, context=context)
 
     def call_at(self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None) -> Any:
         return self._world.at(when, self._owner, callback, *args, context=context)
@@ -106,9 +106,6 @@ class ActorLoop(VirtualLoop):
 
     def call_soon(self, callback: Any, *args: Any, context: contextvars.Context | None = None) -> Any:
         return super().call_soon(self._within, callback, *args, context=context or contextvars.copy_context())
-
-    def call_later(self, delay: float, callback: Any, *args: Any, context: contextvars.Context | None = None) -> Any:
-        return self.call_at(self._world.now_s + delay, callback, *args, context=context)
 
     def call_at(self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None) -> Any:
         context = context or contextvars.copy_context()

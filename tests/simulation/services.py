@@ -200,7 +200,7 @@ class Served:
         return any(self.ledger.is_lost(one, other.id) for one, other in pairs)
 
     def _processes(self) -> list[SimulatedProcess]:
-        return [each for each in self.ledger.cluster.processes if each.name.startswith(f"{_NAME}-")]
+        return [each for each in self.ledger.cluster.processes if _is_of_replica(each)]
 
     # In the end
 
@@ -244,13 +244,16 @@ class Served:
 
 def is_call(stream: VirtualStream) -> bool:
     """Whether a stream is one from a caller's process to a replica's."""
-    other = stream.other_owner
-    return other is not None and stream.owner.name.startswith(CALLER) and other.name.startswith(f"{_NAME}-")
+    return stream.owner.name.startswith(CALLER) and _is_of_replica(stream.other_owner)
 
 
 def is_within_replica(stream: VirtualStream) -> bool:
     """Whether a stream is one between two processes of a replica."""
-    return all(end is not None and end.name.startswith(f"{_NAME}-") for end in (stream.owner, stream.other_owner))
+    return _is_of_replica(stream.owner) and _is_of_replica(stream.other_owner)
+
+
+def _is_of_replica(process: SimulatedProcess | None) -> bool:
+    return process is not None and process.name.startswith(f"{_NAME}-")
 
 
 class VirtualBeginLog(BeginLog):
@@ -296,9 +299,7 @@ class _RetryThread:
 
     def submit(self, job: Any) -> None:
         """Have it happen."""
-        world = worlds.current()
-        assert world.current is not None
-        world.soon(world.current, job)
+        worlds.current().soon_here(job)
 
 
 def _current() -> Served:

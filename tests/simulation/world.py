@@ -108,6 +108,11 @@ class World:
         """Have something happen in a moment."""
         return self.at(self.now_s + _SOON_S * self.chance.random(), owner, call, *arguments)
 
+    def soon_here(self, call: Callable[..., object], *arguments: Any) -> Event:
+        """Likewise, in the process that runs."""
+        assert self.current is not None
+        return self.soon(self.current, call, *arguments)
+
     def step(self) -> bool:
         """The next thing happens; False where there is none."""
         while self._due:
@@ -210,13 +215,11 @@ def _virtual_ns() -> int:
 
 
 def _randbits(bits: int) -> int:
-    assert _world is not None
-    return _world.chance.getrandbits(bits)
+    return current().chance.getrandbits(bits)
 
 
 def _token_bytes(nbytes: int | None = None) -> bytes:
-    assert _world is not None
-    return _world.chance.randbytes(nbytes or 32)
+    return current().chance.randbytes(nbytes or 32)
 
 
 def _token_hex(nbytes: int | None = None) -> str:
@@ -232,9 +235,7 @@ class _Thread:
 
     def start(self) -> None:
         """Have it happen."""
-        assert _world is not None
-        assert _world.current is not None
-        _world.soon(_world.current, self._target, *self._args)
+        current().soon_here(self._target, *self._args)
 
 
 class _Threads:
