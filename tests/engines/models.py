@@ -55,8 +55,11 @@ def greedy(model: Any) -> list[list[int]]:
         ]
 
 
-def switch_of(old: Any, new: Any, prompt: list[int], tokens: list[int]) -> int:
-    """How many tokens a model says before another one goes on; -1: some token is what neither of them says there."""
+def switches_of(old: Any, new: Any, prompt: list[int], tokens: list[int]) -> list[int]:
+    """How many tokens a model may have said before another one goes on: several numbers where both say the same.
+
+    None at all: some token is what neither of them says there.
+    """
     import torch
 
     with torch.no_grad():
@@ -64,7 +67,8 @@ def switch_of(old: Any, new: Any, prompt: list[int], tokens: list[int]) -> int:
             model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].argmax(-1).tolist()
             for model in (old, new)
         ]
-    for number in range(len(tokens), -1, -1):
-        if said[0][:number] == tokens[:number] and said[1][number:] == tokens[number:]:
-            return number
-    return -1
+    return [
+        number
+        for number in range(len(tokens) + 1)
+        if said[0][:number] == tokens[:number] and said[1][number:] == tokens[number:]
+    ]

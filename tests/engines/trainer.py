@@ -19,7 +19,7 @@ import torch.distributed as dist
 from skipper import control
 from skipper import torchstore as ts
 from tests.engines import sockets
-from tests.engines.models import PROMPTS, greedy, llama, switch_of
+from tests.engines.models import PROMPTS, greedy, llama, switches_of
 
 
 class Engines:
@@ -143,12 +143,12 @@ class Trainer:
         self._reference.load_state_dict(whole)
         return greedy(self._reference)
 
-    def explain(self, answers: list[tuple[int, list[int]]]) -> list[int]:
-        """How many tokens of each answer are of the version before the last `expected`, the others being of that one.
+    def explain(self, answers: list[tuple[int, list[int]]]) -> list[list[int]]:
+        """How many tokens of each answer may be of the version before the last `expected`, the others of that one.
 
-        -1: there is no such number, so that some step computed with something else.
+        No number: some step computed with something else.
         """
-        return [switch_of(self._before, self._reference, PROMPTS[number], tokens) for number, tokens in answers]
+        return [switches_of(self._before, self._reference, PROMPTS[number], tokens) for number, tokens in answers]
 
     def save(self, folder: str) -> None:
         """Write the weights into a file, as a checkpoint that vLLM loads."""
