@@ -123,7 +123,6 @@ _numbers = itertools.count(1)
 def park(frame: FrameType) -> None:
     """Stop the calling thread at the next line of ``frame`` and hand it over to whoever debugs the job."""
     session = DebugSession(frame)
-    _sessions[session.number] = session
     session.announce()
     session.pdb.set_trace(frame)
 
@@ -192,6 +191,7 @@ class DebugSession:
         """The next command; what pdb reads."""
         with self._changed:
             self.state = PARKED
+            _sessions[self.number] = self  # from here it takes commands: one that is sent earlier would be lost
             wanted = self._wanted = Promise()
             self._changed.notify_all()
         try:

@@ -100,7 +100,8 @@ def _write_to(number: int, text: str) -> None:
 def _put(stream: TextIO, text: str) -> None:
     """Write whole lines, and not into the middle of one of the script: `print` writes a line's end by itself.
 
-    What stands in a stream that is flushed at each line's end is the beginning of a line. The lines go past it.
+    What stands in a stream that is flushed at each line's end is the beginning of a line. The lines go past it. An
+    unbuffered stream (``python -u``) keeps nothing back, so that a line of ours may come before the end of such a one.
     """
     if isinstance(stream, io.TextIOWrapper) and stream.line_buffering and not stream.write_through:
         stream.buffer.write(text.encode(stream.encoding, stream.errors or "strict"))

@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -24,6 +25,8 @@ SIGNAL = signal.SIGRTMIN + 8
 
 _HARD_EXIT_S = 15.0
 """So long a process that ends without its main thread may take to end its children and to write what it has left."""
+
+_AGAIN_S = 0.1
 
 _errands: deque[Callable[[FrameType | None], None]] = deque()
 _ended = threading.Event()
@@ -61,7 +64,7 @@ def leave(code: int, *, within_s: float, end_children: Callable[[], None]) -> No
     _is_leaving = True
     if not _interrupt(raise_exit):
         _raise_in_main_as_soon_as_it_runs()
-    if not _ended.wait(within_s):
+    if not _wait(_ended, raise_exit, within_s):
         _exit_without_main(code, within_s, end_children)
 
 
@@ -87,7 +90,7 @@ def raise_in_main(error: Exception, *, if_in: Callable[[FrameType | None], bool]
 
     if threading.current_thread() is threading.main_thread() or not _interrupt(raise_error):
         return False
-    if not looked.wait(within_s):
+    if not _wait(looked, raise_error, within_s):
         try:
             _errands.remove(raise_error)
         except ValueError:
@@ -164,6 +167,21 @@ def _interrupt(errand: Callable[[FrameType | None], None]) -> bool:
         return False
     _errands.append(errand)
     signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
+    return True
+
+
+def _wait(event: threading.Event, errand: Callable[[FrameType | None], None], within_s: float) -> bool:
+    """Wait for an event, and signal again while the errand has not begun.
+
+    A signal that comes after the interpreter has looked for one, and before the call of the system begins that it is to
+    break, breaks nothing.
+    """
+    deadline = time.monotonic() + within_s
+    while not event.wait(min(_AGAIN_S, max(deadline - time.monotonic(), 0))):
+        if time.monotonic() >= deadline:
+            return False
+        if errand in _errands:
+            signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
     return True
 
 

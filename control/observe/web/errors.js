@@ -4,7 +4,7 @@ import { ask, element, setText } from "./dom.js";
 import { clock, counted, duration } from "./format.js";
 
 const MOST_NAMED = 3;
-const MOST_TRIES = 3;
+const ASKED_FOR_S = 10; // an error of a process that ended before it was asked never comes
 
 /** An item of a list: errors of one kind, of one actor or of several. */
 export class ErrorItem {
@@ -57,7 +57,7 @@ export class Faults {
   #groups = [];
   #known = "";
   #askedAt = 0;
-  #tries = 0;
+  #askUntil = 0;
   #list;
   #empty;
   #redraw;
@@ -99,24 +99,29 @@ export class Faults {
     }
   }
 
-  /** Have the kinds asked for when errors have come, and at the next looks where the answer is older than they are. */
+  /** Ask for the kinds when errors have come, and again at the next looks while the answer is older than they are. */
   async #ask({ totals: { errors }, events, taken_s: taken }) {
     const state = `${errors} ${events.length} ${events[0]?.at_s}`;
-    const isNew = state !== this.#known;
-    if (events.length === 0 || taken === this.#askedAt || !(isNew || this.#tries > 0)) return;
+    if (state !== this.#known) this.#askUntil = taken + ASKED_FOR_S;
+    if (events.length === 0 || taken === this.#askedAt || taken > this.#askUntil) return;
     this.#known = state;
     this.#askedAt = taken;
-    this.#tries = isNew ? MOST_TRIES : this.#tries - 1;
     try {
       const found = await ask("errors.json");
       if (found.problem) return;
-      if (total(found.groups) >= errors) this.#tries = 0;
+      if (state === this.#known && hasAll(found.groups, errors, events)) this.#askUntil = 0;
       this.#groups = found.groups;
       this.#redraw();
     } catch {
-      this.#tries = 0; // who may not see tracebacks sees the events
+      this.#askUntil = 0; // who may not see tracebacks sees the events
     }
   }
+}
+
+/** Whether groups, those seen last first, are as new as the events of a look, newest first, and stand for all errors. */
+function hasAll(groups, errors, events) {
+  const newest = events.find((event) => event.kind === "error");
+  return total(groups) >= errors && (newest === undefined || groups[0]?.last_s >= newest.at_s);
 }
 
 /** How many errors groups stand for. */

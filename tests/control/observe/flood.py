@@ -48,6 +48,7 @@ class FloodReport:
         seconds: how long lines of actors came.
         script_mib: the most memory that the script had, after it had begun to show lines, and at the beginning of that.
         kept_nbytes: of the files with the output.
+        others: lines of the terminal that are none of these.
     """
 
     actors: int
@@ -63,6 +64,7 @@ class FloodReport:
     seconds: float
     script_mib: tuple[float, float]
     kept_nbytes: int
+    others: tuple[str, ...]
 
     @property
     def is_accounted_for(self) -> bool:
@@ -80,6 +82,7 @@ class FloodReader:
         self.shown = self.folded = self.told = 0
         self.beats: list[int] = []
         self.beat_s: list[float] = []
+        self.others: list[str] = []
 
     def read(self) -> None:
         """Take the lines that are whole by now."""
@@ -102,6 +105,8 @@ class FloodReader:
             self.shown += 1
             if alike is not None:
                 self.folded += int(alike["others"] or 0) or int(alike["same"]) - 1
+        else:
+            self.others.append(line)
 
 
 class Memory:
@@ -146,11 +151,14 @@ def flood(actors: int, processes: int, lines: int, seconds: float) -> FloodRepor
         seconds=round(reader.end_s - reader.begin_s, 1),
         script_mib=(memory.most >> 20, memory.first >> 20),
         kept_nbytes=kept,
+        others=tuple(reader.others),
     )
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in ("CI", "NO_COLOR", "SKIPPER_LOGS")}
+    # Unbuffered, Python writes a line and its end one after the other, and what comes between is nobody's fault.
+    left_out = ("CI", "NO_COLOR", "PYTHONUNBUFFERED", "SKIPPER_LOGS")
+    kept = {name: value for name, value in os.environ.items() if name not in left_out}
     own = {"TERM": "xterm", "SKIPPER_PROGRESS": "off", "SKIPPER_LOG_FOLDER": str(folder / "logs")}
     return {**kept, **own, "PYTHONPATH": f"{REPOSITORY / 'src'}{os.pathsep}{REPOSITORY}"}
 

@@ -54,6 +54,16 @@ def test_a_breakpoint_parks_its_actor_and_nothing_else(
     assert waiting.get(PATIENCE_S) == "pong"
 
 
+def test_who_is_seen_takes_commands_at_once(steppers: ActorMesh[Stepper]) -> None:
+    for _ in range(10):
+        future = steppers.slice(gpus=0).double.call_one(21)
+        while not parked():
+            pass
+        assert cast_command("!value = 100") == {"steppers{'gpus': 0}": ""}
+        assert cast_command("continue") == {"steppers{'gpus': 0}": ""}
+        assert future.get(PATIENCE_S) == 101
+
+
 def test_a_command_is_cast_to_all_or_to_some(steppers: ActorMesh[Stepper]) -> None:
     futures = [steppers.slice(gpus=rank).double.call_one(10 * (rank + 1)) for rank in range(2)]
     wait_for(2)

@@ -113,6 +113,28 @@ time.sleep(30)
     assert any("did not handle a failure of 'workers'" in line for line in lines)
 
 
+def test_a_signal_that_breaks_no_call_of_the_main_thread_is_repeated(script: Callable[[str], Script]) -> None:
+    running = script(
+        PREAMBLE
+        + """
+class Once:
+    calls, send = 0, signal.pthread_kill
+    def __call__(self, thread, number):
+        Once.calls += 1
+        if Once.calls > 1:  # the first comes just before the call of the system begins, and breaks nothing
+            Once.send(thread, number)
+
+signal.pthread_kill = Once()
+context().actor_instance.abort("the script has had enough")
+time.sleep(1000)
+"""
+    )
+    code, _, err = running.finish()
+    assert code == 1
+    assert "the script has had enough" in err
+    assert "has not ended within" not in err
+
+
 def test_the_fault_hook_can_be_replaced(script: Callable[[str], Script]) -> None:
     running = script(
         PREAMBLE

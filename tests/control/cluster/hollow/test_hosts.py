@@ -8,7 +8,7 @@ import pytest
 
 from skipper import control
 from skipper.control import ActorError, SupervisionError
-from skipper.control.cluster.hollow import MAX_HOSTS, HollowHosts
+from skipper.control.cluster.hollow import MAX_HOSTS, HollowHosts, HostsUsage
 from skipper.control.cluster.hosts import attach_to_hosts
 from skipper.control.cluster.hosts.agent_link import AgentLink
 from skipper.control.model.errors import AuthenticationError, HollowHostError, HostError
@@ -29,7 +29,7 @@ def hollow() -> Iterator[HollowHosts]:
 
 def test_many_hosts_take_a_handful_of_threads_and_leave_nothing(hollow: HollowHosts) -> None:
     with HollowHosts(60) as many:
-        held = []
+        held: list[HostsUsage] = []
         for _ in range(3):
             actors = many.attach(timeout=PATIENCE_S).spawn_procs().spawn("plain", Plain)
             assert list(actors.rank.call().get(PATIENCE_S)) == list(range(60))
@@ -39,9 +39,9 @@ def test_many_hosts_take_a_handful_of_threads_and_leave_nothing(hollow: HollowHo
             wait_until(lambda: many.usage().descriptors < 100, "no socket is left of the job")
             wait_until(lambda: many.usage().threads < 15, "no thread is left of the job")
             held.append(many.usage())
-        # The first job has modules imported and gRPC begun.
-        assert held[2].descriptors == held[1].descriptors
-        assert held[2].threads <= held[1].threads
+        # The first job has modules imported and gRPC begun; the last sockets of a job close a moment after the others.
+        wait_until(lambda: many.usage().descriptors <= held[1].descriptors, "nothing is left of the third job")
+        assert many.usage().threads <= held[1].threads
 
 
 def test_a_process_of_a_host_is_killed_alone(hollow: HollowHosts, failures: Failures) -> None:
