@@ -164,11 +164,12 @@ def inspect(
     **coordinates: int,
 ) -> Any:
     """`fetch_shard`, and wait for it."""
-    if strict or (type(tensor) is not Tensor and isinstance(tensor, list | tuple | dict)):
+    if type(tensor) is Tensor and not (strict or shard or coordinates):  # the shortest way, for most
+        return _fetch_now(value_of(tensor), 0, timeout)
+    if strict or isinstance(tensor, list | tuple | dict):
         return fetch_shard(tensor, shard, strict=strict, **coordinates).get(timeout)
     value = value_of(local_of(tensor))
-    rank = mesh_rank(value.mesh, {**(shard or {}), **coordinates}) if shard or coordinates else 0
-    return _fetch_now(value, rank, timeout)
+    return _fetch_now(value, mesh_rank(value.mesh, {**(shard or {}), **coordinates}), timeout)
 
 
 def show(
@@ -197,16 +198,17 @@ def ask(value: Value, rank: int, function: str, argument: object = None) -> Futu
         function: ``module:name``, called there as ``function(interpreter, value, argument)``.
         argument: for it.
     """
-    recording.refuse(
-        "a fetch of values, as by inspect() or .item(),",
-        "return the tensor and fetch it outside (of torch's optimizers, those with fused=True, or on GPUs with "
-        "capturable=True, read no values)",
-    )
+    if recording.current is not None:
+        recording.refuse(
+            "a fetch of values, as by inspect() or .item(),",
+            "return the tensor and fetch it outside (of torch's optimizers, those with fused=True, or on GPUs with "
+            "capturable=True, read no values)",
+        )
     instruction_stream = value.instruction_stream
-    session = instruction_stream.session
-    with session.lock:
-        if session.order.newest is not instruction_stream:
-            session.order.turn_to(instruction_stream)
+    order = instruction_stream.session.order
+    with order.lock:
+        if order.newest is not instruction_stream:
+            order.turn_to(instruction_stream)
         instruction_stream.flush(is_last=True)
         answer: Future[Any] = instruction_stream.one(rank).ask.call_one(function, value.ref, argument)
         return answer
