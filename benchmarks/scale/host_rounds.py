@@ -38,7 +38,7 @@ class HostsPlan:
         fanout: Of the trees.
         calls: Calls to all.
         broadcasts: Messages to each host, without answers.
-        turns: Calls to one host alone, each to another.
+        turns: Calls to one host alone, each to another; at three times of the job.
         deaths: Hosts that are killed, as far as a quarter of them goes; and processes on other hosts, likewise.
         idle_s: For how long nothing is done.
         heartbeat_s: How long a host may be silent. All hosts share a core here, and busy ones must not seem lost.
@@ -215,9 +215,13 @@ def measure_hosts(label: str, count: int, plan: HostsPlan) -> HostsFound:
         members.echo.call(b"").get(TIMEOUT_S)
         found.first_s = time.perf_counter() - begin - found.attach_s
         found.held = RootUsage.now().since(before)
-        _one_by_one(members, source, plan, found)
+        ones = _OneByOne(members, source, plan)
+        ones.run()
         _all(members, source, plan, found)
+        ones.run()
         _broadcasts(members, plan, found)
+        ones.run()
+        ones.tell(found)
         _idle(source, plan, found)
         _deaths(hosts, procs, source, plan, found)
     return found
@@ -237,20 +241,33 @@ def _script(plan: HostsPlan) -> Iterator[None]:
         control.unhandled_fault_hook = hook
 
 
-def _one_by_one(members: ActorMesh[Member], source: HostSource, plan: HostsPlan, found: HostsFound) -> None:
-    message, count = bytes(plan.message_nbytes), found.hosts
-    some = [members.slice(hosts=host) for host in range(0, count, max(count // plan.turns, 1))][: plan.turns]
-    each = [some[turn % len(some)] for turn in range(plan.turns)]
-    for member in each * 2:  # the links are made, and what follows from that is over
-        _ask(member, message)
-    used_ns, hosts_used_ns = [], []
-    for first in range(0, plan.turns, _RUN):
-        run = each[first : first + _RUN]
-        before, hosts_before_s = time.process_time_ns(), source.cpu_s()
-        found.one_ns += [timed(functools.partial(_ask, member, message)) for member in run]
-        used_ns.append((time.process_time_ns() - before) / len(run))
-        hosts_used_ns.append((source.cpu_s() - hosts_before_s) * 1e9 / len(run))
-    found.one_called_ns, found.one_cpu_ns = statistics.median(used_ns), statistics.median(hosts_used_ns)
+class _OneByOne:
+    """Calls to one host alone, at several times of the job: the machine may be slower for some seconds."""
+
+    def __init__(self, members: ActorMesh[Member], source: HostSource, plan: HostsPlan) -> None:
+        count = members.extent.nelements
+        some = [members.slice(hosts=host) for host in range(0, count, max(count // plan.turns, 1))][: plan.turns]
+        self._each = [some[turn % len(some)] for turn in range(plan.turns)]
+        self._source, self._message = source, bytes(plan.message_nbytes)
+        self._took_ns: list[int] = []
+        self._used_ns: list[float] = []
+        self._hosts_used_ns: list[float] = []
+
+    def run(self) -> None:
+        """Call each of them."""
+        for member in self._each * 2:  # the links are made, and what follows from that is over
+            _ask(member, self._message)
+        for first in range(0, len(self._each), _RUN):
+            run = self._each[first : first + _RUN]
+            before, hosts_before_s = time.process_time_ns(), self._source.cpu_s()
+            self._took_ns += [timed(functools.partial(_ask, member, self._message)) for member in run]
+            self._used_ns.append((time.process_time_ns() - before) / len(run))
+            self._hosts_used_ns.append((self._source.cpu_s() - hosts_before_s) * 1e9 / len(run))
+
+    def tell(self, found: HostsFound) -> None:
+        """Note what was measured."""
+        found.one_ns = self._took_ns
+        found.one_called_ns, found.one_cpu_ns = map(statistics.median, (self._used_ns, self._hosts_used_ns))
 
 
 def _ask(member: ActorMesh[Member], message: bytes) -> None:
