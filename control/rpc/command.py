@@ -155,9 +155,9 @@ def parser(prog: str) -> CommandParser:
     )
     add_timeout(listing, _TIMEOUT_S, "seconds to wait for the service's answer")
     add_json(listing, "names with their URLs")
-    for command in (serve, listing):
-        add_host(command, default=None, what="with --port, instead of --address: the host")
-        add_port(command, what="with --host, instead of --address: the port")
+    for command, port in ((serve, "the port (default: any free port)"), (listing, "the port")):
+        add_host(command, default=None, what=f"instead of --address: the host (default: {LOOPBACK})")
+        add_port(command, what=f"instead of --address: {port}")
         add_secret_file(command, f"the file that {SECRET_VARIABLE} names")
         add_certs(command)
         command.add_argument(
