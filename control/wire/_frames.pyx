@@ -1,5 +1,5 @@
 # cython: boundscheck=False, wraparound=False
-"""Frames of calls, casts and their answers, to bytes and back in C; `control.wire.frames` does all others.
+"""Frames of calls, casts, answers and signs of life, to bytes and back in C; `control.wire.frames` does all others.
 
 That can do these as well, by the layouts of `control.wire.codec`. So whatever is not quite usual is left to it, with the
 frame that it is in: other messages, payloads that are lent, calls with several segments, frames that do not parse.
@@ -11,7 +11,17 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
 from skipper.control.wire.codec import HEADER, LAYOUTS, NUMBERED, SIZE, TRACED
-from skipper.control.wire.messages import NO_EXTENT, Call, Cast, CastAnswers, Kind, Reply, decode_shape, encode_shape
+from skipper.control.wire.messages import (
+    NO_EXTENT,
+    Call,
+    Cast,
+    CastAnswers,
+    Kind,
+    Ping,
+    Reply,
+    decode_shape,
+    encode_shape,
+)
 
 cdef extern from "Python.h":
     object PyType_GenericAlloc(type cls, Py_ssize_t count)
@@ -29,6 +39,7 @@ cdef enum:
     REPLIES_ = 3
     CALL_ = 1
     REPLY_ = 2
+    PING_ = 5
     CAST_ = 9
     ANSWERS_ = 10
     TRACED_ = 1
@@ -36,6 +47,7 @@ cdef enum:
     HEAD_NBYTES_ = 18  # kind, options, size of the fields, number of segments, size of the only one
     CALL_NBYTES_ = 24  # target, port, rank, size of the method, size of the extent
     REPLY_NBYTES_ = 12  # port, rank
+    PING_NBYTES_ = 16  # process id, namespace
     SIZE_NBYTES_ = 8  # of a segment
     # route, number, what is settled, target, port, sizes of the method, the extent and the moves
     CAST_NBYTES_ = 48
@@ -51,6 +63,7 @@ MOST_NBYTES = MOST_NBYTES_
 
 cdef type _Call = Call
 cdef type _Reply = Reply
+cdef type _Ping = Ping
 cdef type _Cast = Cast
 cdef type _Answers = CastAnswers
 cdef object _NO_EXTENT = NO_EXTENT
@@ -58,12 +71,12 @@ cdef object _encode_shape = encode_shape
 cdef object _decode_shape = decode_shape
 cdef str _method = ""  # of the last call that has come: the next one is often for the same
 
-_codes = tuple(LAYOUTS[cls].codes for cls in (Call, Reply, Cast, CastAnswers))
-_kinds = (Kind.CALL, Kind.REPLY, Kind.CAST, Kind.ANSWERS)
+_codes = tuple(LAYOUTS[cls].codes for cls in (Call, Reply, Ping, Cast, CastAnswers))
+_kinds = (Kind.CALL, Kind.REPLY, Kind.PING, Kind.CAST, Kind.ANSWERS)
 _others = (HEADER.size + SIZE.size, SIZE.size, TRACED, NUMBERED)
 if (
-    _codes != ("QQIHH", "QI", "QQQQQHHI", "QQQ?I")
-    or _kinds != (CALL_, REPLY_, CAST_, ANSWERS_)
+    _codes != ("QQIHH", "QI", "QQ", "QQQQQHHI", "QQQ?I")
+    or _kinds != (CALL_, REPLY_, PING_, CAST_, ANSWERS_)
     or _others != (HEAD_NBYTES_, SIZE_NBYTES_, TRACED_, NUMBERED_)
 ):
     raise AssertionError("control.wire._frames does not know these layouts")
@@ -83,7 +96,7 @@ def encode_short(messages):
     for message in messages:
         is_call = type(message) is _Call
         if not is_call and type(message) is not _Reply:
-            end = _put_of_tree(frame, end, message)
+            end = _put_ping(frame, end, message) if type(message) is _Ping else _put_of_tree(frame, end, message)
             if end < 0:
                 return None
             frame[0] = WHOLE_
@@ -156,6 +169,12 @@ def decode_short(bytes frame not None):
                 return None
             messages.append(message)
             continue
+        if kind == PING_:
+            message = _take_ping(data, end, &position)
+            if message is None:
+                return None
+            messages.append(message)
+            continue
         nbytes, size = _get32(data + position + 2), _get64(data + position + 10)
         fields = position + HEAD_NBYTES_
         if _get32(data + position + 6) != 1 or nbytes > end - fields or options > (TRACED_ | NUMBERED_):
@@ -194,6 +213,31 @@ def decode_short(bytes frame not None):
         position += size
         messages.append(message)
     return messages or None
+
+
+cdef Py_ssize_t _put_ping(char *frame, Py_ssize_t end, message) except -2:
+    """Put a sign of life behind a frame's end; its new end. -1: that is not for this module."""
+    cdef char *at = frame + end
+    if message.payload != () or message.trace or message.sequence:
+        return -1
+    if end + HEAD_NBYTES_ - SIZE_NBYTES_ + PING_NBYTES_ > MOST_NBYTES_:
+        return -1
+    at[0], at[1] = PING_, 0
+    at = _put32(_put32(at + 2, PING_NBYTES_), 0)
+    return _put64(_put64(at, message.pid), message.namespace) - frame
+
+
+cdef object _take_ping(const char *data, uint64_t end, uint64_t *where):
+    """The sign of life at a position of a frame, which then is behind it. None: that is not for this module."""
+    cdef const char *at = data + where[0]
+    cdef uint64_t begin = where[0] + HEAD_NBYTES_ - SIZE_NBYTES_, nbytes = _get32(at + 2)
+    if data[0] != WHOLE_ or at[1] or _get32(at + 6) or nbytes < PING_NBYTES_ or nbytes > end - begin:
+        return None
+    message = PyType_GenericAlloc(_Ping, 0)
+    message.pid, message.namespace = _get64(data + begin), _get64(data + begin + 8)
+    message.payload, message.trace, message.sequence = (), b"", 0
+    where[0] = begin + nbytes
+    return message
 
 
 cdef Py_ssize_t _put_of_tree(char *frame, Py_ssize_t end, message) except -2:

@@ -1,7 +1,8 @@
 # cython: boundscheck=False, wraparound=False
 """Pickles of small plain values, as most arguments and results are: `pickle` takes longer to begin than for the rest.
 
-What is written is a pickle of protocol 5 like any other, without a memo: nothing in it occurs twice.
+Plain are numbers, texts and bytes, and tuples, lists and dicts of plain values. What is written is a pickle of protocol
+5 like any other, without a memo: no list or dict in it occurs twice.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -21,6 +22,14 @@ cdef extern from "endian.h" nogil:
 cdef enum:
     MOST_NBYTES_ = 1 << 12
     ROOM_ = 16  # that a value takes besides its content, and what ends a pickle
+    MOST_CONTAINERS_ = 32
+    DEPTH_ = 8  # each level takes a byte of the room of the last value in it, to end
+
+cdef struct Containers:
+    int depth
+    # The lists and dicts that have been written: one that comes again has to be the same object at the other end.
+    int count
+    void *seen[MOST_CONTAINERS_]
 
 MOST_NBYTES = MOST_NBYTES_
 """Of a pickle."""
@@ -29,7 +38,9 @@ MOST_NBYTES = MOST_NBYTES_
 def pickle_value(value):
     """The pickle of a plain value; None where this is not for this module."""
     cdef char pickled[MOST_NBYTES_]
-    cdef char *at = _put_value(_begin(pickled), pickled + MOST_NBYTES_, value)
+    cdef Containers containers
+    containers.depth = containers.count = 0
+    cdef char *at = _put_value(_begin(pickled), pickled + MOST_NBYTES_, value, &containers)
     return None if at == NULL else _ended(pickled, at)
 
 
@@ -37,11 +48,13 @@ def pickle_arguments(tuple args not None, dict kwargs not None):
     """The pickle of ``(args, kwargs)`` where all in it are plain; None where this is not for this module."""
     cdef char pickled[MOST_NBYTES_]
     cdef char *end = pickled + MOST_NBYTES_
+    cdef Containers containers
+    containers.depth = containers.count = 0
     cdef char *at = _begin(pickled)
     at[0] = b"("
     at += 1
     for value in args:
-        at = _put_value(at, end, value)
+        at = _put_value(at, end, value, &containers)
         if at == NULL:
             return None
     at[0], at[1] = b"t", b"}"
@@ -50,9 +63,9 @@ def pickle_arguments(tuple args not None, dict kwargs not None):
         at[0] = b"("
         at += 1
         for name, value in kwargs.items():
-            at = _put_value(at, end, name)
+            at = _put_value(at, end, name, &containers)
             if at != NULL:
-                at = _put_value(at, end, value)
+                at = _put_value(at, end, value, &containers)
             if at == NULL:
                 return None
         at[0] = b"u"
@@ -71,7 +84,7 @@ cdef bytes _ended(char *pickled, char *at):
     return PyBytes_FromStringAndSize(pickled, at + 1 - pickled)
 
 
-cdef char *_put_value(char *at, char *end, value) except? NULL:
+cdef char *_put_value(char *at, char *end, value, Containers *containers) except? NULL:
     """Write a value; NULL where it is not plain, or leaves no room for another one's head and what ends the pickle."""
     cdef Py_ssize_t nbytes = 0
     cdef const char *data
@@ -110,8 +123,73 @@ cdef char *_put_value(char *at, char *end, value) except? NULL:
         at[0] = b"\x88"
     elif value is False:
         at[0] = b"\x89"
+    elif kind is tuple or kind is list or kind is dict:
+        return _put_container(at, end, value, kind, containers)
     else:
         return NULL
+    return at + 1
+
+
+cdef char *_put_container(char *at, char *end, values, kind, Containers *containers) except? NULL:
+    if containers.depth == DEPTH_ or (kind is not tuple and not _is_first(values, containers)):
+        return NULL
+    containers.depth += 1
+    if kind is tuple:
+        at = _put_tuple(at, end, values, containers)
+    elif kind is list:
+        at = _put_list(at, end, values, containers)
+    else:
+        at = _put_dict(at, end, values, containers)
+    containers.depth -= 1
+    return at
+
+
+cdef bint _is_first(container, Containers *containers) noexcept:
+    """Whether a list or dict has not been written before; notes that it is now."""
+    cdef void *seen = <void *>container
+    cdef int number
+    if containers.count == MOST_CONTAINERS_:
+        return False
+    for number in range(containers.count):
+        if containers.seen[number] == seen:
+            return False
+    containers.seen[containers.count] = seen
+    containers.count += 1
+    return True
+
+
+cdef char *_put_tuple(char *at, char *end, tuple values, Containers *containers) except? NULL:
+    at[0] = b"("
+    at += 1
+    for value in values:
+        at = _put_value(at, end, value, containers)
+        if at == NULL:
+            return NULL
+    at[0] = b"t"
+    return at + 1
+
+
+cdef char *_put_list(char *at, char *end, list values, Containers *containers) except? NULL:
+    at[0], at[1] = b"]", b"("
+    at += 2
+    for value in values:
+        at = _put_value(at, end, value, containers)
+        if at == NULL:
+            return NULL
+    at[0] = b"e"
+    return at + 1
+
+
+cdef char *_put_dict(char *at, char *end, dict values, Containers *containers) except? NULL:
+    at[0], at[1] = b"}", b"("
+    at += 2
+    for key, value in values.items():
+        at = _put_value(at, end, key, containers)
+        if at != NULL:
+            at = _put_value(at, end, value, containers)
+        if at == NULL:
+            return NULL
+    at[0] = b"u"
     return at + 1
 
 

@@ -129,7 +129,8 @@ class MessageLayout:
     def encode_fields(self, message: Message) -> bytes:
         """The fields alone."""
         values, behind = self._first.pack(message)
-        return self._first.layout.pack(*values) + behind + self._encode_later(message)
+        fields = self._first.layout.pack(*values) + behind
+        return fields + self._encode_later(message) if self._later else fields
 
     def _encode_later(self, message: Message) -> bytes:
         parts: list[bytes] = []

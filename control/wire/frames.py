@@ -52,7 +52,7 @@ def encode(messages: Collection[Message], max_nbytes: int = MAX_MESSAGE_NBYTES) 
                 parts[0] = _WHOLE
         else:
             fields = layout.encode_fields(message)
-            sizes, segments = _encode_segments(payload)
+            sizes, segments = _encode_segments(payload) if payload else (b"", [])
             parts += (HEADER.pack(layout.kind, options, len(fields), len(payload)), sizes, fields, rest, *segments)
             parts[0] = _WHOLE
     frame = b"".join(parts)
@@ -150,6 +150,8 @@ def _decode_message(
     sizes: tuple[int, ...]
     if count == 1:
         sizes = SIZE.unpack_from(frame, position)
+    elif count == 0:
+        sizes = ()
     elif count * SIZE.size > len(frame) - position:
         raise ProtocolError(f"{count} segments exceed their frame")
     else:
@@ -172,6 +174,8 @@ def _decode_message(
     if count == 1 and sizes[0] < _WHOLE_BYTES:  # nearly all are of this form
         begin, position = position, position + sizes[0]
         payload: Payload = (view[begin:position],)
+    elif count == 0:
+        payload = ()
     else:
         payload, position = _decode_segments(sizes, view, position, give_back)
     if position > len(frame):

@@ -62,6 +62,7 @@ class Heartbeats:
         self._lose = lose
         self._patient: set[str] = set()
         self._namespace = own_namespace()
+        self._sign = Ping(pid, self._namespace)
         self._doubted: dict[str, tuple[Vitals, Vitals]] = {}
         """Processes that are silent and alive, with what was seen first and last."""
 
@@ -75,7 +76,7 @@ class Heartbeats:
 
     def greet(self, link: Link) -> None:
         """Show a sign of life on a link; it says where in this host's table of processes this one is found."""
-        link.post(Ping(self._pid, self._namespace))
+        link.post(self._sign)
 
     async def run(self) -> None:
         """Look after the links until cancelled; on the loop thread."""

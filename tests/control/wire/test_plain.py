@@ -1,9 +1,12 @@
 """Pickles that are written without `pickle` are pickles all the same."""
 
+import collections
+import copy
 import enum
 import math
 import pickle
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -11,7 +14,12 @@ from hypothesis import strategies as st
 
 from skipper.control.wire._plain import MOST_NBYTES, pickle_arguments, pickle_value
 
-PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
+PLAIN = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(st.text() | st.integers(), inner),
+    max_leaves=10,
+)
 
 
 class Text(str):
@@ -22,9 +30,21 @@ class Level(enum.IntEnum):
     LOW = 1
 
 
+class Named(NamedTuple):
+    """No plain value, though it is a tuple."""
+
+    number: int
+
+
 def is_same(one: Any, two: Any) -> bool:
     """Whether two plain values are, NaN included."""
-    return type(one) is type(two) and (one == two or (one != one and two != two))
+    if type(one) is not type(two):
+        return False
+    if isinstance(one, list | tuple):
+        return len(one) == len(two) and all(map(is_same, one, two))
+    if isinstance(one, dict):
+        return is_same(list(one.items()), list(two.items()))
+    return bool(one == two or (one != one and two != two))
 
 
 @given(PLAIN)
@@ -66,12 +86,17 @@ def test_arguments_come_back_as_they_were(args: list[Any], kwargs: dict[str, Any
         "y" * 256,
         b"",
         bytes(4000),
+        [],
+        (),
+        {},
+        (3, 4),
+        ("name", [1, 2.5, None], {"a": (True, b"b"), 1: []}),
     ],
 )
 def test_small_plain_values_are_written(value: Any) -> None:
     for pickled, expected in (
         (pickle_value(value), value),
-        (pickle_arguments((value,), {"name": value}), ((value,), {"name": value})),
+        (pickle_arguments((value,), {"name": copy.deepcopy(value)}), ((value,), {"name": value})),
     ):
         if len(str(value)) < 2000:
             assert pickled is not None
@@ -80,7 +105,11 @@ def test_small_plain_values_are_written(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [[], (), {}, Text("x"), Level.LOW, 2**63, -(2**63) - 1, "ä", "\ud800", bytes(MOST_NBYTES), object]
+    "value",
+    [
+        *(Text("x"), Level.LOW, 2**63, -(2**63) - 1, "ä", "\ud800", bytes(MOST_NBYTES), object, frozenset(), 1j),
+        *([object], (Level.LOW,), {"a": Text("x")}, {"ä": 1}, collections.Counter(), Named(1)),
+    ],
 )
 def test_all_else_is_left_to_pickle(value: Any) -> None:
     assert pickle_value(value) is None
@@ -96,3 +125,28 @@ def test_many_small_values_never_exceed_the_room() -> None:
             break
         assert pickle.loads(pickled) == (args, {})
     assert 100 < count < MOST_NBYTES
+
+
+@pytest.mark.parametrize("wrap", [lambda inner: [inner], lambda inner: (inner,), lambda inner: {"a": inner}])
+def test_deep_values_never_exceed_the_room(wrap: Callable[[Any], Any]) -> None:
+    value: Any = "x" * (MOST_NBYTES - 100)
+    depth = 0
+    while (pickled := pickle_value(value)) is not None:
+        assert pickle.loads(pickled) == value
+        value, depth = wrap(value), depth + 1
+    assert 3 < depth < 100
+
+
+def test_a_list_that_comes_twice_is_left_to_pickle() -> None:
+    """It has to be one object at the other end, too."""
+    for shared in ([1], {"a": 1}):
+        assert pickle_value((shared, shared)) is None
+        assert pickle_value([shared, (shared,)]) is None
+        assert pickle_arguments((shared,), {"again": shared}) is None
+        assert pickle_value((shared, type(shared)(shared))) is not None
+
+
+def test_a_list_in_itself_is_left_to_pickle() -> None:
+    value: list[Any] = [1]
+    value.append(value)
+    assert pickle_value(value) is None

@@ -20,6 +20,7 @@ from skipper.control.wire.messages import (
     Failure,
     Kind,
     Message,
+    Ping,
     Reply,
     RouteDone,
     Whole,
@@ -40,6 +41,7 @@ CASTS = st.builds(Cast, U64, U64, U64, U64, U64, METHODS, EXTENTS, **COMMON)
 ENTRIES = st.lists(st.tuples(U32, st.integers(0, 255), U32), max_size=5).map(tuple)
 SEVERAL = st.lists(st.binary(max_size=3000), max_size=4).map(tuple)
 ANSWERS = st.builds(CastAnswers, U64, U64, U64, st.booleans(), ENTRIES, **{**COMMON, "payload": SEVERAL})
+PINGS = st.builds(Ping, U64, U64)
 REPLIES = st.builds(Reply, U64, U32, **COMMON)
 
 
@@ -51,7 +53,7 @@ def at_length(messages: list[Message]) -> bytes:
     return tag + frame[1 : 1 - len(last)]
 
 
-@given(st.lists(CALLS | REPLIES | CASTS | ANSWERS, min_size=1, max_size=4))
+@given(st.lists(CALLS | REPLIES | CASTS | ANSWERS | PINGS, min_size=1, max_size=4))
 def test_frames_are_the_same_byte_for_byte(messages: list[Message]) -> None:
     frame = at_length(messages)
     short = encode_short(messages)
@@ -63,7 +65,7 @@ def test_frames_are_the_same_byte_for_byte(messages: list[Message]) -> None:
     assert [plain(message) for message in Decoder().feed(frame)] == messages
 
 
-@given(st.lists(CALLS | REPLIES | CASTS | ANSWERS, min_size=1, max_size=2), st.data())
+@given(st.lists(CALLS | REPLIES | CASTS | ANSWERS | PINGS, min_size=1, max_size=2), st.data())
 def test_what_is_cut_or_changed_is_read_as_the_layouts_say(messages: list[Message], data: st.DataObject) -> None:
     mangled = bytearray(at_length(messages))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -97,6 +99,9 @@ def test_what_is_cut_or_changed_is_read_as_the_layouts_say(messages: list[Messag
         CastAnswers(1, 2, 3, True, ((0, Kind.REPLY, 2),), payload=(b"a", Whole(b"b"))),
         CastAnswers(1, 2, 3, True, ((0, Kind.REPLY, 1),) * 2000, payload=(b"a",) * 2000),
         RouteDone(1, 2),
+        Ping(1, 2, payload=(b"a",)),
+        Ping(1, 2, trace=b"t"),
+        Ping(1, 2, sequence=3),
     ],
 )
 def test_all_else_is_left_to_the_layouts(message: Message) -> None:
@@ -118,6 +123,7 @@ def test_numbers_that_do_not_fit_are_refused() -> None:
         CastAnswers(1, 2, 3, False, ((0, 256, 1),), payload=(b"a",)),
         CastAnswers(1, 2, 3, False, ((2**32, 2, 1),), payload=(b"a",)),
         Cast(2**64, 2, 3, 4, payload=(b"a",)),
+        Ping(2**64),
     ):
         with pytest.raises((OverflowError, struct.error)):
             next(encode([message]))
