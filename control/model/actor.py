@@ -20,6 +20,7 @@ from skipper.control.model.endpoint_spec import (
 )
 from skipper.control.model.errors import ActorDefinitionError
 from skipper.control.model.failure import MeshFailure
+from skipper.control.model.growing import quickly_pickled
 
 _INTERFACE = "__control_interface__"
 
@@ -61,6 +62,7 @@ _EXPLICIT_PORT = ":port"
 """What follows the name of a plain method that is called with an explicit response port."""
 
 
+@quickly_pickled
 @dataclass(frozen=True, slots=True)
 class ActorInterface:
     """The methods of an actor class, without the class: references carry it, so that holding one imports nothing.

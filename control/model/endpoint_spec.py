@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from skipper.control.model.errors import ActorDefinitionError
+from skipper.control.model.growing import quickly_pickled
 
 F = TypeVar("F")
 _MARK = "__control_endpoint__"
@@ -122,6 +123,7 @@ def is_idempotent(method: object) -> bool:
     return getattr(method, _IDEMPOTENT, False) is True
 
 
+@quickly_pickled
 @dataclass(frozen=True, slots=True)
 class EndpointSpec:
     """An endpoint as callers need to know it.

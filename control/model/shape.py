@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, SupportsIndex, TypeAlias, TypeVar
 
+from skipper.control.model.growing import quickly_pickled
+
 AxisSelection: TypeAlias = "int | slice"
 
 
+@quickly_pickled
 @dataclass(frozen=True, slots=True, eq=False)
 class Extent(Mapping[str, int]):
     """The named axes of a mesh and their sizes, in row-major order; a mapping from axis to size.
@@ -73,7 +77,7 @@ class Extent(Mapping[str, int]):
 
     def points(self) -> Iterator[Point]:
         """Every point, in rank order."""
-        return (Point(rank, self) for rank in range(self.nelements))
+        return map(_point_within, range(self.nelements), itertools.repeat(self))
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -169,6 +173,7 @@ class Size(int):
         return (Size.of, (self._extent,))
 
 
+@quickly_pickled
 @dataclass(frozen=True, slots=True, eq=False)
 class Point(Mapping[str, int]):
     """One position in an extent: a mapping from axis to index that also knows its row-major ``rank``.
@@ -222,6 +227,18 @@ class Point(Mapping[str, int]):
         return repr(dict(self))
 
 
+_set_rank, _set_extent = (vars(Point)[name].__set__ for name in ("rank", "extent"))
+
+
+def _point_within(rank: int, extent: Extent) -> Point:
+    """A point that is known to lie within its extent."""
+    point = Point.__new__(Point)
+    _set_rank(point, rank)
+    _set_extent(point, extent)
+    return point
+
+
+@quickly_pickled
 @dataclass(frozen=True, slots=True)
 class Shape:
     """A strided view of the members of a root mesh: which of its ranks belong to the view, and how they are laid out.

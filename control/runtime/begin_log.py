@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+from skipper.control.model.growing import quickly_pickled
+
 if TYPE_CHECKING:
     from skipper.control.runtime.messages import Mail
 
@@ -33,6 +35,7 @@ _DEATH_S = 1.0
 _NBYTES = 8 * (_FIRST + 2 * CAPACITY)
 
 
+@quickly_pickled
 @dataclass(frozen=True, slots=True)
 class BeginAddress:
     """Where a log is found as long as its process lives.

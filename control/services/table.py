@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from skipper.control.api.service import ReplicaState
+from skipper.control.model.growing import quickly_pickled
 from skipper.control.runtime.begin_log import BeginAddress
 
 if TYPE_CHECKING:
     from skipper.control.api.views import ActorMesh
 
 
+@quickly_pickled
 @dataclass(frozen=True, slots=True)
 class ReplicaSlot:
     """One replica of the service by its number, and who fills its place now.
@@ -29,6 +31,7 @@ class ReplicaSlot:
     begins: BeginAddress | None = None
 
 
+@quickly_pickled
 @dataclass(frozen=True, slots=True)
 class ReplicaTable:
     """The replicas of a service, in the order of their numbers.
