@@ -40,22 +40,28 @@ class Sayer:
         self.numbers = [0] * mesh.size
         self.is_broken = False
         """Whether something was refused for want of room, so that what was sent is not known."""
+        self._parts: dict[range, ActorMesh[Any]] = {}
+        """What it has spoken to, by the ranks."""
         ledger.sayers.append(self)
 
     def cast(self, ranks: range) -> None:
         """Say something to some ranks, and wait for what each answers."""
-        part = self.mesh.slice(p=slice(ranks.start, ranks.stop))
-        self._send(ranks, lambda said: list(part.step.stream(self.name, said)))
+        self._send(ranks, lambda said: list(self._part(ranks).step.stream(self.name, said)))
 
     def call(self, rank: int) -> None:
         """Say something to one."""
-        one = self.mesh.slice(p=rank)
-        self._send(range(rank, rank + 1), lambda said: [one.step.call_one(self.name, said)])
+        one = range(rank, rank + 1)
+        self._send(one, lambda said: [self._part(one).step.call_one(self.name, said)])
 
     def broadcast(self, ranks: range) -> None:
         """Say something to some ranks that nobody answers."""
-        part = self.mesh.slice(p=slice(ranks.start, ranks.stop))
-        self._send(ranks, lambda said: (part.step.broadcast(self.name, said), [])[1])
+        self._send(ranks, lambda said: (self._part(ranks).step.broadcast(self.name, said), [])[1])
+
+    def _part(self, ranks: range) -> ActorMesh[Any]:
+        part = self._parts.get(ranks)
+        if part is None:
+            part = self._parts[ranks] = self.mesh.slice(p=slice(ranks.start, ranks.stop))
+        return part
 
     def _send(self, ranks: range, send: Any) -> None:
         if self.is_broken:
@@ -189,7 +195,7 @@ class Ledger:
 
     def _above(self, process: SimulatedProcess) -> SimulatedProcess | None:
         """Who tells others that a process has ended."""
-        if process in self.cluster.hosts:
+        if process.is_host:
             return self.cluster.script
         return process.parent
 
@@ -222,7 +228,7 @@ class Ledger:
         script = self.cluster.script
         for process in self.cluster.processes:
             above = self._above(process)
-            if process.is_dead or above not in self.cluster.hosts or self._is_out_of_reach(script, above):
+            if process.is_dead or above is None or not above.is_host or self._is_out_of_reach(script, above):
                 continue
             if self.cluster.root.has_lost(process.id):
                 yield f"{process} lives on, though the script has lost it"
@@ -266,7 +272,7 @@ class Ledger:
                 self.world.violation(f"the script was told: {failure.headline()}")
             return
         source = failure.root_cause().source
-        self.cluster.root.told[failure.mesh_name, source] += 1
+        self.cluster.root.note_told(failure.mesh_name, source)
         self.excuse(self.cluster.script, source, f"the script was told: {failure.headline()}")
 
 

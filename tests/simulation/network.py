@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -60,6 +59,10 @@ class Ether:
         self.by_address: dict[str, VirtualNetwork] = {}
         self.streams: dict[VirtualStream, None] = {}
         """Both ends of all that stand, or are about to."""
+        self.keeping: dict[VirtualStream, None] = {}
+        """Those of them that keep what has come for the end of a partition."""
+        self.dialed = 0
+        """How many ends there have been."""
         self._cut: set[tuple[str, str]] = set()
         """Pairs of hosts between which nothing comes through."""
         self.ports = 0
@@ -82,7 +85,7 @@ class Ether:
     def heal(self, one: str, other: str) -> None:
         """Let everything through that has been kept, and that comes."""
         self._cut -= {(one, other), (other, one)}
-        for stream in list(self.streams):
+        for stream in sorted(self.keeping, key=lambda stream: stream.number):
             stream.go_on()
 
     def process_gone(self, process: SimulatedProcess, *, silently: bool) -> None:
@@ -91,7 +94,7 @@ class Ether:
         if not silently:  # else whoever dials it hears nothing, not even a refusal
             self.by_id.pop(network.process_id, None)
             self.by_address.pop(network.address, None)
-        for stream in [each for each in self.streams if each.owner is process]:
+        for stream in list(network.streams):
             if not silently:
                 stream.close_other()
             stream.drop()
@@ -108,6 +111,8 @@ class VirtualNetwork:
         self.on_proven: OnProven | None = None
         self.secret = secret
         self.is_delivering = 0
+        self.streams: dict[VirtualStream, None] = {}
+        """The ends of this process."""
         self._ether = ether
 
     def listen(self, me: ProcessRef, certificates: Certificates | None, on_proven: OnProven) -> ProcessRef:
@@ -161,7 +166,25 @@ class VirtualStream:
 
     Attributes:
         user, flows, max_nbytes, metadata: as there.
+        number: of the end, in the order in which they come to be.
     """
+
+    __slots__ = (
+        "_arrival_s",
+        "_ether",
+        "_find",
+        "_is_over",
+        "_kept",
+        "_network",
+        "_other",
+        "_world",
+        "flows",
+        "metadata",
+        "number",
+        "other_owner",
+        "owner",
+        "user",
+    )
 
     max_nbytes = MAX_NBYTES
 
@@ -187,11 +210,11 @@ class VirtualStream:
         """Whether nothing is sent or delivered here any more."""
         self._arrival_s = 0.0
         """When the last thing arrives at the other end that this one has sent."""
-        self._kept: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._kept: list[tuple[Callable[..., object], object]] = []
         """What has come and is kept by a partition."""
-        self._is_asked = False
-        """Whether the user wants the next message."""
-        ether.streams[self] = None
+        ether.dialed += 1
+        self.number = ether.dialed
+        ether.streams[self] = network.streams[self] = None
 
     # For both ends
 
@@ -211,8 +234,7 @@ class VirtualStream:
         return True
 
     def receive(self) -> None:
-        """See `MessageStream.receive`."""
-        self._is_asked = True
+        """Do nothing: whatever comes is delivered."""
 
     def end(self) -> None:
         """See `MessageStream.end`."""
@@ -238,13 +260,15 @@ class VirtualStream:
         """Neither send nor deliver anything any more."""
         self._is_over = True
         self._kept.clear()
-        self._ether.streams.pop(self, None)
+        for streams in (self._ether.streams, self._ether.keeping, self._network.streams):
+            streams.pop(self, None)
 
     def go_on(self) -> None:
         """Deliver what a partition has kept."""
-        kept, self._kept = self._kept, deque()
-        for call, arguments in kept:
-            self._world.at(self._world.now_s, self.owner, call, *arguments)
+        kept, self._kept = self._kept, []
+        del self._ether.keeping[self]
+        for call, argument in kept:
+            self._world.at(self._world.now_s, self.owner, self._come, call, argument)
 
     # The dialing end
 
@@ -294,7 +318,6 @@ class VirtualStream:
     def answer(self, metadata: Metadata) -> None:
         """See `DialedStream.answer`."""
         self._carry(VirtualStream._open, dict(metadata))
-        self._is_asked = True
 
     def turn_away(self, name: str, details: str) -> None:
         """See `DialedStream.turn_away`."""
@@ -310,25 +333,25 @@ class VirtualStream:
         if other is None or other._is_over:
             return
         self._arrival_s = max(self._arrival_s, self._world.now_s + self._ether.delay_s(self.owner, other.owner))
-        self._world.at(self._arrival_s, other.owner, other._come, call, (other, argument))
+        self._world.at(self._arrival_s, other.owner, other._come, call, argument)
 
-    def _come(self, call: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+    def _come(self, call: Callable[..., object], argument: object) -> None:
         assert self.other_owner is not None
         if self._is_over:
             return
         if self._kept or self._ether.is_cut(self.owner, self.other_owner):
-            self._kept.append((self._come, (call, arguments)))
+            self._kept.append((call, argument))
+            self._ether.keeping[self] = None
             return
-        self._network.is_delivering += 1
+        network = self._network
+        network.is_delivering += 1
         try:
-            call(*arguments)
+            call(self, argument)
         finally:
-            self._network.is_delivering -= 1
+            network.is_delivering -= 1
 
     def _receive(self, message: bytes) -> None:
-        self._is_asked = False
-        if self.user.received(message):
-            self._is_asked = True
+        self.user.received(message)
 
     def _open(self, metadata: dict[str, Any]) -> None:
         self.user.opened(metadata)

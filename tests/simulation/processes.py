@@ -220,6 +220,7 @@ class SimulatedProcess:
 
     Attributes:
         number: of the process in its cluster.
+        is_host: whether it stands for the job on a host.
         is_dead: whether it is gone.
         is_silent: whether it is gone without a word: its host has lost its power, or its network for good.
         stalled_until_s: it does nothing before.
@@ -236,6 +237,7 @@ class SimulatedProcess:
         self.name = me.name
         self.id = me.id
         self.parent = parent
+        self.is_host = False
         self.is_dead = self.is_silent = False
         self.stalled_until_s = 0.0
         self.when_dead: list[Callable[[], object]] = []
@@ -397,11 +399,17 @@ class SimulatedScript(RootActor):
         self.told: Counter[tuple[str, str]] = Counter()
         """How often it was told that a mesh has lost a process."""
         self.on_failure: Callable[[MeshFailure], object] = lambda failure: None
+        self._lost: set[str] = set()
         self._world = owner.world
 
     def has_lost(self, process_id: str) -> bool:
         """Whether it was told that a process is gone."""
-        return any(source == process_id for _, source in self.told)
+        return process_id in self._lost
+
+    def note_told(self, mesh_name: str, process_id: str) -> None:
+        """It was told that a mesh has lost a process."""
+        self.told[mesh_name, process_id] += 1
+        self._lost.add(process_id)
 
     def owned_failed(self, failure: MeshFailure) -> None:
         """Note it."""
@@ -444,6 +452,7 @@ class Cluster:
             process.process.remote_launch.stand_for_job(lambda reason, process=process: process.die())  # type: ignore[misc]
             there = ProcessRef(ref.id, process.process.me.address, ref.name, script.me)
             script.remote_launch.attached(there)
+            process.is_host = True
             self.hosts.append(process)
             script.transport.link(there)
         world.enter(None)

@@ -200,6 +200,7 @@ class Schedule:
     def close(self) -> None:
         """Let go of everything."""
         self.cluster.close()
+        worlds.forget_tasks()
         worlds.play(None)
         ledgers.play(None)
 
@@ -406,9 +407,11 @@ class Schedule:
             self.cluster.ether.cut(ip, other)
             self.world.at(self.world.now_s + seconds, None, self.cluster.ether.heal, ip, other)
         if not is_short:
-            for one in self.cluster.processes:
-                for another in self.cluster.processes:
-                    if one.ip == ip and another.ip in there:
+            cut_off = [each for each in self.cluster.processes if each.ip == ip]
+            beyond = set(there)
+            for another in self.cluster.processes:
+                if another.ip in beyond:
+                    for one in cut_off:
                         self._hurt(one, another)
 
 

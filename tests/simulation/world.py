@@ -16,6 +16,7 @@ from skipper.control.model.future import Gate, set_reader
 from skipper.control.runtime import current_runtime, running
 from skipper.control.runtime.procs import ending
 from skipper.control.support import cgroup
+from skipper.control.wire import heartbeats
 
 if TYPE_CHECKING:
     from tests.simulation.processes import SimulatedProcess
@@ -40,7 +41,7 @@ class Event:
         owner: SimulatedProcess | None,
         call: Callable[..., object],
         arguments: Sequence[Any],
-        context: contextvars.Context | None,
+        context: contextvars.Context | None = None,
     ) -> None:
         self.when_s = when_s
         self.owner = owner
@@ -106,7 +107,11 @@ class World:
 
     def soon(self, owner: SimulatedProcess, call: Callable[..., object], *arguments: Any) -> Event:
         """Have something happen in a moment."""
-        return self.at(self.now_s + _SOON_S * self.chance.random(), owner, call, *arguments)
+        when_s = self.now_s + _SOON_S * self.chance.random()
+        event = Event(when_s, owner, call, arguments)
+        self._count += 1
+        heapq.heappush(self._due, (when_s, self._count, event))
+        return event
 
     def soon_here(self, call: Callable[..., object], *arguments: Any) -> Event:
         """Likewise, in the process that runs."""
@@ -114,9 +119,10 @@ class World:
         return self.soon(self.current, call, *arguments)
 
     def step(self) -> bool:
-        """The next thing happens; False where there is none."""
-        while self._due:
-            when_s, number, event = heapq.heappop(self._due)
+        """The next thing happens; False where there is none. Behind it the process that it happened to still runs."""
+        due = self._due
+        while due:
+            when_s, number, event = heapq.heappop(due)
             if event.is_cancelled:
                 continue
             owner = event.owner
@@ -124,21 +130,36 @@ class World:
                 if owner.is_dead:
                     continue
                 if owner.stalled_until_s > when_s:
-                    heapq.heappush(self._due, (owner.stalled_until_s, number, event))
+                    heapq.heappush(due, (owner.stalled_until_s, number, event))
                     continue
-            self.now_s = max(self.now_s, when_s)
+            if when_s > self.now_s:
+                self.now_s = when_s
             self.steps += 1
             self.digest = hash((self.digest, self.now_s, 0 if owner is None else owner.number))
-            self._happen(event, owner)
+            if owner is not self.current:
+                self.enter(owner)
+            try:
+                if event.context is not None:
+                    event.context.run(event.call, *event.arguments)
+                else:
+                    event.call(*event.arguments)
+            except ProcessKilledError:
+                if owner is None or not owner.is_dead:
+                    raise
+            except Exception as error:  # noqa: BLE001  (a loop goes on behind what a callback raises)
+                self._note_raised(event, error)
             return True
         return False
 
-    def run(self, until_s: float, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Let happen what does until a time, or until it is over."""
-        while self._due and self._due[0][0] <= until_s and not is_over():
-            self.step()
-        if not is_over():
-            self.now_s = max(self.now_s, until_s)
+    def run(self, until_s: float) -> None:
+        """Let happen what does until a time."""
+        before, due, step = self.current, self._due, self.step
+        try:
+            while due and due[0][0] <= until_s:
+                step()
+        finally:
+            self.enter(before)
+        self.now_s = max(self.now_s, until_s)
 
     def violation(self, what: str) -> None:
         """Note that an invariant is broken."""
@@ -149,49 +170,45 @@ class World:
         if self._trace is not None:
             self._trace(f"{self.now_s - BEGIN_S:12.6f} {what}")
 
-    def _happen(self, event: Event, owner: SimulatedProcess | None) -> None:
-        before = self.current
-        self.enter(owner)
-        try:
-            if event.context is not None:
-                event.context.run(event.call, *event.arguments)
-            else:
-                event.call(*event.arguments)
-        except ProcessKilledError:
-            if owner is None or not owner.is_dead:
-                raise
-        except Exception as error:  # noqa: BLE001  (a loop goes on behind what a callback raises)
-            import traceback
+    def _note_raised(self, event: Event, error: Exception) -> None:
+        import traceback
 
-            where = "".join(traceback.format_exception(error)[-4:])
-            self.violation(f"{owner}: {event.call} raised {error!r}\n{where}")
-        finally:
-            self.enter(before)
+        where = "".join(traceback.format_exception(error)[-4:])
+        self.violation(f"{event.owner}: {event.call} raised {error!r}\n{where}")
 
     def enter(self, owner: SimulatedProcess | None) -> None:
         """What runs from now on runs in this process."""
         self.current = owner
-        process = None if owner is None else owner.runtime
-        running._current = process
-        current_runtime._current = process
-        asyncio._set_running_loop(None if owner is None else owner.loop)
+        if owner is None:
+            running._current = current_runtime._current = None
+            asyncio._set_running_loop(None)
+        else:
+            running._current = current_runtime._current = owner.runtime
+            asyncio._set_running_loop(owner.loop)
 
     # Waiting: a `Reader`
 
     def wait(self, gate: Gate, timeout_s: float, takes_all: bool) -> None:
         """Let other things happen until a gate is open, or the time is over."""
-        here, until_s = self.current, self.now_s + timeout_s if timeout_s >= 0 else float("inf")
-        context = contextvars.copy_context()
-        while not gate.is_open and self.now_s < until_s:
-            if here is not None and here.is_dead:
-                raise ProcessKilledError
-            if not self._due or self._due[0][0] > until_s:
-                if until_s == float("inf"):
-                    raise AssertionError("what is waited for will never happen")
-                self.now_s = until_s
-                break
-            contextvars.Context().run(self.step)
-        del context
+        here, due = self.current, self._due
+        until_s = self.now_s + timeout_s if timeout_s >= 0 else float("inf")
+        has_stepped = False
+        try:
+            while not gate.is_open and self.now_s < until_s:
+                if here is not None and here.is_dead:
+                    raise ProcessKilledError
+                if not due or due[0][0] > until_s:
+                    if until_s == float("inf"):
+                        raise AssertionError("what is waited for will never happen")
+                    self.now_s = until_s
+                    break
+                if not has_stepped:
+                    has_stepped = True
+                    self.enter(here)  # also where the loop of an actor ran
+                contextvars.Context().run(self.step)
+        finally:
+            if has_stepped:
+                self.enter(here)
         if here is not None and here.is_dead:
             raise ProcessKilledError
 
@@ -256,8 +273,17 @@ def install() -> None:
                     setattr(module, attribute, virtual[value])
     secrets.randbits, secrets.token_bytes, secrets.token_hex = _randbits, _token_bytes, _token_hex
     setattr(ending, "threading", _Threads)  # noqa: B010  (a module's own import)
+    namespace = heartbeats.own_namespace()
+    heartbeats.own_namespace = lambda: namespace  # which takes a call of the kernel, in each process of a job
     cgroup.oom_kills = lambda: 0
     cgroup.machine_oom_kills = lambda: 0
+
+
+def forget_tasks() -> None:
+    """Have asyncio forget the tasks of jobs that are over: nobody collects them, and `asyncio.all_tasks` visits all."""
+    registry = getattr(asyncio.tasks, "_all_tasks" if sys.version_info < (3, 12) else "_scheduled_tasks", None)
+    if registry is not None:
+        registry.clear()
 
 
 def current() -> World:
