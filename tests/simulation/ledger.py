@@ -8,6 +8,7 @@ once, and what it has lost ends.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -46,16 +47,16 @@ class Sayer:
 
     def cast(self, ranks: range) -> None:
         """Say something to some ranks, and wait for what each answers."""
-        self._send(ranks, lambda said: list(self._part(ranks).step.stream(self.name, said)))
+        self._send(ranks, lambda runs: list(self._part(ranks).step.stream(self.name, runs)))
 
     def call(self, rank: int) -> None:
         """Say something to one."""
         one = range(rank, rank + 1)
-        self._send(one, lambda said: [self._part(one).step.call_one(self.name, said)])
+        self._send(one, lambda runs: [self._part(one).step.call_one(self.name, runs)])
 
     def broadcast(self, ranks: range) -> None:
         """Say something to some ranks that nobody answers."""
-        self._send(ranks, lambda said: (self._part(ranks).step.broadcast(self.name, said), [])[1])
+        self._send(ranks, lambda runs: (self._part(ranks).step.broadcast(self.name, runs), [])[1])
 
     def _part(self, ranks: range) -> ActorMesh[Any]:
         part = self._parts.get(ranks)
@@ -68,7 +69,7 @@ class Sayer:
             return
         said = list(self.numbers)
         try:
-            futures = send(said)
+            futures = send(runs_of(said, ranks))
         except BackpressureError:
             self.is_broken = True
             return
@@ -95,6 +96,20 @@ class Sayer:
         if rank not in ranks or rank in answered:
             self.ledger.world.violation(f"{self.name}: rank {rank} has answered twice, or was not asked")
         answered.add(rank)
+
+
+def runs_of(numbers: list[int], ranks: range) -> list[int]:
+    """The numbers of some ranks, each with the rank behind the last in a row that has it: most have the same."""
+    runs: list[int] = []
+    for number, alike in itertools.groupby(ranks, numbers.__getitem__):
+        *_, last = alike
+        runs += (last + 1, number)
+    return runs
+
+
+def number_in(runs: list[int], rank: int) -> int:
+    """The number of a rank among those."""
+    return next(number for end, number in zip(runs[::2], runs[1::2], strict=True) if rank < end)
 
 
 @dataclass(slots=True)

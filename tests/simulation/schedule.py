@@ -72,10 +72,11 @@ class Leaf(Actor):
         self.told: dict[str, int] = {}
 
     @endpoint
-    def step(self, sender: str, numbers: list[int]) -> tuple[int, int]:
+    def step(self, sender: str, runs: list[int]) -> tuple[int, int]:
         rank = context().actor_instance.rank.rank
-        ledgers.current().came(self.me, sender, numbers[rank])
-        return rank, numbers[rank]
+        number = ledgers.number_in(runs, rank)
+        ledgers.current().came(self.me, sender, number)
+        return rank, number
 
     @endpoint
     def tell(self, port: Port[tuple[int, int]], channel: str) -> tuple[int, int]:
