@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import os
 import signal
 import threading
 import traceback
@@ -19,6 +18,7 @@ from skipper.control.runtime import current_runtime
 from skipper.control.runtime.actor_state import ActorEndedError, ActorState
 from skipper.control.runtime.assembly import build_process
 from skipper.control.runtime.executor import AsyncExecutor, NewExecutor
+from skipper.control.runtime.procs import children
 from skipper.control.runtime.procs.launcher import Launched, LaunchRequest
 from skipper.control.runtime.shared_executor import SharedExecutor
 from skipper.control.runtime.shared_parts import SharedParts
@@ -81,12 +81,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def remove_reader(self, fd: Any) -> bool:
         return self._readers.pop(fd, None) is not None
 
-    def readable(self, fd: int) -> bool:
-        """Something can be read there; whether somebody has looked out for that."""
+    def readable(self, fd: int) -> None:
+        """Something can be read there: whoever has looked out for that is told."""
         reader = self._readers.get(fd)
         if reader is not None:
             reader[0](*reader[1])
-        return reader is not None
 
     def is_running(self) -> bool:
         return True
@@ -297,11 +296,11 @@ class SimulatedChild:
 
     def __init__(self, parent: SimulatedProcess) -> None:
         self.pid = 100 + len(parent.cluster.processes)
-        self.pidfd = os.eventfd(0, os.EFD_CLOEXEC)
+        parent.cluster.launched += 1
+        self.pidfd = parent.cluster.launched
         self.process: SimulatedProcess | None = None
         self._parent = parent
         self._status: int | None = None
-        self._is_closed = False
 
     @property
     def is_over(self) -> bool:
@@ -332,13 +331,7 @@ class SimulatedChild:
         parent.world.at(when_s, parent, self._tell)
 
     def _tell(self) -> None:
-        self._is_closed = self._parent.loop.readable(self.pidfd)  # the launcher closes what it has read
-
-    def close(self) -> None:
-        """Let go of its descriptor, unless its launcher has."""
-        if not self._is_closed:
-            self._is_closed = True
-            os.close(self.pidfd)
+        self._parent.loop.readable(self.pidfd)
 
     def when_buried(
         self,
@@ -427,6 +420,7 @@ class Cluster:
 
     Attributes:
         script: the process of the script.
+        launched: how many processes others have started.
         begin_logs: the logs of begun requests, with their processes, by what tells them from others.
         hosts: those that stand for the job on the others.
     """
@@ -437,6 +431,7 @@ class Cluster:
         self.processes: list[SimulatedProcess] = []
         self.by_id: dict[str, SimulatedProcess] = {}
         self.child_of: dict[str, SimulatedChild] = {}
+        self.launched = 0
         self.begin_logs: dict[int, tuple[SimulatedProcess, memoryview]] = {}
         me = _named("script", _ip(0) if hosts else "")
         self.script = SimulatedProcess(self, me, me, None)
@@ -463,11 +458,18 @@ class Cluster:
         if child is not None:
             child.ended(status)
 
-    def close(self) -> None:
-        """Let go of what the operating system has lent."""
-        for process in self.processes:
-            for child in process.children:
-                child.close()
+
+class _Descriptors:
+    """The descriptors of ended processes, which `Children` closes."""
+
+    @staticmethod
+    def close(descriptor: int) -> None:
+        """Do nothing: they are numbers alone, so that a job may have more processes than a process has descriptors."""
+
+
+def install() -> None:
+    """Have the descriptors of processes be those of simulated ones."""
+    setattr(children, "os", _Descriptors)  # noqa: B010  (a module's own import)
 
 
 def _ip(host: int) -> str:

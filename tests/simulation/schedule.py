@@ -15,7 +15,7 @@ from skipper.control.model import settings as bounds
 from skipper.control.model.errors import ControlError, LinkError, SupervisionError
 from skipper.control.wire.process_ref import ProcessRef
 from tests.simulation import ledger as ledgers
-from tests.simulation import services
+from tests.simulation import processes, services
 from tests.simulation import world as worlds
 from tests.simulation.ledger import Ledger, Owned, Sayer
 from tests.simulation.network import Ether, VirtualStream, Weather
@@ -200,7 +200,6 @@ class Schedule:
 
     def close(self) -> None:
         """Let go of everything."""
-        self.cluster.close()
         worlds.forget_tasks()
         worlds.play(None)
         ledgers.play(None)
@@ -498,6 +497,7 @@ def begin() -> None:
 
     logging.getLogger("skipper").setLevel(logging.CRITICAL)
     worlds.install()
+    processes.install()
     services.install()
     gc.disable()  # `program` has schedules played by processes that end soon
     gc.collect()
