@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("skipper.control")
 
 _unpacking = threading.Lock()
-"""Held while a class is unpacked, which imports modules. Where modules import each other in a circle, two threads that
-begin at different places of it can get an error of Python's import system."""
+"""Held while a class is unpacked, which imports modules. If two threads enter a circle of imports at different modules,
+Python's import system can raise an error."""
 
 _ARGUMENTS = "the arguments"
 _RESULT = "the result"
@@ -59,15 +59,15 @@ class ActorEndedError(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class ActorHost:
-    """What the actors of one process need of it.
+    """What the actors of one process need from it.
 
     Attributes:
         state: of the process.
         actors: the table of its actors.
-        stops: keeps the bounds of those that end.
-        flow: is told what is handled.
+        stops: keeps the bounds of actors that end.
+        flow: counts the messages that are handled.
         replier: answers messages.
-        owners: are told of failures.
+        owners: get the failures.
         history: of what has gone wrong.
         ports: where answers arrive.
     """
@@ -87,11 +87,11 @@ class ActorProgress:
 
     Attributes:
         current: the message that it handles.
-        begun_s: since when it does that, or its `step`.
+        begun_s: when it began that, or its `step`.
         step: what it does besides handling messages: its construction, or a part of its end.
-        beside: what concurrent endpoints are handling, beside the current message, and since when.
+        beside: what concurrent endpoints are handling, besides the current message, and since when.
         born_s: when it was spawned.
-        handled: how many messages it has handled, with whatever outcome.
+        handled: how many messages it has handled, whatever their outcome.
         errors: how many of them ended in an exception.
         last_error: the latest of these.
         latencies: how long its endpoints took lately.
@@ -180,23 +180,23 @@ class ActorState:
         self.meshes = OwnedMeshes()
         self.failure: MeshFailure | None = None
         self.ready: Promise[None] = Promise()
-        """Ends when ``__init__`` has returned; in an error if it raised."""
+        """Ends when ``__init__`` has returned; with its error if it raised."""
         self.ended: Promise[None] = Promise()
         """Ends when the actor is gone and everything that it owned is, too."""
         self.over: Promise[MeshFailure | None] = Promise()
-        """Ends when the actor has failed, in that failure; or when it has been stopped and is gone, in None."""
+        """Ends with the failure when the actor has failed, or with None when it has been stopped and is gone."""
         self.is_cut_off = False
         """Whether what it handles is given up: it has failed, or most of its time to stop has passed."""
         self.bound: Bound | None = None
-        """By when it has to end; None as long as it is neither stopped nor failed."""
+        """When it has to end; None while it is neither stopped nor failed."""
         self.winds_up: Promise[None] = Promise()
         """Ends when it has handled its last message, and its cleanup begins."""
         self.begins: BeginLog | None = None
-        """Its log of what it begins to handle, for those who ask for it after its death; None: nobody has asked to."""
+        """The log of what it begins to handle, which others read after its death; None until a process asks for one."""
         self.instance = new_instance(self, request.creator)
         self._new_context = context_class()
         self.context = self._new_context(self.instance, rank, request.extent)
-        """What `context` returns where no message is being handled."""
+        """What `context` returns while no message is being handled."""
         self.failures: deque[MeshFailure] = deque()
         self._body: Payload = body
         self._asked_for = asked_for
@@ -210,11 +210,11 @@ class ActorState:
         """The thread that runs it, once it has been started."""
 
     def answer_dead(self, mail: Mail) -> None:
-        """Tell the sender of a message that it came too late."""
+        """Tell the sender of a message that the message came too late."""
         refuse(self._flow, self._replier, mail, self.end_reason(), self.failure)
 
     def _answer_unfinished(self) -> None:
-        """Tell those who wait for messages that were delivered and will not be finished."""
+        """Tell the callers whose messages were delivered and will not be finished."""
         for mail in self.progress.unfinished():
             refuse(self._flow, self._replier, mail, self.end_reason(), self.failure, delivered=True)
 
@@ -224,7 +224,7 @@ class ActorState:
         self.is_cut_off = failure is not None
 
     def bind_to(self, bound: Bound, *, cut_now: bool) -> Bound:
-        """Have it end within a bound, or what is sooner of this and its own; returns what holds then. For `Stops`."""
+        """Bound its end. If it has a bound already, the sooner time counts. Returns the valid bound. For `Stops`."""
         if self.bound is None:
             self.bound = bound
         else:
@@ -234,7 +234,7 @@ class ActorState:
         return self.bound
 
     def log_begins(self) -> BeginAddress:
-        """Write down what it begins to handle from now on; where."""
+        """Log what it begins to handle from now on; returns where the log is."""
         from skipper.control.runtime.begin_log import BeginLog
 
         if self.begins is None:
@@ -242,11 +242,11 @@ class ActorState:
         return self.begins.address
 
     def has_failed(self) -> bool:
-        """Whether the actor has ended in a failure; another thread may bring that about at any moment."""
+        """Whether the actor has ended in a failure; another thread may cause that at any moment."""
         return self.failure is not None
 
     def end_reason(self) -> str:
-        """Why this actor answers no more."""
+        """Why this actor no longer answers."""
         if self.failure is not None:
             return f"actor {self.ref} has failed: {self.failure.headline()}"
         return f"actor {self.ref} has been stopped" + (", and did not stop in time" if self.is_cut_off else "")
@@ -276,7 +276,7 @@ class ActorState:
             summary, trace = summarize(error), describe(error)
             self._note_error("__init__", error)
             if self._asked_for:
-                self.owner = None  # whoever waits for `ready` gets the error, not the owner
+                self.owner = None  # callers that wait for `ready` get the error, not the owner
             self.fail(FailureKind.CONSTRUCTION, f"{self.label}: __init__ raised {summary}", trace, error=error)
             self.ready.set_exception(ActorError(self.actor_id, "__init__", summary, trace, error))
         self._host.stops.constructed(self)
@@ -287,7 +287,7 @@ class ActorState:
             self._refuse_ready()
 
     def _refuse_ready(self) -> None:
-        """Tell those who wait for the construction, if they do not know yet."""
+        """Tell the callers that wait for the construction, if they do not know yet."""
         self.ready.set_exception(SupervisionError(self.end_reason(), self.failure))
 
     def give_up_construction(self, bound_s: float) -> None:
@@ -304,7 +304,7 @@ class ActorState:
     def never_begin(self, reason: str) -> None:
         """End an actor that has no thread; from any thread."""
         if self._asked_for:
-            self.owner = None  # somebody waits for `ready`
+            self.owner = None  # a caller waits for `ready`
         self.fail(FailureKind.ABORT, f"{self.label} could not be constructed: {reason}")
         self.ready.set_exception(SupervisionError(self.end_reason(), self.failure))
         self.bury()
@@ -315,7 +315,7 @@ class ActorState:
         return f"actor {self.name}{self.rank!r} in {self._host.state.me.name}"
 
     def is_concurrent(self, mail: Mail) -> bool:
-        """Whether this message is for a concurrent endpoint: those behind it need not wait for it."""
+        """Whether this message is for a concurrent endpoint: the messages behind it need not wait for it."""
         assert self._interface is not None  # messages are handled once the actor is constructed
         spec = self._interface.endpoints.get(mail.message.method.removesuffix(WRAPPED))
         return spec is not None and spec.concurrent
@@ -357,7 +357,7 @@ class ActorState:
 
     async def _answer(self, mail: Mail) -> None:
         call = mail.message
-        assert isinstance(call, Call)  # requests are the process' own
+        assert isinstance(call, Call)  # the process itself handles requests
         assert self._interface is not None  # messages are handled once the actor is constructed
         assert self._actor is not None
         if self.begins is not None:
@@ -368,7 +368,7 @@ class ActorState:
         try:
             spec = self._interface.find(call.method)
             if spec.is_wrapped:
-                with _unpacking:  # it brings code
+                with _unpacking:  # the payload contains code
                     args, kwargs = unpack(call.payload, _ARGUMENTS)
             else:
                 args, kwargs = unpack(call.payload, _ARGUMENTS)
@@ -409,7 +409,7 @@ class ActorState:
                 packed = pack_exception(error, actor_id=self.actor_id, endpoint=call.method)
                 self._replier.reply(mail, Kind.FAILURE, packed)
         self.progress.handled += 1
-        if not self.is_cut_off:  # else it has been refused, which counts it too
+        if not self.is_cut_off:  # otherwise it has been refused, which counts it, too
             self._flow.handled(mail)
 
     def activity(self) -> str:
@@ -440,7 +440,7 @@ class ActorState:
         self.progress.failed(self._host.history.failed(who, error))
 
     async def supervise(self, *, is_async: bool) -> None:
-        """Attend to the failures of owned meshes."""
+        """Handle the failures of owned meshes."""
         while self.failures and not self.is_cut_off:
             failure = self.failures.popleft()
             try:
@@ -480,7 +480,7 @@ class ActorState:
         cause: MeshFailure | None = None,
         error: BaseException | None = None,
     ) -> None:
-        """End this actor in a failure, which goes to its owner; from any thread."""
+        """End this actor with a failure, which its owner gets; from any thread."""
         exception = "" if error is None else first_exception(error)
         failure = MeshFailure(self.name, self.actor_id, self.rank, kind, message, details, cause, exception=exception)
         if not self._host.actors.end(self, failure):
@@ -491,28 +491,28 @@ class ActorState:
         self.cut_off()
 
     def cut_off(self) -> None:
-        """Let it handle nothing more, end what it does, and answer those who wait at once.
+        """Make it handle nothing more, end what it does, and answer its callers at once.
 
-        From any thread: the actor's own may be busy for long.
+        From any thread: the actor's own thread may be busy for a long time.
         """
         if self.is_cleanup_cut() or (self.failure is None and not (self._cut_at or self.winds_up.done())):
             self._cut_at = self._doing()
         self.is_cut_off = True
         self._answer_unfinished()
-        if self.failure is None or self.failure.kind is not FailureKind.CONSTRUCTION:  # which is told with its error
+        if self.failure is None or self.failure.kind is not FailureKind.CONSTRUCTION:  # it has its own error
             self._refuse_ready()
         self.executor.drain()
         self.executor.unwind()
 
     def orphan(self, reason: str) -> None:
-        """End this actor because its owner is gone; there is nobody to report to. From any thread."""
+        """End this actor because its owner is gone; it has no one to report to. From any thread."""
         self.owner = None
         self.fail(FailureKind.OWNED, f"{self.label}: {reason}")
 
     def fail_by_itself(
         self, kind: FailureKind, message: str, cause: MeshFailure | None, error: BaseException | None = None
     ) -> None:
-        """Fail for something that it has done itself, unless it has ended. From any thread."""
+        """Fail because of something that it has done itself, unless it has ended. From any thread."""
         if self._host.actors.get(self.uid) is not None:
             self.fail(kind, f"{self.label}: {message}", cause=cause, error=error)
 
@@ -571,7 +571,7 @@ class ActorState:
         return self.is_cleanup_cut() and isinstance(error, ActorEndedError | asyncio.CancelledError)
 
     def bury(self, outcome: Exception | None = None) -> None:
-        """Leave a tombstone, and tell those who wait for the end."""
+        """Leave a tombstone, and tell the callers that wait for the end."""
         self._host.actors.forget(self)
         self._host.stops.constructed(self)
         for number in list(self.meshes.notices.values()):
@@ -601,7 +601,7 @@ class ActorState:
         return (what or "it has just finished with a message") + self._where()
 
     def _where(self) -> str:
-        """The line of user code at which it is."""
+        """The line of user code that it is at."""
         stack = self.executor.stack()
         if not stack:
             return ""
@@ -615,7 +615,7 @@ class ActorState:
         """Stop what it owns, the youngest first, and leave time for its own cleanup.
 
         Returns:
-            The error of a mesh that was cut short, or has not answered in time; None where all have ended in time.
+            The error of a mesh that was cut short, or has not answered in time; None if all have ended in time.
         """
         assert self.bound is not None  # it ends
         until_s = _now() + OWNED * self.bound.left_s()
@@ -625,7 +625,7 @@ class ActorState:
         try:
             while meshes:
                 mesh, left_s = meshes.pop(), max(until_s - _now(), 0.0)
-                # One that does not end must not use up the time of the others.
+                # A mesh that does not end must not use up the time of the others.
                 with contextlib.suppress(ControlError, TimeoutError):
                     ends.append((mesh, mesh.stop(left_s)))
                     await _wait(ends[-1][1], left_s / (len(meshes) + 1), is_async=is_async)
@@ -668,7 +668,7 @@ CALLERS_OF_USERS = frozenset(
 
 
 def _consequence(error: BaseException, port: Port[Any] | None, *, wants_reply: bool) -> str:
-    """Why an exception of an endpoint ends the actor; empty where it is only an answer to the caller.
+    """Why an exception of an endpoint ends the actor; empty if it is only an answer to the caller.
 
     A cancelled endpoint does not end the actor: something that it awaits was cancelled, and the caller gets that error.
     """

@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from skipper.control.runtime.request_server import RequestServer
 
 SPAWN_GRACE_S = 10.0
-"""How long messages are kept for an actor that is not spawned yet. A reference can reach a third process, whose
-call can arrive before the message of the spawner does."""
+"""How long messages are kept for an actor that is not spawned yet. A third process can get a reference, and its call
+can arrive before the spawner's message."""
 
 _LATE_S = 1.0
-"""A timer that fires this much too late tells that the process was stopped, or had no CPU time."""
+"""A timer that fires this much too late shows that the process was stopped, or had no CPU time."""
 
 _TOMBSTONES = 4096
 
 
 class ActorTable:
-    """Actors that live, that are winding up, and that have been; safe to use from any thread.
+    """Actors that live, that are winding up, and that are gone; safe to use from any thread.
 
     Attributes:
-        stops: keeps the bounds of those that end.
+        stops: keeps the bounds of actors that end.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ActorTable:
         return self._live.get(uid) or self._ending.get(uid)
 
     def add(self, actor: ActorState) -> None:
-        """Let an actor take messages, first of all those that were early."""
+        """Let an actor take messages, beginning with those that came early."""
         with self._lock:
             early = self._early.pop(actor.uid, [])
             for mail in early:
@@ -105,7 +105,7 @@ class ActorTable:
             self._deliver_to_absent(mail)
 
     def end(self, actor: ActorState, failure: MeshFailure | None = None) -> bool:
-        """Let an actor take no more messages; False where it has ended before, or failed once already."""
+        """Let an actor take no more messages; False if it has ended or failed before."""
         with self._lock:
             was_live = self._live.pop(actor.uid, None) is not None
             fails_while_ending = failure is not None and actor.failure is None and actor.uid in self._ending
@@ -116,11 +116,11 @@ class ActorTable:
             return True
 
     def stop(self, uid: int, timeout: float) -> Future[None]:
-        """Stop an actor in good order, and no matter how after ``timeout`` seconds (see `Stops`).
+        """Stop an actor in good order, and by force after ``timeout`` seconds (see `Stops`).
 
         Returns:
-            A future that ends with the actor, at once where it is gone already; in a `StopTimeoutError` where it has
-            been cut short.
+            A future that ends with the actor, at once if the actor is gone already; with a `StopTimeoutError` if the
+            actor was cut short.
         """
         actor = self._live.get(uid)
         is_first = actor is not None and self.end(actor)
@@ -154,7 +154,7 @@ class ActorTable:
                     self._loop.call_soon_threadsafe(self._give_up_later, uid)
                 return
         if actor is not None and isinstance(mail.message, ProcessRequest):
-            self._requests.handle(mail.sender, mail.message)  # it was spawned at this moment
+            self._requests.handle(mail.sender, mail.message)  # it has just been spawned
         elif actor is not None:
             actor.executor.submit(mail)
         elif ending is not None:
@@ -169,7 +169,7 @@ class ActorTable:
 
     def _give_up_on(self, uid: int, due_s: float) -> None:
         if self._loop.time() - due_s > _LATE_S:
-            self._give_up_later(uid)  # the message of the spawner may have come meanwhile, and not be read yet
+            self._give_up_later(uid)  # the spawner's message may have arrived by now, and not be read yet
             return
         with self._lock:
             early = self._early.pop(uid, [])
@@ -177,7 +177,7 @@ class ActorTable:
             reason = f"there is no such actor in process {self._state.me.name}"
             refuse(self._flow, self._replier, mail, reason, None)
 
-    # What is asked of this process
+    # Requests to this process
 
     def _asked_to_stop(self, mail: Mail, timeout: float) -> Future[None]:
         return self.stop(mail.message.target, timeout)
@@ -203,7 +203,7 @@ class ActorTable:
         return None if actor is None else actor.over
 
     def _tell_activity(self, mail: Mail, _: None) -> Future[str]:
-        """Say what an actor does; of the actor 0, that the process answers."""
+        """Say what an actor does; for the actor 0, say that the process answers."""
         if mail.message.target == 0:
             return Future.of("its process answers by now")
         actor = self.find(mail.message.target)
@@ -215,7 +215,7 @@ class ActorTable:
         return None if actor is None else Future.of(actor.log_begins())
 
     def _find_or_answer(self, mail: Mail) -> ActorState | None:
-        """The actor that a request is about; None where the request is answered for it, or will be."""
+        """The actor that a request is about; None if the request has been answered for it, or will be."""
         actor = self.find(mail.message.target)
         if actor is None:
             self._deliver_to_absent(mail)

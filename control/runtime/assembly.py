@@ -56,19 +56,19 @@ def build_process(
     shared: SharedParts | None = None,
     extensions: Iterable[Callable[[Process], object]] = (),
 ) -> Process:
-    """The runtime of one process, which can be reached and sends from then on.
+    """Build the runtime of one process, which can be reached and sends from then on.
 
     Args:
         me: this process.
         root: the script; the same as ``me`` there.
         secret: the job's secret.
-        loop_thread: what everything asynchronous runs on.
+        loop_thread: runs everything asynchronous.
         certs: the folder of the certificates for TLS with other hosts; None: none.
         data_plane_is_open: whether the data plane may be used with other hosts.
-        redirection: where the processes that this one launches write to; None: to where this one does.
-        leave: has the main thread of a worker return (see `Ending`).
-        shared: what it has together with other runtimes of this process of the operating system; None: it is alone.
-        extensions: called with the process before it can be reached, for what is above the runtime to add requests.
+        redirection: where the processes that this one launches write their output; None: where this one does.
+        leave: makes the main thread of a worker return (see `Ending`).
+        shared: what it shares with other runtimes in this process of the operating system; None: it is alone.
+        extensions: called with the process before it can be reached, so that the layers above can add requests.
     """
     from skipper.control.wire.sockets import Sockets
     from skipper.control.wire.transport import Transport
@@ -89,7 +89,7 @@ def build_process(
         remote_launch.connected(peer)
 
     def find_address(peer: ProcessRef) -> Future[str]:
-        """Ask the launcher of a process of another host where it listens."""
+        """Ask the launcher of a process on another host where that process listens."""
         return messenger.request(peer.launcher or state.root, ADDRESS, peer.id)
 
     def ask_to_end(child: ProcessRef, timeout: float) -> None:

@@ -1,7 +1,7 @@
 """`BeginLog`: which messages an actor has begun to handle, in memory that outlives its process; `BeginView` reads it.
 
 A process that has been killed cannot say what it had begun. So it writes that down before it begins, in anonymous
-memory that those who send to it have mapped while it lived; once it is dead for certain, they look.
+memory. Its senders map that memory while it lives, and read it once it is certainly dead.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from skipper.control.runtime.messages import Mail
 
 CAPACITY = 4096
-"""So many of the latest messages are in the log."""
+"""How many of the latest messages the log holds."""
 
 _NAME = "skipper-begins"
 _TOKEN, _COUNT, _BEGUN, _FIRST = 0, 1, 2, 3
-"""Where in the log, in words of 8 bytes, stand: what tells it from others, how many messages have been taken, which of
-them was the last that was begun, and the messages. Of those each has two: who sent it, and where its sender waits."""
+"""Positions in the log, in words of 8 bytes: a token that identifies it, how many messages have been taken, which of
+them was begun last, and the messages. Each message has two words: its sender, and the port where that waits."""
 
 _DEATH_S = 1.0
-"""A process that is killed closes its connections before it is gone; this is plenty for what is between."""
+"""A killed process closes its connections before it is gone; this is plenty for the time between."""
 
 _NBYTES = 8 * (_FIRST + 2 * CAPACITY)
 
@@ -38,7 +38,7 @@ _NBYTES = 8 * (_FIRST + 2 * CAPACITY)
 @quickly_pickled
 @dataclass(frozen=True, slots=True)
 class BeginAddress:
-    """Where a log is found as long as its process lives.
+    """Where to find a log while its process lives.
 
     Attributes:
         kernel: which kernel, and which of its tables of processes, the process belongs to.
@@ -75,13 +75,13 @@ class BeginLog:
             key = self._senders[sender] = _key_of(sender)
         words, count = self._words, self._count
         at = _FIRST + 2 * (count % CAPACITY)
-        # In this order: a kill may come between any two of these.
+        # The order matters: a kill may come between any two of these.
         words[at] = key
         words[at + 1] = mail.message.reply_to
         words[_COUNT] = self._count = count + 1
 
     def begin(self) -> None:
-        """Write down that the message that was taken last is about to be handled."""
+        """Write down that the message taken last is about to be handled."""
         self._words[_BEGUN] = self._count
 
 
@@ -94,16 +94,16 @@ class Fate(enum.Enum):
 
     UNTOUCHED = "untouched"
     TAKEN = "taken"
-    """It had begun to open it, and died before its actor had it in hand, perhaps because of what is in it."""
+    """It had begun to unpickle it, and died before its actor got it, perhaps because of its content."""
     PERHAPS_BEGUN = "perhaps begun"
 
 
 class BeginView:
-    """The log of an actor of another process, mapped while that lived. For any thread.
+    """The log of an actor of another process, mapped while that process lived. For any thread.
 
     Args:
         address: of the log.
-        reader: the id of this process: whose messages are asked for.
+        reader: the id of this process, whose messages are looked up.
 
     Raises:
         OSError: it cannot be mapped: the process runs on another machine, or the system does not allow it.
@@ -120,9 +120,9 @@ class BeginView:
         weakref.finalize(self, os.close, self._pidfd).atexit = False
         try:
             self._words = _map(address)
-        except (FileNotFoundError, ProcessLookupError) as error:  # the log is there as long as the process lives
+        except (FileNotFoundError, ProcessLookupError) as error:  # the log exists while the process lives
             raise ProcessGoneError(f"process {address.pid} has ended") from error
-        if self._is_over():  # from the first line on it was the process that has the log, or it is over
+        if self._is_over():  # either this has been the log's process since the first line, or that is dead
             raise ProcessGoneError(f"process {address.pid} has ended")
         self._key = _key_of(reader)
         self._patience_s = _DEATH_S
@@ -134,18 +134,18 @@ class BeginView:
         return self._words[_COUNT]
 
     def is_final(self) -> bool:
-        """Whether the process is dead, or has been waited for in vain: `fate` does not wait then."""
+        """Whether the process is dead, or `fate` has waited for its end in vain: then it does not wait again."""
         return self._taken is not None or not self._patience_s or self._is_over()
 
     def fate(self, port: int, since: int) -> Fate:
         """What the process, if it is dead, had done with a message of this process.
 
-        Waits for up to a second, once, for a process that has lost its connection and still is about to end. One that
-        does not end may begin anything yet.
+        Waits for up to a second, once, for a process that has lost its connection but has not ended yet. A process that
+        does not end may still begin anything.
 
         Args:
-            port: where its answer was waited for.
-            since: `count` as it was before the message was sent.
+            port: where this process waited for the answer.
+            since: `count` before the message was sent.
         """
         words = self._words
         if self._taken is None:

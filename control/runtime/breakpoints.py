@@ -1,4 +1,4 @@
-"""What `breakpoint()` does in a process of a job: in an actor it parks that, in a script it does what it always did."""
+"""What `breakpoint()` does in a process of a job: it parks an actor; in a script it does what it always does."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def _hook(*args: Any, **kwargs: Any) -> Any:
     is_a_scripts = current_context.get() is None and (
         not running.is_running() or running.current().root_actor is not None
     )
-    if is_a_scripts:  # there is somebody to type into a debugger, and it may be a notebook's own
+    if is_a_scripts:  # a person can type into a debugger, which may be a notebook's own
         return _before(*args, **kwargs)
     _park(sys._getframe(1))
     return None
 
 
 def park_by(park: Callable[[FrameType], object]) -> None:
-    """Have a function park the thread of an actor that has come to a breakpoint, given the frame there."""
+    """Set the function that parks the thread of an actor at a breakpoint; it gets the frame there."""
     global _park
     _park = park
 
 
 def _go_on(frame: FrameType) -> None:
-    """Without a debugger a breakpoint means nothing."""
+    """Continue: without a debugger a breakpoint does nothing."""
 
 
 _before: Any = sys.__breakpointhook__

@@ -1,4 +1,4 @@
-"""Where the running code is, as an actor among others. `control.api.context` makes of it what users see."""
+"""Which actor runs the current code. `control.api.context` makes the public classes from it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class BaseActorInstance:
         return self._state.stop_itself()
 
     def as_creator(self) -> Creator:
-        """This actor, as those see it that it spawns."""
+        """This actor, as the actors that it spawns see it."""
         return Creator(self.name, self.actor_id, self.rank, self.proc_id, self.creator)
 
     def abort(self, reason: str) -> None:
@@ -89,7 +89,7 @@ _context_class: type[BaseContext] = BaseContext
 
 
 def make_with(instance_class: type[BaseActorInstance], context_class: type[BaseContext]) -> None:
-    """Have these classes stand for actors and contexts that are made from now on."""
+    """Use these classes for the actors and contexts that are made from now on."""
     global _instance_class, _context_class
     _instance_class, _context_class = instance_class, context_class
 
@@ -100,12 +100,12 @@ def new_instance(actor: LocalActor, creator: Creator | None) -> BaseActorInstanc
 
 
 def context_class() -> type[BaseContext]:
-    """What contexts are made of."""
+    """The class of contexts."""
     return _context_class
 
 
 def local_actor(instance: BaseActorInstance) -> LocalActor:
-    """An actor as the runtime sees it, which sees itself like this."""
+    """The runtime's object for an actor, given the object by which the actor sees itself."""
     return instance._state
 
 

@@ -38,12 +38,12 @@ _refuse: Callable[[], NoReturn] | None = None
 
 
 def extend(extension: Callable[[Process], object]) -> None:
-    """Have a part that is above the runtime add to each process that starts from now on, before it can be reached."""
+    """Register a function of a layer above that gets each process that starts later, before it can be reached."""
     _extensions.append(extension)
 
 
 def at_start(call: Callable[[Process], object]) -> None:
-    """Have a function called with the runtime of a script, or of a child, when it has been started."""
+    """Register a function that is called with the runtime of a script, or of a child, once that has started."""
     _at_start.append(call)
 
 
@@ -57,7 +57,7 @@ def current() -> Process:
 
 
 def _take_over(settings: bounds.Settings) -> list[str] | None:
-    """Let new bounds hold in the job that runs; returns the processes that keep the old ones."""
+    """Apply new bounds to the running job; returns the processes that keep the old ones."""
     process = _current
     if process is None:
         return None
@@ -69,12 +69,12 @@ bounds.on_change(_take_over)
 
 
 def extensions() -> list[Callable[[Process], object]]:
-    """What adds to each process before it can be reached."""
+    """The functions that get each process before it can be reached."""
     return list(_extensions)
 
 
 def refuse_by(refuse: Callable[[], NoReturn]) -> None:
-    """Have a function raise where this process would start a job of its own: it holds processes of another's."""
+    """Set a function that raises if this process would start its own job, since it holds processes of another."""
     global _refuse
     _refuse = refuse
 
@@ -87,7 +87,7 @@ def is_running() -> bool:
 def new_process_ref(name: str, launcher: ProcessRef | None = None) -> ProcessRef:
     """A reference for a process that its launcher is about to start; without a launcher, for a script and its job.
 
-    It is reached from other hosts if its launcher is.
+    Other hosts reach it if they reach its launcher.
     """
     job = secrets.token_hex(4) if launcher is None else launcher.job
     process_id = f"{job}-{secrets.token_hex(8)}"
@@ -96,7 +96,7 @@ def new_process_ref(name: str, launcher: ProcessRef | None = None) -> ProcessRef
 
 
 def join_job(config: WorkerConfig, leave: Callable[[float], None]) -> None:
-    """Start the runtime of a child process, which has ``leave`` called at its ordered end (see `Ending`)."""
+    """Start the runtime of a child process, which calls ``leave`` at its orderly end (see `Ending`)."""
     bounds.adopt(config.settings)
     is_open = config.data_plane_is_open
     process = _build(
@@ -115,10 +115,10 @@ def join_job(config: WorkerConfig, leave: Callable[[float], None]) -> None:
 
 
 def meet_parent(process: Process, config: WorkerConfig) -> None:
-    """Have the runtime of a child dial who has launched it."""
+    """Make the runtime of a child dial its launcher."""
     process.transport.be_patient_with(config.parent)
     if not process.transport.is_elsewhere(config.root):
-        process.transport.be_patient_with(config.root)  # the kernel tells of its death; a frozen one may come back
+        process.transport.be_patient_with(config.root)  # the kernel reports its death; a frozen one may come back
     process.transport.link(config.parent)
 
 
@@ -131,7 +131,7 @@ def start_host(
     *,
     data_plane_is_open: bool,
 ) -> Process:
-    """Start the runtime of the process that stands for a job on a host, which the script then dials."""
+    """Start the runtime of a job's process on a host; the script then dials it."""
     bounds.adopt(settings)
     process = _build(me, root, secret, certs, data_plane_is_open=data_plane_is_open)
     _take(process)
@@ -149,20 +149,20 @@ def start_joined(
     certs: str | None = None,
     data_plane_is_open: bool = True,
 ) -> Process:
-    """Start the runtime of a process that joins the job of ``root``, and begin to dial that.
+    """Start the runtime of a process that joins the job of ``root``, and begin to dial ``root``.
 
     Args:
         root: the script's process.
-        secret: the job's.
-        settings: the job's.
+        secret: the job's secret.
+        settings: the job's settings.
         name: of this process.
-        host: the IP at which other hosts are to reach it; empty: only its own host does.
+        host: the IP at which other hosts are to reach it; empty: only its own host reaches it.
         certs: the folder of the certificates for TLS with other hosts; None: none.
         data_plane_is_open: whether the data plane may be used with other hosts.
 
     Raises:
         AlreadyInJobError: this process is part of a job already.
-        ForkedProcessError: it is a forked copy of one that was.
+        ForkedProcessError: it is a forked copy of a process that was.
     """
     with _lock:
         forked.check()
@@ -171,7 +171,7 @@ def start_joined(
         own = bounds.settings()
         bounds.adopt(settings)
         try:
-            # The root counts as its launcher: processes that dial it after its death ask there.
+            # The root counts as its launcher: processes that dial it after its death ask the root.
             me = new_process_ref(name, root)
             if host:
                 me = dataclasses.replace(me, address=at(host, 0))
@@ -180,7 +180,7 @@ def start_joined(
             bounds.adopt(own)  # for a job of its own, later
         _make_root(process, "joined")
         if not process.transport.is_elsewhere(root):
-            process.transport.be_patient_with(root)  # the kernel tells of its death; a frozen one may come back
+            process.transport.be_patient_with(root)  # the kernel reports its death; a frozen one may come back
         process.transport.link(root)
         _take(process)
         return process
@@ -226,7 +226,7 @@ def _start_root() -> Process:
 
 
 def _take(process: Process | None) -> None:
-    """Let this be the runtime of this process; None: it has none."""
+    """Set the runtime of this process; None: it has none."""
     global _current
     _current = process
     running.note(process)
@@ -242,7 +242,7 @@ def _build(
     redirection: Redirection | None = None,
     leave: Callable[[float], None] | None = None,
 ) -> Process:
-    from skipper.control.runtime.assembly import build_process  # many processes import this and start nothing
+    from skipper.control.runtime.assembly import build_process  # many processes import this module and start nothing
 
     return build_process(
         me,
@@ -258,7 +258,7 @@ def _build(
 
 
 def _make_root(process: Process, name: str) -> None:
-    """Let this process own what it spawns, with nobody above it."""
+    """Make this process the owner of what it spawns; nobody owns it."""
     root = RootActor(process.state, process.ports, name=name, shutdown=shutdown)
     process.own_as(root)
     set_listener(root.faults)
@@ -292,7 +292,7 @@ def _at_exit() -> None:
 
 
 def _forget() -> None:
-    """A forked copy of this process has none of its threads: it is no part of the job."""
+    """Reset a forked copy of this process: it has none of the threads, and is no part of the job."""
     global _loop_thread, _lock
     if _current is not None:
         _current.fall_silent()
@@ -301,7 +301,7 @@ def _forget() -> None:
     _loop_thread = None
     set_listener(None)
     script_exit.forget()
-    _lock = threading.Lock()  # another thread of the parent may have held it
+    _lock = threading.Lock()  # a thread of the parent may have held the old one
 
 
 running.start_by(_start_root)

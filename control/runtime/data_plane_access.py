@@ -1,4 +1,4 @@
-"""Opening the data plane of this process, and of those that it starts, to the other hosts of its job."""
+"""Opens the data plane of this process, and of the processes that it starts, to the other hosts of its job."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from skipper.control.wire import addresses
 
 DATA_PLANE_HOST = "SKIPPER_DATA_PLANE_HOST"
 DATA_PLANE_DEVICES = "UCX_NET_DEVICES"
-"""The environment variables that tell the data plane at which IP, and on which devices, it reaches other hosts."""
+"""The environment variables for the IP, and the devices, by which the data plane reaches other hosts."""
 
 
 def open_data_plane(host: str) -> None:
-    """Let the data plane of this process, and of those that it starts, use the network device that has an IP.
+    """Let the data plane of this process, and of the processes that it starts, use the network device that has an IP.
 
-    The user's own choice stands. For the loopback there is nothing to do: nothing else is used by default.
+    A choice by the user stays. For the loopback there is nothing to do: only that is used by default.
 
     Args:
         host: the IP.

@@ -1,4 +1,4 @@
-"""`Executor`: the thread of an actor, plain for sync actors, with an event loop for async ones."""
+"""`Executor`: the thread of an actor: plain for sync actors, with an event loop for async ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from skipper.control.runtime.messages import Mail
 from skipper.control.runtime.procs import thread_limit
 
 _STUCK_S = 0.05
-"""An event loop that has work and has not run for so long is blocked by user code."""
+"""If an event loop has work and has not run for this long, user code blocks it."""
 
 
 class Executor(ABC):
@@ -43,7 +43,7 @@ class Executor(ABC):
 
     @property
     def thread_id(self) -> int | None:
-        """The id of the actor's thread, as `threading.get_ident` says it there."""
+        """The id of the actor's thread, as `threading.get_ident` returns it there."""
         return self._thread.ident
 
     @property
@@ -62,7 +62,7 @@ class Executor(ABC):
 
     @abstractmethod
     def submit(self, mail: Mail) -> None:
-        """Queue a message; from any thread. One that comes after the end is answered as such."""
+        """Queue a message; from any thread. A message after the end is answered with an error."""
 
     @abstractmethod
     def depth(self) -> int:
@@ -70,11 +70,11 @@ class Executor(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """End the actor once what was submitted before has been handled; from any thread."""
+        """End the actor once it has handled what was submitted before; from any thread."""
 
     @abstractmethod
     def wake(self) -> None:
-        """Have the actor attend to its failures at the next safe point; from any thread."""
+        """Make the actor handle its failures at the next safe point; from any thread."""
 
     @abstractmethod
     def unwind(self) -> None:
@@ -84,7 +84,7 @@ class Executor(ABC):
         """End user code that does not wait, by an exception; from any other thread.
 
         Returns:
-            True where that is done, or not needed; False: try again in a moment.
+            True if that is done, or not needed; False: try again in a moment.
         """
         with self._interrupting:
             thread_id = self._thread.ident
@@ -95,12 +95,12 @@ class Executor(ABC):
             return is_done
 
     def stack(self) -> list[traceback.FrameSummary]:
-        """Where the actor is in user code, the innermost call last; empty where it is in none. From any thread."""
+        """Where the actor is in user code, the innermost call last; empty if it is in none. From any thread."""
         return [] if (thread_id := self._thread.ident) is None else interruption.stack_of(thread_id, _CALLERS)
 
     @abstractmethod
     def drain(self) -> None:
-        """Answer every queued message: it came too late. From any thread, once the actor is cut off."""
+        """Answer every queued message: they came too late. From any thread, once the actor is cut off."""
 
     @abstractmethod
     def _run(self) -> None:
@@ -110,14 +110,14 @@ class Executor(ABC):
         try:
             self._run()
         except ActorEndedError:
-            self._actor.bury()  # it came when nothing was left to be ended
+            self._actor.bury()  # the interruption came when nothing was left to end
         except BaseException as error:  # noqa: BLE001  (a defect of this package must not leave callers waiting)
             self._break(error)
             self._actor.bury()
         self._take_back_interruption()
 
     def _take_back_interruption(self) -> None:
-        """Take back an exception that was meant for what this thread has done so far; on this thread."""
+        """Take back an exception that was meant for earlier work of this thread; on this thread."""
         while True:
             try:
                 with self._interrupting:
@@ -126,7 +126,7 @@ class Executor(ABC):
                     self._is_interrupted = False
                 return
             except ActorEndedError:
-                continue  # it has come just now
+                continue  # the exception has come just now
 
     def _break(self, error: BaseException) -> None:
         message = f"{self._actor.label}: the runtime failed ({type(error).__name__}: {error})"
@@ -139,7 +139,7 @@ class _Signal(enum.Enum):
 
 
 class SyncExecutor(Executor):
-    """A plain thread; waiting for a future is where it can be interrupted."""
+    """A plain thread, which can be interrupted while it waits for a future."""
 
     def __init__(self, actor: ActorState) -> None:
         super().__init__(actor)
@@ -152,7 +152,7 @@ class SyncExecutor(Executor):
     def submit(self, mail: Mail) -> None:
         """Queue a message."""
         self._queue.append(mail)
-        if not self._idle.is_open:  # as `_put` does it, for each message
+        if not self._idle.is_open:  # as in `_put`, for each message
             self._idle.open()
         if self._ended or self._actor.is_cut_off:
             self.drain()
@@ -166,7 +166,7 @@ class SyncExecutor(Executor):
         self._put(_Signal.STOP)
 
     def unwind(self) -> None:
-        """End what is waited for."""
+        """End what the actor waits for."""
         self.wake()
 
     def wake(self) -> None:
@@ -181,7 +181,7 @@ class SyncExecutor(Executor):
             self._idle.open()
 
     def enter(self, gate: Gate) -> bool:
-        """Wait at ``gate`` unless something is to be attended to (see `future.SafePoint`)."""
+        """Wait at ``gate`` unless something must be handled first (see `future.SafePoint`)."""
         self._gate = gate
         return not self._has_to_unwind() and (self._supervising or self._ended or not self._actor.failures)
 
@@ -228,12 +228,12 @@ class SyncExecutor(Executor):
         set_safe_point(None)
 
     def _next(self) -> Mail | _Signal:
-        """What is first in the queue; the thread reads what others send while it is idle."""
+        """The first item in the queue; while the thread is idle, it reads what others send."""
         while True:
             try:
                 return self._queue.popleft()
             except IndexError:
-                if self._actor.is_cut_off:  # and somebody else has emptied the queue
+                if self._actor.is_cut_off:  # and another thread has emptied the queue
                     return _Signal.WAKE
             self._idle.wait(takes_all=True)
 
@@ -249,7 +249,7 @@ class SyncExecutor(Executor):
 
 
 class AsyncExecutor(Executor):
-    """A thread with an event loop of its own, which lives as long as the actor."""
+    """A thread with its own event loop, which lives as long as the actor."""
 
     def __init__(self, actor: ActorState) -> None:
         super().__init__(actor)
@@ -266,7 +266,7 @@ class AsyncExecutor(Executor):
         """How often the event loop has been asked to unwind what runs; the last time at `_asked_s`."""
         self._asked_s = 0.0
         self._has_heard = 0
-        """How often it has: less often where a coroutine keeps it from running."""
+        """How often it has done so: less often if a coroutine keeps it from running."""
         self._beside: dict[asyncio.Task[None], None] = {}
 
     def _make_loop(self) -> asyncio.AbstractEventLoop:
@@ -274,7 +274,7 @@ class AsyncExecutor(Executor):
 
     @property
     def event_loop(self) -> asyncio.AbstractEventLoop | None:
-        """Of this actor."""
+        """The event loop of this actor."""
         return self._loop
 
     def submit(self, mail: Mail) -> None:
@@ -308,7 +308,7 @@ class AsyncExecutor(Executor):
         self._call_soon(self._unwind)
 
     def interrupt(self) -> bool:
-        """End what keeps the event loop from running: coroutines are cancelled there."""
+        """End code that keeps the event loop from running: the loop itself cancels coroutines."""
         if self._has_heard == self._is_asked:
             return True
         return time.monotonic() > self._asked_s + _STUCK_S and super().interrupt()
@@ -326,7 +326,7 @@ class AsyncExecutor(Executor):
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
-            return  # the loop is closed: the actor has ended and there is nothing left to wake
+            return  # the loop is closed: the actor has ended, and nothing is left to wake
 
     def _wake(self) -> None:
         if self._wakeup is not None and not self._wakeup.done():
@@ -367,7 +367,7 @@ class AsyncExecutor(Executor):
         await self._finish_beside()
         self._cleaner = self._loop.create_task(self._actor.wind_up(is_async=True))
         await asyncio.wait((self._cleaner,))
-        self._actor.bury()  # has an effect only where the cleanup was interrupted after its last step
+        self._actor.bury()  # has an effect only if the cleanup was interrupted after its last step
         await self._cancel_the_rest()
         await self._loop.shutdown_asyncgens()
 
@@ -393,14 +393,14 @@ class AsyncExecutor(Executor):
                 self._sleeps = False
 
     async def _start_beside(self, mail: Mail) -> None:
-        """Run a concurrent endpoint up to where it waits."""
+        """Run a concurrent endpoint until it first waits."""
         task = self._loop.create_task(self._actor.handle_beside(mail))
         self._beside[task] = None
         task.add_done_callback(self._beside.pop)
         await asyncio.sleep(0)  # it starts before the message behind it
 
     async def _finish_beside(self) -> None:
-        """Wait for concurrent endpoints to end; if the actor is cut off, they are."""
+        """Wait for concurrent endpoints to end; if the actor is cut off, cancel them."""
         await asyncio.gather(*self._beside, return_exceptions=True)
 
     async def _cancel_the_rest(self) -> None:
@@ -423,18 +423,18 @@ NewExecutor = Callable[[ActorState], Executor]
 
 
 class ExecutorChoice(Protocol):
-    """What makes the executors of a process' actors."""
+    """Makes the executors of a process' actors."""
 
     def __call__(self, *, is_async: bool) -> NewExecutor:
-        """What is called with each actor, whose endpoints are ``async`` or not."""
+        """The function that gets each actor and makes its executor; the actor's endpoints are ``async`` or not."""
 
 
 def with_own_thread(*, is_async: bool) -> NewExecutor:
-    """What runs an actor on a thread of its own."""
+    """A function that makes an executor with a thread of its own."""
     return AsyncExecutor if is_async else SyncExecutor
 
 
-_CALLERS = CALLERS_OF_USERS | {AsyncExecutor._run.__code__}  # whose event loop runs the tasks that users make
+_CALLERS = CALLERS_OF_USERS | {AsyncExecutor._run.__code__}  # its event loop runs the tasks that users make
 
 
 def drive(coroutine: Coroutine[Any, Any, None]) -> None:

@@ -1,4 +1,4 @@
-"""`Faults`: failures that reached the script. A failure of which the script does not hear ends it."""
+"""`Faults`: failures that reached the script. A failure that the script does not hear of ends it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from skipper.control.model.failure import MeshFailure
 from skipper.control.model.future import Future, Members, unread_error
 
 GRACE_S = 1.0
-"""How long a failure for which nobody waits may stay unheard of: a call may be about to come, as after a `spawn`."""
+"""How long a failure may stay unheard of if no call waits for it: a call may follow soon, as after a `spawn`."""
 
 _LOOK_S = 0.25
-"""How often the runtime looks whether somebody still waits to hear of an older failure."""
+"""How often the runtime checks whether a call that would raise an older failure still waits."""
 
 _HEARD = 4096
-"""Origins of failures that are remembered as heard of. A script may lose and replace processes for ever."""
+"""How many origins of heard failures are remembered. A script may lose and replace processes for ever."""
 
 
 @dataclass(slots=True)
@@ -35,12 +35,12 @@ class _Pending:
 
 @dataclass(slots=True)
 class _Held:
-    """A future that has ended in an error that nobody has asked for.
+    """A future with an error that nobody has retrieved.
 
     Attributes:
-        future: not kept alive: when it is forgotten, nobody can ask for the error any more.
-        members: says whose answers it waited for.
-        origins: of the failures that its error tells of, or may tell of; None where that has not been looked at.
+        future: a weak reference: when the future is gone, nobody can retrieve the error any more.
+        members: whose answers it waited for.
+        origins: of the failures that its error reports, or may report; None until that has been looked at.
     """
 
     future: weakref.ref[Future[Any]]
@@ -48,12 +48,12 @@ class _Held:
     origins: frozenset[str] | None = None
 
     def would_tell_of(self, origin: str) -> bool:
-        """Whether asking for the error would be hearing of the failures of this origin."""
+        """Whether code that retrieves the error hears of the failures of this origin."""
         future = self.future()
         if future is None:
             return False
         if self.origins is None:
-            # An error that the runtime itself has looked at is not heard of by anybody else.
+            # If the runtime itself has looked at an error, no one else hears of it.
             error = unread_error(future)
             self.origins = frozenset() if error is None else origins_of(error) | self.members()
         return origin in self.origins
@@ -62,13 +62,13 @@ class _Held:
 class Faults:
     """Failures that reached the script. For any thread; a `control.model.future.Listener`.
 
-    A failure is *heard of* when its cause was raised to somebody in this process, from a future. All failures that
-    follow from the end of one process, or from the failure of one actor, have one cause. As long as a future holds the
-    error and nobody has asked for it, and for a short grace in any case, nothing happens.
+    A failure is *heard of* when its cause was raised in this process, from a future. All failures that follow from the
+    end of one process, or from the failure of one actor, have one cause. While a future holds the error and nobody has
+    retrieved it, and for a short grace in any case, nothing happens.
 
     Args:
-        is_awaited: whether somebody waits for an answer of actors or processes with such ids.
-        unheard: told, on a thread of its own, of each failure of which nobody will hear.
+        is_awaited: whether code waits for an answer of actors or processes with such ids.
+        unheard: called, on a thread of its own, with each failure that nobody will hear of.
     """
 
     def __init__(self, is_awaited: Callable[[Collection[str]], bool], unheard: Callable[[MeshFailure], object]) -> None:
@@ -78,9 +78,9 @@ class Faults:
         self._pending: dict[str, _Pending] = {}
         self._heard: OrderedDict[str, None] = OrderedDict()
         self._heard_together: deque[tuple[float, frozenset[str]]] = deque()
-        """Members of calls that ended in the failure of one: failures at the same time count as heard of, too."""
+        """Members of calls that ended with the failure of one: failures at the same time count as heard of, too."""
         self._held: dict[int, _Held] = {}
-        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # may be filled in the middle of a garbage collection
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # may be filled during a garbage collection
         self._judge: threading.Thread | None = None
         self._is_closed = False
 
@@ -95,15 +95,15 @@ class Faults:
         self._wake.put(None)
 
     def expect(self) -> None:
-        """There may be failures from now on."""
-        if sys.version_info[:2] == (3, 12):  # it starts no thread any more once the main one has ended
+        """Prepare for failures: they may come from now on."""
+        if sys.version_info[:2] == (3, 12):  # it starts no thread once the main thread has ended
             with self._lock:
                 self._start_judge()
 
     def _start_judge(self) -> None:
         if self._judge is None:
             judge = threading.Thread(target=self._judge_all, name="control-faults", daemon=True)
-            with contextlib.suppress(RuntimeError):  # the interpreter ends: `close` tells of the failure
+            with contextlib.suppress(RuntimeError):  # the interpreter ends: `close` returns the failure
                 judge.start()
                 self._judge = judge
 
@@ -116,10 +116,10 @@ class Faults:
         self._wake.put(None)
         return unheard
 
-    # What becomes of futures
+    # Outcomes of futures
 
     def failed(self, future: Future[Any], members: Members) -> None:
-        """A future has ended in an error."""
+        """Note that a future has ended with an error."""
         key, held, wake = id(future), self._held, self._wake
 
         def forgotten(_: object) -> None:
@@ -129,13 +129,13 @@ class Faults:
         held[key] = _Held(weakref.ref(future, forgotten), members)
 
     def heard(self, future: Future[Any], error: BaseException) -> None:
-        """Somebody is told of the error of a future."""
+        """Note that the error of a future is raised to code."""
         held = self._held.pop(id(future), None)
         if origins := origins_of(error):
             self.hear(*origins, members=frozenset() if held is None else held.members())
 
     def hear(self, *origins: str, members: frozenset[str] = frozenset()) -> None:
-        """Somebody is told of failures of these origins; members: of the call that ended in them."""
+        """Note that failures of these origins are heard of; members: of the call that ended with them."""
         with self._lock:
             for origin in origins:
                 self._heard[origin] = None
@@ -168,7 +168,7 @@ class Faults:
             return max(min(pending.due_s for pending in self._pending.values()) - _now(), _LOOK_S)
 
     def _due(self) -> list[MeshFailure]:
-        """Failures of which nobody will hear any more; they are forgotten here."""
+        """Failures that nobody will hear of any more; they are forgotten here."""
         with self._lock:
             due = [(origin, one.failure) for origin, one in self._pending.items() if one.due_s <= _now()]
         lost = [origin for origin, failure in due if not self._may_be_heard(origin, failure)]
@@ -181,7 +181,7 @@ class Faults:
 
 
 def origins_of(error: BaseException | None) -> frozenset[str]:
-    """Where the failures began that an exception tells of, or one that caused it."""
+    """The origins of the failures that an exception, or one of its causes, reports."""
     origins = set()
     seen = set()
     while error is not None and id(error) not in seen:

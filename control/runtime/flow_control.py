@@ -1,8 +1,8 @@
 """`Flow`: back-pressure. A process may have a bounded number of unhandled messages at one actor; then it waits.
 
-Every process counts what it has sent to each actor and not yet seen handled. The actor's process gives *credit* back as
-messages leave the mailbox, a batch at a time. So memory is bounded at both ends, by a limit for each pair of a sending
-process and an actor. One slow actor holds up no message to others: the link itself never stops.
+Every process counts, for each actor, the messages that it has sent and does not know to be handled. The actor's process
+gives *credit* back as messages leave the mailbox, a batch at a time. So memory is bounded at both ends, by a limit for
+each pair of a sending process and an actor. One slow actor holds up no message to others: the link itself never stops.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 _CREDIT_MESSAGES = 64
 _CREDIT_NBYTES = 4 << 20
-"""Credit is given for this many messages, or bytes, at once. Both lie well below the smallest limits that can be set,
-since a sender must never wait for credit that is not going to be given."""
+"""Credit is given for this many messages, or bytes, at once. Both are well below the smallest possible limits, since a
+sender must never wait for credit that will not come."""
 
 
 class Window:
-    """What one process has sent to one actor, or down one tree, and not yet seen handled."""
+    """What one process has sent to one actor, or down one tree, and does not know to be handled."""
 
     __slots__ = ("_lock", "_waiting", "count", "nbytes")
 
@@ -56,13 +56,13 @@ class Window:
     def leave(self, count: int, nbytes: int) -> None:
         """Count messages out."""
         with self._lock:
-            # What an actor was handling when it failed is counted as handled and as refused.
+            # A message that an actor was handling when it failed is counted as handled and as refused.
             self.count = max(self.count - count, 0)
             self.nbytes = max(self.nbytes - nbytes, 0)
         self.wake()
 
     def wake(self) -> None:
-        """Have those that wait look again."""
+        """Make the waiting callers look again."""
         with self._lock:
             waiting, self._waiting = self._waiting, []
         for future in waiting:
@@ -85,13 +85,13 @@ class Flow:
         self._handled: dict[tuple[str, int], tuple[int, int]] = {}
 
     def take_over(self, settings: Settings) -> None:
-        """Have the bounds of these settings hold for what is sent from now on."""
+        """Apply the bounds of these settings to what is sent from now on."""
         self._max_count = settings.max_unhandled
         self._max_nbytes = settings.max_unhandled_nbytes
         self._timeout_s = settings.send_timeout_s
 
     def admit(self, to: ProcessRef, call: Call) -> None:
-        """Count a message for an actor, waiting while too many of this process are unhandled there.
+        """Count a message for an actor; wait while too many messages of this process are unhandled there.
 
         Raises:
             BackpressureError: there was no room in time, or waiting for it could never end.
@@ -109,7 +109,7 @@ class Flow:
             room = window.enter(nbytes, self._max_count, self._max_nbytes)
 
     def admit_cast(self, window: Window, call: Call, nbytes: int) -> None:
-        """Count in a message that goes down a tree, waiting while too many of them are unhandled by some receiver.
+        """Count in a message that goes down a tree; wait while some receiver has too many of them unhandled.
 
         Raises:
             BackpressureError: there was no room in time, or waiting for it could never end.
@@ -137,9 +137,9 @@ class Flow:
         self._sender.send(mail.sender, Credit(mail.message.target, count, nbytes))
 
     def unhandled(self) -> int:
-        """How many messages this process has sent straight to actors and does not know to be handled.
+        """How many messages this process has sent directly to actors and does not know to be handled.
 
-        What others have handled they tell in batches: a part of these has been.
+        Others report in batches what they have handled, so a part of these messages has been handled.
         """
         return sum(window.count for window in list(self._windows.values()))
 
@@ -156,7 +156,7 @@ class Flow:
             window.leave(1, sum(map(len, call.payload)))
 
     def forget(self, process: ProcessRef) -> None:
-        """Let go of a process that is gone; callers that wait for it try to send, and find that out."""
+        """Forget a process that is gone; callers that wait for it try to send, and then get the error."""
         with self._lock:
             targets = self._targets.pop(process.id, ())
             windows = [window for target in targets if (window := self._windows.pop((process.id, target), None))]
@@ -186,7 +186,7 @@ class Flow:
             raise BackpressureError(f"{where} within {self._timeout_s:g} s {limit}") from None
 
     def _is_in_its_own_way(self, call: Call, to: ProcessRef) -> bool:
-        """Whether nothing can be handled as long as the current thread waits."""
+        """Whether nothing can be handled while the current thread waits."""
         if self._is_needed_here():
             return True
         here = current_context.get()
@@ -195,5 +195,5 @@ class Flow:
         return here.actor_instance.mesh_uid == call.target
 
     def _is_needed_here(self) -> bool:
-        """Whether credit can only come by the current thread."""
+        """Whether only the current thread can bring credit."""
         return self._loop_thread.is_current() or self._transport.is_current()

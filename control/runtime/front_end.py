@@ -1,7 +1,7 @@
-"""Who sits in front of this process: a script by itself, a person at a prompt or in a notebook, or pytest.
+"""The front end of this process: a script by itself, a person at a prompt or in a notebook, or pytest.
 
-A script ends with a failure that nobody has heard of. A prompt, a kernel and a run of tests go on: there the failure is
-raised in what the user runs at that moment, if that can be told, and otherwise told.
+A failure that nobody has heard of ends a script. A prompt, a kernel and a run of tests continue: there the failure is
+raised in the code that the user runs at that moment, if that can be found out, and is printed otherwise.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CALLS_OF_USERS = {
     "runtest": "_pytest",
     "run_code": "interactiveshell.py",
 }
-"""Functions that call what the user has written, and a part of the path of the file that they are in."""
+"""Functions that call the user's code, and a part of the path of their file."""
 
 
 def is_script() -> bool:
@@ -50,18 +50,18 @@ def runs_users_code(frame: FrameType | None) -> bool:
 
 
 def tell(report: str) -> None:
-    """Say what has failed where it cannot be raised: on standard error, and in pytest's summary of warnings."""
+    """Report a failure that cannot be raised: on standard error, and in pytest's summary of warnings."""
     sys.stderr.write(f"{report}\n")
     sys.stderr.flush()
     if _is_pytest():
         try:
             warnings.warn(report, RuntimeWarning, stacklevel=2)
         except RuntimeWarning:
-            return  # warnings are errors here, but this thread runs no test; the report has been written above
+            return  # warnings are errors here, but this thread runs no test; the report is written already
 
 
 def _is_pytest() -> bool:
-    # The environment alone says little: processes that a test starts have it, too. And a run is one to its very end.
+    # The environment is not enough: processes that a test starts have it, too. And a run stays one until its end.
     global _has_been_pytest
     if "pytest" in sys.modules and (_TEST_VARIABLE in os.environ or "PYTEST_VERSION" in os.environ):
         _has_been_pytest = True

@@ -1,4 +1,4 @@
-"""`FaultHistory`: what has gone wrong in and below a process, as far as people ask for it later."""
+"""`FaultHistory`: what has gone wrong in and below a process, for people who ask later."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class ErrorGroup:
-    """Errors that are alike: of one endpoint of one actor, of one class, and raised at one line.
+    """Errors with the same endpoint of one actor, the same class, and the same line where they were raised.
 
     Attributes:
         who: the actor and its endpoint.
@@ -61,10 +61,10 @@ class FaultHistory:
     """The deaths of the processes that this one has launched, and the errors of its actors. For any thread.
 
     Attributes:
-        deaths: the latest that nobody had asked for, oldest first.
+        deaths: the latest unexpected ones, oldest first.
         deaths_total: how many there have been.
         errors_total: how many exceptions left an endpoint, or ended an actor.
-        errors: the latest of them, oldest first.
+        errors: the latest ones, oldest first.
         last_error: the latest of them.
     """
 
@@ -90,11 +90,11 @@ class FaultHistory:
                 self._deaths_of.popitem(last=False)
 
     def deaths_of(self, name: str) -> int:
-        """How many processes of this name have died: as often has one that runs now been restarted."""
+        """How many processes of this name have died: so often has the running one been restarted."""
         return self._deaths_of.get(name, 0)
 
     def failed(self, who: str, error: BaseException) -> Event:
-        """Note an exception. Its traceback is made only where it is the first of its kind."""
+        """Note an exception. Its traceback is made only for the first of its kind."""
         event = Event(time.time(), who, summarize(error))
         key = who, class_name(error), place_of(error)
         known = self._groups.get(key)
@@ -112,6 +112,6 @@ class FaultHistory:
         return event
 
     def groups(self) -> list[ErrorGroup]:
-        """The errors by kind, those of which one was seen last at the end; `KEPT_GROUPS` kinds at most."""
+        """The errors by kind, the most recently seen kind last; `KEPT_GROUPS` kinds at most."""
         with self._lock:
             return list(self._groups.values())

@@ -25,17 +25,17 @@ R = TypeVar("R")
 
 
 class Sender(Protocol):
-    """Whoever sends messages; for any thread."""
+    """Sends messages; for any thread."""
 
     def send(self, to: ProcessRef, message: Message) -> None:
-        """Send a message; if ``to`` is lost, whoever waits for its answer is told."""
+        """Send a message; if ``to`` is lost, the caller that waits for its answer is told."""
 
     def pass_on(self, to: ProcessRef, message: OfTree) -> bool:
-        """Post a message that belongs to a tree; False, and nothing happens, where ``to`` is lost."""
+        """Post a message that belongs to a tree; False, and nothing happens, if ``to`` is lost."""
 
 
 class Replier(Protocol):
-    """Whoever answers what has come; for any thread."""
+    """Answers messages that have come; for any thread."""
 
     def reply(self, mail: Mail, kind: Kind, payload: Payload) -> None:
         """Answer a message for an actor."""
@@ -45,7 +45,7 @@ class Replier(Protocol):
 
 
 class Requester(Protocol):
-    """Whoever asks other processes for something (see `control.runtime.requests`); for any thread."""
+    """Sends requests to other processes (see `control.runtime.requests`); for any thread."""
 
     @overload
     def request(self, to: ProcessRef, request: Request[None, R], *, target: int = 0) -> Future[R]: ...
@@ -69,20 +69,20 @@ class Ports(Protocol):
         """The number of a new port; never 0."""
 
     def open_lasting(self, reply: ReplyHandler, ids: Collection[str]) -> int:
-        """The number of a new port where an answer may be waited for as long as the process is there that owes it."""
+        """The number of a new port for an answer that may be awaited while the process that owes it lives."""
 
     def open_at(self, number: int, reply: ReplyHandler) -> None:
         """Open a port with a number of the caller's choice."""
 
     def close(self, number: int) -> None:
-        """Forget a port; what still arrives for it is dropped."""
+        """Forget a port; later messages for it are dropped."""
 
     def link_error(self, number: int) -> LinkError | None:
-        """What a receiver at a port is told if nothing has arrived: an error where all linked actors are dead."""
+        """What a receiver at a port gets if nothing has arrived: an error if all linked actors are dead."""
 
 
 class Caller(Protocol):
-    """Whoever sends something and waits for the answer at a port."""
+    """Sends something and waits for the answer at a port."""
 
     @property
     def ports(self) -> Ports:
@@ -93,26 +93,26 @@ class Caller(Protocol):
 
 
 class ReplyHandler(Protocol):
-    """What stands behind a port."""
+    """The object behind a port."""
 
     def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
-        """Take a reply, on the thread that brought it; True where nothing more is expected."""
+        """Take a reply, on the thread that brought it; True if nothing more is expected."""
 
     def process_lost(self, process_id: str, loss: Loss) -> bool:
-        """Give up on the replies of a process; True where nothing more is expected."""
+        """Give up on the replies of a process; True if nothing more is expected."""
 
     def entrust(self, rank: int) -> None:
-        """Note that the reply of this rank may come from elsewhere: links tell from now on whether it can."""
+        """Note that another process may send the reply of this rank: from now on links tell whether one can."""
 
     def lapse(self, rank: int, error: LinkError) -> bool:
-        """Note that every actor linked for this rank is dead; True where nothing more is expected."""
+        """Note that every actor linked for this rank is dead; True if nothing more is expected."""
 
 
 # Owning
 
 
 class OwnedMesh(Protocol):
-    """A mesh as its owner keeps it."""
+    """A mesh as its owner sees it."""
 
     @property
     def uid(self) -> int:
@@ -139,7 +139,7 @@ class OwnedMesh(Protocol):
 
 
 class MeshPlaces:
-    """In which processes a mesh has members, so that the end of one need not look through all.
+    """In which processes a mesh has members, so that the end of a process need not search all of them.
 
     Attributes:
         mesh: the mesh.
@@ -156,7 +156,7 @@ class MeshPlaces:
         self._alive: set[str] | None = None
 
     def lose(self, process_id: str, is_gone: Callable[[str], bool]) -> bool:
-        """Take note that a process is gone; whether it was the last."""
+        """Note that a process is gone; returns whether it was the last."""
         if self._alive is None:
             self._alive = {each for each in self.rank_of if not is_gone(each)}
         self._alive.discard(process_id)
@@ -167,9 +167,9 @@ class OwnedMeshes:
     """The meshes of one owner. For any thread.
 
     Attributes:
-        by_number: those that it owns.
-        notices: the number of the port where it is told of broadcasts that were not delivered, by the number of the
-            mesh that they were for, which it need not own.
+        by_number: the meshes that it owns.
+        notices: the number of the port for broadcasts that were not delivered, by the number of the target mesh, which
+            it need not own.
     """
 
     def __init__(self) -> None:
@@ -178,7 +178,7 @@ class OwnedMeshes:
         self._spawned: set[int] = set()
         """Numbers of all meshes that it has ever owned."""
         self._places: dict[int, MeshPlaces] = {}
-        """Where the members of each are, once one was lost. On the loop thread."""
+        """Where the members of each mesh are, once one was lost. On the loop thread."""
 
     def add(self, mesh: OwnedMesh) -> None:
         """Take a mesh that has just been spawned."""
@@ -186,7 +186,7 @@ class OwnedMeshes:
         self._spawned.add(mesh.uid)
 
     def all(self) -> list[OwnedMesh]:
-        """Those that it owns, oldest first."""
+        """The meshes that it owns, oldest first."""
         return list(self.by_number.values())
 
     def has_spawned(self, uid: int) -> bool:
@@ -199,7 +199,7 @@ class OwnedMeshes:
         self._places.pop(uid, None)
 
     def with_member_in(self, process_id: str) -> list[tuple[OwnedMesh, int]]:
-        """Those that have members in a process, each with the rank of the first. On the loop thread."""
+        """The meshes with members in a process, each with the rank of the first. On the loop thread."""
         found = [(mesh, self._places_of(mesh).rank_of.get(process_id)) for mesh in self.all()]
         return [(mesh, rank) for mesh, rank in found if rank is not None]
 
@@ -208,7 +208,7 @@ class OwnedMeshes:
 
         Args:
             process_id: of a process that is gone.
-            is_gone: whether another one is known to be.
+            is_gone: whether another process is known to be gone.
         """
         for mesh in self.all():
             if self._places_of(mesh).lose(process_id, is_gone):
@@ -216,7 +216,7 @@ class OwnedMeshes:
 
     def _places_of(self, mesh: OwnedMesh) -> MeshPlaces:
         places = self._places.get(mesh.uid)
-        if places is None or places.mesh is not mesh:  # another mesh has taken its number, and its place
+        if places is None or places.mesh is not mesh:  # another mesh has its number, and its place, by now
             places = self._places[mesh.uid] = MeshPlaces(mesh)
         return places
 
@@ -232,7 +232,7 @@ class Owner(Protocol):
         """Take a mesh that it has just spawned."""
 
     def owned_failed(self, failure: MeshFailure) -> None:
-        """Take note of the failure of an owned mesh; from any thread."""
+        """Note the failure of an owned mesh; from any thread."""
 
 
 class LocalActor(Owner, Protocol):
@@ -243,7 +243,7 @@ class LocalActor(Owner, Protocol):
         name: name of its mesh.
         actor_id: unique in the job.
         rank: its position in its mesh.
-        ref: as others refer to it.
+        ref: how others refer to it.
     """
 
     uid: int
@@ -253,7 +253,7 @@ class LocalActor(Owner, Protocol):
 
     @property
     def ref(self) -> ActorRef:
-        """It, as others refer to it."""
+        """How others refer to it."""
 
     def stop_itself(self) -> Future[None]:
         """Stop cleanly; from any thread."""
@@ -264,17 +264,17 @@ class LocalActor(Owner, Protocol):
     def fail_by_itself(
         self, kind: FailureKind, message: str, cause: MeshFailure | None, error: BaseException | None = None
     ) -> None:
-        """Fail for something that it has done itself. From any thread."""
+        """Fail because of something that it has done itself. From any thread."""
 
 
 class Owners(Protocol):
-    """Whoever knows the owners in this process, and tells those in others."""
+    """Knows the owners in this process, and informs owners in others."""
 
     def report(self, owner: OwnerRef | None, failure: MeshFailure) -> None:
         """Bring a failure to the owner of the mesh."""
 
     def handled(self, failure: MeshFailure) -> None:
-        """Take note that an actor of this process has handled a failure."""
+        """Note that an actor of this process has handled a failure."""
 
 
 class Actors(Protocol[A_contra]):
@@ -284,10 +284,10 @@ class Actors(Protocol[A_contra]):
         """A live actor; None where there is none."""
 
     def end(self, actor: A_contra, failure: MeshFailure | None = None) -> bool:
-        """Let an actor take no more messages; False where it has ended before, or failed once already."""
+        """Let an actor take no more messages; False if it has ended or failed before."""
 
     def stop(self, uid: int, timeout: float) -> Future[None]:
-        """Stop an actor in good order, and no matter how after ``timeout`` seconds."""
+        """Stop an actor in good order, and by force after ``timeout`` seconds."""
 
     def forget(self, actor: A_contra) -> None:
         """Bury an actor that has wound up."""

@@ -1,7 +1,7 @@
-"""Ending user code that runs on a thread: where the thread stands, and an exception raised there from outside.
+"""Ending user code that runs on a thread: where the thread is, and an exception raised there from outside.
 
-The exception goes into code of users only. What the runtime does on the same thread, say write to a link that others
-use, too, is never left half done.
+Only user code gets the exception. What the runtime does on the same thread, for example a write to a shared link, is
+never left half done.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from typing import Any
 
 _PACKAGES = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _INNER = tuple(os.path.join(_PACKAGES, folder, "") for folder in ("control/runtime", "control/wire", "dataplane"))
-"""Folders of code that shares what it changes with other threads."""
+"""Folders of code that changes data shared with other threads."""
 
 
 def interrupt(thread_id: int, error: type[BaseException], callers: Collection[CodeType]) -> bool:
     """Raise an exception in what a thread runs, if that is user code at this moment.
 
-    It is raised once the thread is in Python: one that is in a call of C, as `time.sleep`, has that come first.
-    Between the look and the deed the interpreter lock is not let go of, unless the operating system takes a long break.
+    It is raised once the thread runs Python: a C call, such as `time.sleep`, ends first. Between the check and the
+    raising the interpreter lock is not released, unless the operating system takes a long break.
 
     Args:
-        thread_id: as `threading.get_ident` says there.
+        thread_id: as `threading.get_ident` returns it there.
         error: its class, which is called without arguments.
         callers: the functions of the runtime that call user code.
 
     Returns:
-        Whether it was; else the thread is on its way into user code, out of it, or in the runtime by way of it.
+        Whether it was raised; if not, the thread is about to enter or leave user code, or user code has called the
+        runtime.
     """
     frame = sys._current_frames().get(thread_id)
     if frame is None or frame.f_code in callers or not _is_in_user_code(frame, callers):
@@ -44,15 +45,15 @@ def interrupt(thread_id: int, error: type[BaseException], callers: Collection[Co
 
 
 class _TakenBack(BaseException):
-    """Raised, and caught at once, in place of an exception that is not to come any more."""
+    """Raised, and caught at once, in place of an exception that must not come any more."""
 
 
 def take_back() -> None:
     """Forget an exception that was to be raised in this thread and has not been.
 
-    Clearing it would not do: CPython then believes for ever that there is one (``PyThreadState_SetAsyncExc`` with NULL
-    sets the flag that only a raised one resets). It looks for it at each call and each turn of a loop, in all threads,
-    and with 3.11 a function that is traced never begins.
+    Clearing it is not enough: CPython then believes for ever that there is one (``PyThreadState_SetAsyncExc`` with NULL
+    sets the flag that only a raised one resets). It looks for it at each call and each loop iteration, in all threads,
+    and with 3.11 a traced function never begins.
 
     Raises:
         BaseException: it has come just now; call again.
@@ -66,7 +67,7 @@ def take_back() -> None:
 
 
 def stack_of(thread_id: int, callers: Collection[CodeType]) -> list[traceback.FrameSummary]:
-    """Where a thread stands in user code, the innermost call last; empty where it runs none."""
+    """Where a thread is in user code, the innermost call last; empty if it runs none."""
     frames: list[traceback.FrameSummary] = []
     for frame in _frames(sys._current_frames().get(thread_id)):
         if frame.f_code in callers:
@@ -76,7 +77,7 @@ def stack_of(thread_id: int, callers: Collection[CodeType]) -> list[traceback.Fr
 
 
 def stack_of_task(task: asyncio.Task[Any], callers: Collection[CodeType]) -> list[traceback.FrameSummary]:
-    """Where a coroutine of user code waits, the innermost call last; empty where the task is in none."""
+    """Where a coroutine of user code waits, the innermost call last; empty if the task is in none."""
     frames: list[traceback.FrameSummary] = []
     is_of_user = False
     coroutine: Any = task.get_coro()
@@ -89,14 +90,14 @@ def stack_of_task(task: asyncio.Task[Any], callers: Collection[CodeType]) -> lis
 
 
 def summary_of(frame: FrameType) -> traceback.FrameSummary:
-    """A frame as tracebacks show it."""
+    """A frame in the form that tracebacks show."""
     code, line = frame.f_code, frame.f_lineno or 0
     text = linecache.getline(code.co_filename, line).strip()
     return traceback.FrameSummary(code.co_filename, line, code.co_name, lookup_line=False, line=text)
 
 
 def is_of_users(summary: traceback.FrameSummary) -> bool:
-    """Whether a frame is of code outside the runtime and the standard library: the one to look at."""
+    """Whether a frame belongs to code outside the runtime and the standard library: the one to look at."""
     return not summary.filename.startswith((os.path.join(_PACKAGES, "control", ""), *_INNER, _STANDARD, "<frozen"))
 
 

@@ -1,8 +1,8 @@
 """Connection files: where a process of the same user learns how to reach a job, and its secret.
 
-They lie in one folder of the user, ``$XDG_RUNTIME_DIR/skipper`` or else ``skipper-UID`` where temporary files go. The
-folder has mode 0700 and each file 0600, and neither is used where that is not so. A file outlives its job if that is
-killed; whoever meets it then finds out, by knocking at the job's socket, and removes it.
+They are in one folder of the user: ``$XDG_RUNTIME_DIR/skipper``, or else ``skipper-UID`` in the folder for temporary
+files. The folder has mode 0700 and each file 0600; otherwise neither is used. A file outlives its job if the job is
+killed; the next process that reads it finds that out by connecting to the job's socket, and removes it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from skipper.control.wire.process_ref import ProcessRef
 from skipper.trust import folder
 
 SERVED = ".json"
-"""Suffix of the connection file of a job that its script serves: whoever asks for the user's only job may join it."""
+"""Suffix of the connection file of a job that its script serves: a process that asks for the user's only job may join
+it."""
 ANNOUNCED = ".job"
-"""Suffix of that of any other job: it is found by the tools of the same user, and by nobody who joins."""
+"""Suffix for any other job: tools of the same user find it, and processes that join do not."""
 
 _VERSION = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -41,7 +42,7 @@ _KNOCK_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Beyond:
-    """How a process of a job deals with those on other hosts.
+    """How a process of a job works with processes on other hosts.
 
     Attributes:
         host: the IP at which they reach it.
@@ -63,9 +64,9 @@ class Connection:
         root: the process that serves it.
         secret: the job's secret.
         settings: the job's bounds, which hold for all of its processes.
-        host: where it runs (see `this_network`); empty where it runs elsewhere and was asked just now.
+        host: where it runs (see `this_network`); empty if it runs elsewhere and was asked just now.
         hostname: the same for people.
-        beyond: how who joins deals with other hosts; None: with none.
+        beyond: how a process that joins works with other hosts; None: with none.
     """
 
     name: str
@@ -121,7 +122,7 @@ def decode(text: str, origin: str) -> Connection:
         origin: where it is from, for the error.
 
     Raises:
-        JobNotFoundError: it is none, or of another version of this library.
+        JobNotFoundError: it is no connection file, or of another version of this library.
     """
     try:
         content = json.loads(text)
@@ -143,7 +144,7 @@ def decode(text: str, origin: str) -> Connection:
 
 
 def _beyond(content: dict[str, object]) -> Beyond:
-    import ipaddress  # most processes do without
+    import ipaddress  # most processes do not need it
 
     certs = content["certs"]
     return Beyond(
@@ -154,7 +155,7 @@ def _beyond(content: dict[str, object]) -> Beyond:
 
 
 def this_network() -> str:
-    """The host and the network namespace in which sockets that this thread opens can be reached."""
+    """The host and the network namespace of the sockets that this thread opens."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{boot}/{os.stat('/proc/thread-self/ns/net').st_ino}"
 
@@ -163,7 +164,7 @@ def path_of(name: str, suffix: str = SERVED) -> Path:
     """The connection file of a job of this name; ``suffix``: `SERVED` or `ANNOUNCED`.
 
     Raises:
-        ValueError: it is no name for a job.
+        ValueError: it is not a valid name for a job.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"a job's name is made of letters, digits, '.', '_' and '-', 64 at most: {name!r} is not")
@@ -171,10 +172,10 @@ def path_of(name: str, suffix: str = SERVED) -> Path:
 
 
 def write(connection: Connection, suffix: str = SERVED) -> Path:
-    """Write the connection file of a job, which was not there before or was that of a dead job.
+    """Write the connection file of a job; the file is new, or was that of a dead job.
 
     Raises:
-        ValueError: the job's name is none.
+        ValueError: the job's name is not valid.
         JobExistsError: a running job has this name.
         UnsafeFileError: the folder belongs to somebody else, or others may enter it.
     """
@@ -218,7 +219,7 @@ def read(path: Path) -> Connection:
 
 
 def remove(path: Path, connection: Connection) -> None:
-    """Remove the file if it is still that of this job."""
+    """Remove the file if it still belongs to this job."""
     with contextlib.suppress(JobNotFoundError, UnsafeFileError, FileNotFoundError):
         if read(path).root == connection.root:
             path.unlink()
@@ -235,7 +236,7 @@ def remove_if_stale(path: Path) -> None:
 
 
 def running(suffix: str = SERVED) -> list[str]:
-    """Names of this user's jobs that are served, or announced; files of dead ones are removed on the way.
+    """Names of this user's jobs that are served, or announced; the files of dead jobs are removed on the way.
 
     Raises:
         UnsafeFileError: the folder belongs to somebody else, or others may enter it.
@@ -255,7 +256,7 @@ def running(suffix: str = SERVED) -> list[str]:
 
 
 def pid_of(connection: Connection) -> int:
-    """The process that serves a job, as this one knows it; 0 where there is none of this host."""
+    """The id of the process that serves a job, as seen by this process; 0 if it is not on this host."""
     if connection.host != this_network():
         return 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
@@ -270,7 +271,7 @@ def pid_of(connection: Connection) -> int:
 
 @contextlib.contextmanager
 def open_folder(path: Path, file: Path | None = None) -> Iterator[int]:
-    """A descriptor of a folder that only this user may enter; ``file`` is what is looked for there, for messages."""
+    """A descriptor of a folder that only this user may enter; ``file``: the file to find there, for messages."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
@@ -290,7 +291,7 @@ def open_folder(path: Path, file: Path | None = None) -> Iterator[int]:
 
 
 def _answers(address: str) -> bool:
-    """Whether somebody listens there: an abstract socket goes with its process, and its name is never used again."""
+    """Whether a process listens there: an abstract socket ends with its process, and its name is never used again."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
         knock.settimeout(_KNOCK_TIMEOUT_S)
         try:
@@ -298,5 +299,5 @@ def _answers(address: str) -> bool:
         except ConnectionRefusedError:
             return False
         except (TimeoutError, BlockingIOError):
-            return True  # its queue is full: it is frozen or busy, and there
+            return True  # its queue is full: the process is frozen or busy, but exists
     return True

@@ -19,7 +19,7 @@ _log = logging.getLogger("skipper.control")
 
 
 class JoinedProcesses:
-    """The processes that have joined, and the futures of those who ask when they leave. For any thread."""
+    """The processes that have joined, and futures for their leaving. For any thread."""
 
     def __init__(self, requests: RequestServer) -> None:
         self._lock = threading.Lock()
@@ -27,12 +27,12 @@ class JoinedProcesses:
         requests.serve(JOIN, self._join)
 
     def add(self, member: ProcessRef, mesh: OwnedMesh) -> None:
-        """Take note of a process that has joined, which ``mesh`` refers to."""
+        """Note a process that has joined, which ``mesh`` refers to."""
         with self._lock:
             self._here.setdefault(member.id, (mesh, Promise()))
 
     def leave(self, member: ProcessRef, reason: str) -> None:
-        """Take note of the end of a process, if it is one that has joined."""
+        """Note the end of a process, if it has joined."""
         with self._lock:
             known = self._here.pop(member.id, None)
         if known is not None:
@@ -40,13 +40,13 @@ class JoinedProcesses:
             known[1].set_result(reason)
 
     def end_of(self, process_id: str) -> Future[str] | None:
-        """A future that ends when this process leaves, in the reason; None where it is not here."""
+        """A future that ends with the reason when this process leaves; None if it is not here."""
         with self._lock:
             known = self._here.get(process_id)
         return known[1] if known is not None else None
 
     def meshes(self) -> tuple[OwnedMesh, ...]:
-        """Each of them as a mesh of one process, in the order in which they came."""
+        """Each of them as a mesh of one process, in the order in which they joined."""
         with self._lock:
             return tuple(mesh for mesh, _ in self._here.values())
 

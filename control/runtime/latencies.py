@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from skipper.control.model.endpoint_spec import WRAPPED
 
 KEPT_CALLS = 512
-"""Of each endpoint: enough for a 99th percentile that is not the maximum."""
+"""Calls kept per endpoint: enough for a 99th percentile that is not the maximum."""
 
 KEPT_ENDPOINTS = 64
 
@@ -45,7 +45,7 @@ class Latencies:
         self._recent: dict[str, deque[float]] = {}
 
     def took(self, method: str, seconds: float) -> None:
-        """Note a call that has been handled, with whatever outcome."""
+        """Note a call that has been handled, whatever its outcome."""
         recent = self._recent.get(method)
         if recent is None:
             recent = self._begin(method)
@@ -60,7 +60,7 @@ class Latencies:
         ]
 
     def _begin(self, method: str) -> deque[float]:
-        """The durations of a method that is called for the first time; beyond the bound they are not kept."""
+        """The durations of a method that is called for the first time; beyond the limit they are not kept."""
         name = method.removesuffix(WRAPPED)
         recent = self._recent.get(name)
         if recent is None:
@@ -75,7 +75,7 @@ def _copied(recent: deque[float]) -> list[float]:
     while True:
         try:
             return list(recent)
-        except RuntimeError:  # it has changed meanwhile
+        except RuntimeError:  # it has changed during the copy
             continue
 
 

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """A daemon thread that runs a uvloop event loop; gRPC wants one loop per process, so there is one of these."""
+    """A daemon thread that runs a uvloop event loop; gRPC needs one loop per process, so there is only one."""
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()

@@ -1,4 +1,4 @@
-"""What the runtimes of two processes tell each other, as plain data."""
+"""What the runtimes of two processes send each other, as plain data."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ ROOT_UID = 1
 
 
 class CastNode(Protocol):
-    """The node of a tree by which a message has come: answers and credit go back through it."""
+    """The node of a tree through which a message has come: answers and credit go back through it."""
 
     @property
     def origin(self) -> ProcessRef:
         """The process that casts."""
 
     def reply(self, number: int, call: Call, kind: Kind, payload: Payload) -> bool:
-        """Answer a cast by way of the tree; False where the answer has to go straight. From any thread."""
+        """Answer a cast through the tree; False if the answer has to go directly. From any thread."""
 
     def handled(self, number: int, nbytes: int) -> None:
         """Note that a cast has left the actor's mailbox; from any thread, in any order."""
@@ -33,7 +33,7 @@ class CastNode(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CastPath:
-    """The way by which a message has come down a tree.
+    """The path of a message down a tree.
 
     Attributes:
         relay: the node of the tree in this process.
@@ -51,7 +51,7 @@ class Mail:
     Attributes:
         sender: the process whose code sent it.
         message: what was sent.
-        cast: the way that it came down a tree; None where it came straight.
+        cast: its path down a tree; None if it came directly.
     """
 
     sender: ProcessRef
@@ -62,7 +62,7 @@ class Mail:
 @growing
 @dataclass(frozen=True, slots=True)
 class ReplyAddress:
-    """Where a port is: a number in a process; ``rank`` tells apart those who share a number."""
+    """Where a port is: a number in a process; ``rank`` tells apart the senders that share a number."""
 
     process: ProcessRef
     number: int
@@ -71,11 +71,11 @@ class ReplyAddress:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """That a process is gone.
+    """The loss of a process.
 
     Attributes:
         reason: for people.
-        kind: what kind of failure that is; None where it ended in good order, which is no failure.
+        kind: the kind of failure; None if it ended in good order, which is no failure.
         process_id: of that process, where it is known.
     """
 
@@ -85,7 +85,7 @@ class Loss:
 
     @staticmethod
     def of(peer: ProcessRef, reason: str, *, in_good_order: bool) -> Loss:
-        """What is known of the end of a process."""
+        """The loss that is known for the end of a process."""
         kind = FailureKind.UNREACHABLE if NO_SIGN_OF_LIFE in reason else FailureKind.PROCESS
         host = host_of(peer.address)
         where = f" on host {host}" if host and host not in peer.name else ""
@@ -159,14 +159,14 @@ class Creator:
 @growing
 @dataclass(frozen=True, slots=True)
 class SpawnRequest:
-    """What a process is told to make an actor; its class and arguments travel beside it, packed.
+    """The request to a process to make an actor; its class and arguments travel with it, packed.
 
     Attributes:
-        uid: number of the mesh, under which its members are found in their processes.
+        uid: number of the mesh, by which its members are found in their processes.
         name: as given to ``spawn``.
         extent: of the whole mesh.
         owner: the actor that owns it.
-        creator: the actor that spawned it, for itself to know; None where the script is to fill itself in.
+        creator: the actor that spawned it, for the actor's context; None if the script is to fill itself in.
     """
 
     uid: int
@@ -179,7 +179,7 @@ class SpawnRequest:
 @growing
 @dataclass(frozen=True, slots=True)
 class LaunchOrder:
-    """What is to be launched on one host.
+    """The processes to launch on one host.
 
     Attributes:
         members: the processes.

@@ -1,4 +1,4 @@
-"""`Messenger`: what a process sends leaves through it, and what comes for the process arrives there."""
+"""`Messenger`: sends all messages of a process, and takes those that arrive for it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Messenger:
         requests: RequestServer,
         peer_failures: PeerFailures,
     ) -> None:
-        """Take the parts that messages go to, which need the messenger to be made. Nothing is sent before."""
+        """Take the parts that messages go to, whose construction needs the messenger. Nothing is sent before."""
         self._transport = transport
         self._flow = flow
         self._casts = casts
@@ -82,17 +82,18 @@ class Messenger:
         self.note_address()
 
     def note_address(self) -> None:
-        """Note where this process is reached, as its state says."""
+        """Note where this process can be reached, as its state says."""
         self._me = self._state.me
         self._is_beyond = bool(host_of(self._state.me.address))
 
     # Sending
 
     def cast(self, members: tuple[ProcessRef, ...], call: Call) -> None:
-        """Send a message for an actor to every member of a mesh, each with its rank; down a tree where they are many.
+        """Send a message for an actor to every member of a mesh, each with its rank; down a tree if they are many.
 
         Raises:
-            BackpressureError: a member's mailbox found no room in time; those behind it have not been sent anything.
+            BackpressureError: a member's mailbox had no room in time; the members behind it have not been sent
+                anything.
             PayloadError: a large segment cannot be lent.
         """
         if len(members) > bounds.settings().tree_threshold:
@@ -106,9 +107,9 @@ class Messenger:
             self.send(member, call.for_rank(rank))
 
     def pass_on(self, to: ProcessRef, message: OfTree) -> bool:
-        """Post a message that belongs to a tree; False, and nothing happens, where ``to`` is lost.
+        """Post a message that belongs to a tree; False, and nothing happens, if ``to`` is lost.
 
-        `CastSender` and `Relays` see to what follows from that.
+        `CastSender` and `Relays` handle the consequences.
         """
         link = self._transport.find(to.id) or self._transport.link(to)
         if link.lost is not None:
@@ -117,17 +118,17 @@ class Messenger:
         return True
 
     def send(self, to: ProcessRef, message: Message, *, is_value: bool = False) -> None:
-        """Send a message; from any thread. If ``to`` is lost, whoever waits for its answer is told.
+        """Send a message; from any thread. If ``to`` is lost, the caller that waits for its answer is told.
 
         Returns at once, except that calls wait while the actor is too far behind.
 
         Args:
             to: the process.
             message: for it, or for an actor there.
-            is_value: whether it is for a port, and what is cast later stays behind it.
+            is_value: whether it is for a port, and later casts must stay behind it.
 
         Raises:
-            BackpressureError: a call found no room in the actor's mailbox in time; it has not been sent.
+            BackpressureError: the actor's mailbox had no room for a call in time; it has not been sent.
             PayloadError: a large segment cannot be lent; the message has not been sent.
         """
         if is_call := isinstance(message, Call):
@@ -159,7 +160,7 @@ class Messenger:
             self._casts.post(link, message)
         elif link.lost is None:
             link.post(message)
-            if is_ordered and self._casts.are_used:  # since this very moment
+            if is_ordered and self._casts.are_used:  # since just now
                 self._casts.stay_behind(link)
         if may_lend:
             self._loans.complete(message.payload)
@@ -180,7 +181,7 @@ class Messenger:
             raise
 
     def _abandon(self, message: Message) -> None:
-        """Close the port of a call that is not sent; that of a broadcast is its sender's, for all its broadcasts."""
+        """Close the port of a call that is not sent. A broadcast's port stays: its sender uses it for others."""
         if isinstance(message, Call | ProcessRequest) and message.reply_to < NOTICE:
             self.ports.close(message.reply_to)
 
@@ -192,7 +193,7 @@ class Messenger:
         link = self._transport.find(sender.id)
         if link is None or len(payload) != 1 or type(payload[0]) is not bytes:
             self.reply_to(sender, message, kind, payload)
-        elif message.reply_to:  # as `send` does it, without what it does for others
+        elif message.reply_to:  # as in `send`, without the steps for other messages
             answer = ANSWERS[kind](message.reply_to, message.rank, payload=payload)
             if link.lost is None:
                 link.post(answer)
@@ -205,7 +206,7 @@ class Messenger:
             self.send(sender, ANSWERS[kind](message.reply_to, message.rank, payload=payload))
 
     def send_to_port(self, address: ReplyAddress, kind: Kind, payload: Payload, *, is_answer: bool) -> None:
-        """Send to a port of any process, as an answer or for its own sake."""
+        """Send to a port of any process, as an answer or as a value."""
         if not is_answer:
             self._relays.speaks_to(address.process.id)
         self.send(address.process, ANSWERS[kind](address.number, address.rank, payload=payload), is_value=True)
@@ -235,10 +236,10 @@ class Messenger:
     def request_all(
         self, to: Sequence[ProcessRef], request: Request[Any, None], argument: Any = None, *, target: int = 0
     ) -> Promise[None]:
-        """Ask processes for something that they acknowledge; those that are gone count as having done it.
+        """Ask processes for something that they acknowledge; processes that are gone count as having done it.
 
         Returns:
-            A promise, which whoever asks may end sooner.
+            A promise, which the caller may end sooner.
         """
         promise: Promise[None] = Promise()
         payload = request.pack(argument)
@@ -248,7 +249,7 @@ class Messenger:
         return promise
 
     def fall_silent(self) -> None:
-        """Send nothing any more: this is a forked copy, and the connections are those of the original."""
+        """Send nothing any more: this is a forked copy, and the connections belong to the original."""
 
         def refuse(*args: object) -> None:
             forked.check()
@@ -260,7 +261,7 @@ class Messenger:
     # Receiving
 
     def deliver(self, sender: ProcessRef, message: Message) -> None:
-        """Take a message that has arrived: on the thread of its stream, or on any thread from this process."""
+        """Take a message that has arrived: on the thread of its stream, or on any thread if this process sent it."""
         if isinstance(message, Answer):
             self.ports.deliver(message.port, message.rank, message.kind, message.payload)
             if message.sequence:

@@ -1,4 +1,4 @@
-"""`Ownership`: the owners in this process, and what they are told when a mesh of theirs fails or ends."""
+"""`Ownership`: the owners in this process, and what they learn when one of their meshes fails or ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Ownership:
-    """The owners of one process: its actors, and the script where it is the script's. For any thread."""
+    """The owners of one process: its actors, and the script in the script's process. For any thread."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Ownership:
         close_casts: Callable[[int], object],
     ) -> None:
         self.root: RootActor | None = None
-        """The script, where this process is a script's, or has joined."""
+        """The script, if this process is a script's, or has joined."""
         self._state = state
         self._actors = actors
         self._caller = caller
@@ -43,7 +43,7 @@ class Ownership:
         requests.serve(HANDLED, self._handled)
 
     def take_root(self, root: RootActor) -> None:
-        """Let a script be an owner, too."""
+        """Make a script an owner, too."""
         self.root = root
 
     def find(self, uid: int) -> OwnedMesh | None:
@@ -69,17 +69,17 @@ class Ownership:
             self._caller.send(owner.process, FAILURE.message((owner, failure)))
 
     def take(self, owner: OwnerRef, failure: MeshFailure) -> None:
-        """Take a failure for an actor of this process; it is dropped where the actor has ended."""
+        """Take a failure for an actor of this process; it is dropped if the actor has ended."""
         root = self.root
         here = root if root is not None and root.uid == owner.uid else self._actors.get(owner.uid)
         if here is not None:
             here.owned_failed(failure)
 
     def handled(self, failure: MeshFailure) -> None:
-        """Take note that an actor of this process has handled a failure.
+        """Note that an actor of this process has handled a failure.
 
-        Where the failure is the end of a process, the script is told, since it may own the process: what one owner has
-        handled another need not handle again.
+        If the failure is the end of a process, the script is told, since it may own the process: one owner need not
+        handle what another has handled.
         """
         if not (source := failure.root_cause().source):
             return
@@ -89,12 +89,12 @@ class Ownership:
             self._caller.send(self._state.root, HANDLED.message(source))
 
     def process_gone(self, peer: ProcessRef, loss: Loss, is_gone: Callable[[str], bool]) -> None:
-        """End the actors that a lost process owned, and tell the owners of what was in it.
+        """End the actors that a lost process owned, and tell the owners of the members in it.
 
         Args:
             peer: the process.
             loss: why it is gone.
-            is_gone: whether a process is known to be gone: a mesh is forgotten with its last.
+            is_gone: whether a process is known to be gone; a mesh is forgotten with its last process.
         """
         for actor in self._actors.live():
             if actor.owner is not None and actor.owner.process.id == peer.id:
@@ -109,7 +109,7 @@ class Ownership:
         owners: list[Owner] = list(self._actors.live())
         return owners if self.root is None else [self.root, *owners]
 
-    # What is asked of this process
+    # Requests to this process
 
     def _stop(self, mail: Mail, timeout: float) -> Future[None]:
         mesh = self.find(mail.message.target)
@@ -124,10 +124,10 @@ class Ownership:
 
 
 def _failures_of(owners: Iterable[Owner], process: ProcessRef, loss: Loss) -> Iterator[tuple[Owner, MeshFailure]]:
-    """What each owner is to be told when a process has died.
+    """The failures that each owner gets when a process has died.
 
-    An owner learns of each of its actor meshes that had a member there, and of the mesh of processes itself only if
-    it had none: one death is not told twice under two names.
+    An owner gets one for each of its actor meshes with a member there, and one for the mesh of processes only if there
+    is none: one death is not reported under two names.
     """
     for owner in owners:
         hit = owner.meshes.with_member_in(process.id)

@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from skipper.control.wire.transport import Transport
 
 EXIT_REASON_S = 1.0
-"""How long this process waits, after a link to another host has broken, to be told why the other process ended."""
+"""How long this process waits, after a link to another host has broken, to learn why the other process ended."""
 
 
 _KEPT_REASONS = 512
-"""A script may start and lose processes for as long as it runs; what is known of them must not grow with it."""
+"""Limits the memory for lost processes: a script may start and lose processes for as long as it runs."""
 
 
 class _ExitReasons:
-    """Why the latest few hundred processes are gone. Written on the loop thread, read on any.
+    """Why the latest few hundred processes are gone. Written on the loop thread, read on any thread.
 
     Args:
-        forget: told, on the loop thread, of every process that nothing needs to be known of any more.
+        forget: called, on the loop thread, with every process of which nothing needs to be known any more.
     """
 
     def __init__(self, forget: Callable[[str], None]) -> None:
@@ -51,7 +51,7 @@ class _ExitReasons:
         return process_id in self._known
 
     def get(self, process_id: str) -> Loss | None:
-        """Why this process is gone, if it is and that is still known."""
+        """Why this process is gone, if it is gone and the reason is still known."""
         return self._known.get(process_id)
 
     def write(self, process_id: str, loss: Loss) -> None:
@@ -66,8 +66,8 @@ class _ExitReasons:
 class PeerFailures:
     """The ends of other processes, as one process sees them. On the loop thread, unless a method says otherwise.
 
-    The end of a process is learned from its link, from `Children` where it was launched here, and from its launcher
-    otherwise. The first of these counts: callers and owners are told once.
+    The end of a process is learned from its link, from `Children` if it was launched here, and from its launcher
+    otherwise. The first report counts: callers and owners are told once.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class PeerFailures:
         self._exit_reasons = _ExitReasons(self._forget)
         self._watched: set[str] = set()
         self._late: dict[str, asyncio.TimerHandle] = {}
-        """Processes whose link is lost, until it is known why."""
+        """Timers for processes whose link is lost, until the reason is known."""
         self._told_of = ""
-        """The process whose launcher has just told of its end, before its link has shown it."""
+        """The process whose launcher has just reported its end, before its link has shown it."""
         requests.serve(EXIT_REASON, self._tell_exit_reason)
 
     def connect(
@@ -98,7 +98,7 @@ class PeerFailures:
         owners: Ownership,
         history: FaultHistory,
     ) -> None:
-        """Take the parts that are told of the end of a process. No process is heard of before."""
+        """Take the parts that learn of the end of a process. No process is known before."""
         self._transport = transport
         self._ports = ports
         self._flow = flow
@@ -110,10 +110,10 @@ class PeerFailures:
         self._owners = owners
         self._history = history
 
-    # How it is learned
+    # How the end is learned
 
     def watch(self, peer: ProcessRef) -> None:
-        """Have a process watched by its launcher: it may have died before it could be reached. From any thread."""
+        """Ask the launcher of a process to watch it: it may have died before it could be reached. From any thread."""
         if peer.launcher is None or peer.id == self._state.root.id or peer.id in self._watched:
             return
         launcher = self._state.me.launcher
@@ -133,29 +133,29 @@ class PeerFailures:
         exit_reason.add_done_callback(told)
 
     def link_lost(self, peer: ProcessRef, reason: str) -> None:
-        """Take note that nothing comes from a process any more, nor goes there."""
+        """Note that nothing comes from a process, or goes to it, any more."""
         if self._children.link_lost(peer.id, reason):
             return
         is_explained = reason == STOPPED or NO_SIGN_OF_LIFE in reason or peer.id == self._told_of
         if not is_explained and self._remote_launch.is_ours(peer.id) and not self._state.closing:
-            # Its launcher is about to tell why it has ended.
+            # Its launcher will soon report why it has ended.
             self._late[peer.id] = self._loop.call_later(EXIT_REASON_S, self._not_told_of_end, peer, reason)
         else:
             self._gone_afar(peer, reason)
 
     def child_ended(self, child: Child, reason: str) -> None:
-        """Take note of the end of a process that was launched here."""
+        """Note the end of a process that was launched here."""
         self._gone(child.ref, reason, in_good_order=child.expected)
 
     def _not_told_of_end(self, peer: ProcessRef, reason: str) -> None:
-        """Give up a process of this one's on another host, whose launcher has nothing to tell: it may live."""
+        """Give up a process on another host: its launcher has not reported its end, so it may live."""
         self._remote_launch.give_up(peer, reason)
         self._told_of_end(peer, reason)
 
     def _told_of_end(self, peer: ProcessRef, reason: str) -> None:
         if (timer := self._late.pop(peer.id, None)) is None:
             self._told_of = peer.id
-            self._transport.lose(peer, reason)  # which calls `link_lost` where the link stands
+            self._transport.lose(peer, reason)  # which calls `link_lost` if the link stands
             self._told_of = ""
         else:
             timer.cancel()
@@ -171,13 +171,13 @@ class PeerFailures:
         ended = ended or self._remote_launch.end_of(process_id)
         return ended or Future.of("its launcher does not know this process")
 
-    # What follows
+    # Consequences
 
     def _gone(self, peer: ProcessRef, reason: str, *, in_good_order: bool) -> None:
-        """Everything that follows from the end of a process: for its callers, its owners, and those it owned."""
+        """Do everything that follows from the end of a process: for its callers, its owners, and what it owned."""
         exit_reason = Loss.of(peer, reason, in_good_order=in_good_order)
-        # The order matters. A sender from now on finds the reason noted and the link lost; a caster from `peer_gone` on
-        # finds the member gone; and whoever has sent or cast before has a port, which is told below.
+        # The order matters. From now on, a sender finds the reason noted and the link lost. From `peer_gone` on, a
+        # caster finds the member gone. Code that has sent or cast before has a port, which is told below.
         self._exit_reasons.write(peer.id, exit_reason)
         self._transport.lose(peer, reason)
         self._watched.discard(peer.id)
@@ -200,29 +200,29 @@ class PeerFailures:
             self._owners.process_gone(peer, exit_reason, self._exit_reasons.__contains__)
 
     def sent_in_vain(self, to: ProcessRef, reason: str, message: Message) -> None:
-        """Tell those who wait for the answer to a message that its link was lost; from any thread.
+        """Tell the callers that wait for the answer to a message that its link was lost; from any thread.
 
         Args:
-            to: the process that it was for.
+            to: the receiver of the message.
             reason: why the link is lost.
             message: what was sent.
         """
         exit_reason = self._exit_reasons.get(to.id)
         child = self._children.get(to.id)
         if exit_reason is None and (child is not None or to.id in self._late) and not is_noticed(message):
-            return  # a better reason is about to be known, and those who wait are told then
+            return  # a better reason will soon be known; the callers are told then
         in_good_order = reason == STOPPED or (child is not None and child.expected)
         self.tell(to, message, exit_reason or Loss.of(to, reason, in_good_order=in_good_order))
 
     def tell(self, to: ProcessRef, message: Message, loss: Loss) -> None:
-        """Tell those who wait for the answer to a message why there will be none; from any thread."""
+        """Tell the callers that wait for the answer to a message why there will be none; from any thread."""
         if not is_noticed(message):
             self._ports.process_lost(to.id, loss)
         elif not self._is_done(to, message, loss):
             self._ports.undelivered(message.reply_to, loss)
 
     def _is_done(self, to: ProcessRef, message: Message, loss: Loss) -> bool:
-        """Whether a process has been stopped when it had had the message."""
+        """Whether a process was stopped after it had handled the message."""
         return loss.kind is None and isinstance(message, Cast) and self._casts.is_done_with(to, message)
 
     def _forget(self, process_id: str) -> None:

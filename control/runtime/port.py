@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     T_any = DefaultTypeVar("T_any", default=Any)
     A = TypeVar("A", bound=ActorBase)
-    ActorMesh = type[A]  # as type checkers see it everywhere: `control.api.views` says why
+    ActorMesh = type[A]  # as type checkers see it everywhere; `control.api.views` explains why
 else:
     T_any = TypeVar("T_any")
 
@@ -126,12 +126,12 @@ class Port(Generic[T]):
         return (Port, (self._address, self._is_answer))
 
     def __del__(self) -> None:
-        # The caller waits for an answer that nobody can give any more: an error ends that wait.
+        # The caller waits for an answer that can no longer come: an error ends that wait.
         refuse_for(self, "the actor has dropped the response port", None)
 
 
 def refuse_for(port: Port[Any], reason: str, failure: MeshFailure | None) -> None:
-    """Answer in place of an actor that will not, unless it has, or has given the port to somebody else."""
+    """Answer in place of an actor that will not answer, unless it has answered, or has passed the port on."""
     if port._owed and running.is_running():
         port._send(Kind.FAILURE, pack_supervision(f"the answer will not come: {reason}", failure))
 
@@ -143,14 +143,14 @@ def answer_by_error(port: Port[Any], packed: Payload) -> None:
 
 class _Here(threading.local):
     passed: dict[Port[Any], bool] | None = None
-    """Ports for answers that are among the arguments that this thread is pickling, and whether each owed its answer."""
+    """The response ports among the arguments that this thread is pickling, and whether each still owed its answer."""
 
 
 _here = _Here()
 
 
 def pack_with_ports(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Payload, list[Port[Any]]]:
-    """`pack_arguments`, and the ports among the arguments through which somebody waits for an answer.
+    """`pack_arguments`, and the ports among the arguments at which an answer is awaited.
 
     Raises:
         PayloadError: an argument cannot be pickled.
@@ -162,7 +162,7 @@ def pack_with_ports(args: tuple[object, ...], kwargs: dict[str, object]) -> tupl
     try:
         return pack_arguments(args, kwargs), list(passed)
     except PayloadError:
-        for port, owed in passed.items():  # nobody gets them
+        for port, owed in passed.items():  # they are not sent
             port._owed = owed
         raise
     finally:
@@ -202,7 +202,7 @@ class PortReceiver(Generic[T]):
             LinkError: the port is linked to actors, all of them are dead, and everything has been received.
         """
         promise: Promise[T] = self._inbox.take()
-        promise.hold(self)  # the receiver closes when it is forgotten: a pending receive keeps it
+        promise.hold(self)  # the receiver closes when it is deleted: a pending receive keeps it alive
         return promise
 
     def is_alive(self) -> bool:
@@ -266,7 +266,7 @@ def link_port(port: Port[Any], actors: Sequence[ActorRef]) -> None:
 
 
 class Inbox:
-    """Matches what arrives with those who wait for it."""
+    """Matches the values that arrive with the receives that wait for them."""
 
     def __init__(self, once: bool) -> None:
         self._once = once
@@ -274,7 +274,7 @@ class Inbox:
         self._number = 0
         self._lock = threading.Lock()
         self._arrived: deque[Callable[[], Any]] = deque()
-        # Weak, so that a receive that timed out and was forgotten does not swallow the next value.
+        # Weak, so that a receive that timed out and was deleted does not swallow the next value.
         self._waiting: deque[weakref.ref[Promise[Any]]] = deque()
         self._closed = False
 
@@ -303,7 +303,7 @@ class Inbox:
         return False
 
     def attach(self, ports: Ports, number: int) -> None:
-        """Note behind which port it stands."""
+        """Note the port of this inbox."""
         self._ports, self._number = ports, number
 
     def _link_error(self) -> LinkError | None:
@@ -353,7 +353,7 @@ class Inbox:
                 future.set_exception(error)
 
     def push(self, opened: Callable[[], Any]) -> None:
-        """Take a value, which a function returns, or raises as an error."""
+        """Take a value: a function returns it, or raises the error."""
         with self._lock:
             future = None
             while self._waiting and future is None:

@@ -1,4 +1,4 @@
-"""The ports of a process: numbered places where replies arrive, what becomes of them there, and why one is missing."""
+"""The ports of a process: numbered places where replies arrive, what handles them, and why a reply is missing."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """Whose answer is waited for.
+    """The sender of an awaited answer.
 
     Attributes:
-        process: where it is to come from.
-        who: for people.
-        endpoint: what was asked: the name of an endpoint of an actor, or of a request to a process.
-        actor: who was asked, or about whom, if it was an actor.
-        request: the request; None where it is an endpoint.
+        process: where it should come from.
+        who: the sender, for people.
+        endpoint: the name of the endpoint that was called, or of the request to a process.
+        actor: the actor that was called, or that the request is about, if any.
+        request: the request; None if it is an endpoint.
     """
 
     process: ProcessRef
@@ -47,25 +47,25 @@ class Awaited:
 
     @property
     def process_id(self) -> str:
-        """Of where it is to come from."""
+        """The id of the process that the answer should come from."""
         return self.process.id
 
     def not_done(self) -> str:
-        """What has not happened as long as there is no answer."""
+        """What has not happened while there is no answer."""
         if self.request is None:
             return f"{self.who} has not answered {self.endpoint}"
         return f"{self.who} {self.request.not_done or 'has not done what it was asked to'}"
 
     def ids(self) -> tuple[str, ...]:
-        """Of the process, and of the actor."""
+        """The ids of the process and of the actor."""
         return (self.process_id,) if self.actor is None else (self.process_id, self.actor.actor_id)
 
     def is_one_of(self, ids: Collection[str]) -> bool:
-        """Whether these are ids of actors or processes, and one is this."""
+        """Whether one of these ids of actors or processes is this sender's."""
         return self.process_id in ids or (self.actor is not None and self.actor.actor_id in ids)
 
     def error(self, loss: Loss) -> SupervisionError:
-        """What a caller is told when this answer will never come."""
+        """The error that a caller gets when this answer will never come."""
         if self.actor is not None:
             failure = self.actor.death(loss)
         elif loss.kind is not None:
@@ -85,7 +85,7 @@ class PortTable:
         self._numbers = itertools.count(1)
         self._open: dict[int, ReplyHandler] = {}
         self._lasting: dict[int, tuple[ReplyHandler, Collection[str]]] = {}
-        """Ports of answers that come with the end of something: as many as there are processes. Who owes each."""
+        """Ports of answers that come with the end of something, and who owes each: as many as there are processes."""
         self._owed_by: dict[str, set[int]] = {}
         """Their numbers, by the ids of the processes and actors that owe the answers."""
         self._lasting_lock = threading.Lock()
@@ -99,10 +99,10 @@ class PortTable:
         return number
 
     def open_lasting(self, reply: ReplyHandler, ids: Collection[str]) -> int:
-        """A new port's number, for an answer that may be waited for as long as the process is there that owes it.
+        """A new port's number, for an answer that may be awaited while the process that owes it lives.
 
         Args:
-            reply: takes the answer, of one process.
+            reply: takes the answer of one process.
             ids: of that process, and of the actor there, if the answer is about one.
         """
         number = next(self._numbers)
@@ -121,11 +121,11 @@ class PortTable:
         self._open[number] = reply
 
     def is_open(self, number: int) -> bool:
-        """Whether something is still expected there."""
+        """Whether an answer is still expected there."""
         return number in self._open or number in self._lasting
 
     def close(self, number: int) -> None:
-        """Forget a port; what still arrives for it is dropped."""
+        """Forget a port; later messages for it are dropped."""
         if self._open.pop(number, None) is None and number in self._lasting:
             self._close_lasting(number)
         if self._links:
@@ -145,11 +145,11 @@ class PortTable:
         remove: Iterable[ActorRef],
         caller: Caller,
     ) -> None:
-        """Change what a port, or one rank of those who share it, is linked to.
+        """Change what a port, or one rank of a shared port, is linked to.
 
         Args:
             number: of the port.
-            rank: of those who share it.
+            rank: the sender's rank at the shared port.
             add: actors to link.
             remove: actors to unlink.
             caller: asks the processes of the actors.
@@ -172,14 +172,14 @@ class PortTable:
             notice.lost(loss)
 
     def owed_by(self, ids: Collection[str]) -> bool:
-        """Whether somebody waits for an answer of one of these actors or processes."""
+        """Whether an answer of one of these actors or processes is awaited."""
         if any(each in self._owed_by for each in ids):
             return True
         replies = (OneReply, _MeshReplies)
         return any(isinstance(reply, replies) and reply.is_owed_by(ids) for reply in list(self._open.values()))
 
     def link_error(self, number: int) -> LinkError | None:
-        """What a receiver at a port is told if nothing has arrived: an error where all linked actors are dead."""
+        """What a receiver at a port gets if nothing has arrived: an error if all linked actors are dead."""
         links = self._links.get(number, {}).get(0)
         return None if links is None else links.error()
 
@@ -213,7 +213,7 @@ class PortTable:
 
 
 class OneReply(Promise[T]):
-    """One reply, and the future of it: for each call that is on its way there is this one object."""
+    """One reply and its future in one object: each call in flight needs only this."""
 
     __slots__ = ("_entrusted", "_whose")
 
@@ -222,8 +222,8 @@ class OneReply(Promise[T]):
         self._entrusted = False
 
     @property
-    def pending(self) -> Pending | None:  # type: ignore[override]  # nobody else says what it depends on
-        """It says so itself."""
+    def pending(self) -> Pending | None:  # type: ignore[override]  # only it says what it depends on
+        """The promise itself."""
         return None if self.done() else self
 
     def describe(self) -> str:
@@ -231,7 +231,7 @@ class OneReply(Promise[T]):
         return self._whose.not_done()
 
     def inquire(self) -> Callable[[], str]:
-        """Ask what it does instead."""
+        """Ask the missing actor or process what it is doing."""
         return ask((self._whose,), 1)
 
     def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
@@ -250,25 +250,25 @@ class OneReply(Promise[T]):
         return True
 
     def entrust(self, rank: int) -> None:
-        """The reply may come from elsewhere."""
+        """Note that another process may send the reply."""
         self._entrusted = True
 
     def lapse(self, rank: int, error: LinkError) -> bool:
-        """Whoever might have replied is dead."""
+        """Note that no actor is left that might reply."""
         self.fail_by(raising(error))
         return True
 
     def ids(self) -> tuple[str, ...]:
-        """Of the process that it is to come from, and of the actor there that was asked."""
+        """The ids of the process that it should come from, and of the actor there that was called."""
         return self._whose.ids()
 
     def is_owed_by(self, ids: Collection[str]) -> bool:
-        """Whether it is to come from one of these actors or processes."""
+        """Whether it should come from one of these actors or processes."""
         return self._whose.is_one_of(ids)
 
 
 class _MeshReplies:
-    """The replies of the members of a mesh, as far as some are missing."""
+    """The replies of the members of a mesh, while some are missing."""
 
     __slots__ = ("_awaited", "_entrusted", "_missing", "_ranks_of")
 
@@ -277,26 +277,26 @@ class _MeshReplies:
         self._missing = set(range(len(awaited)))
         self._entrusted: set[int] = set()
         self._ranks_of: dict[str, list[int]] | None = None
-        """By process, once the first was lost."""
+        """The ranks by process, once a process was lost."""
 
     def describe(self) -> str:
         """Who has not answered."""
         return name_all(self._not_answered(), len(self._awaited))
 
     def inquire(self) -> Callable[[], str]:
-        """Ask what they do instead."""
+        """Ask the missing members what they are doing."""
         return ask(self._not_answered(), len(self._awaited))
 
     def entrust(self, rank: int) -> None:
-        """The reply of this rank may come from elsewhere."""
+        """Note that another process may send the reply of this rank."""
         self._entrusted.add(rank)
 
     def is_owed_by(self, ids: Collection[str]) -> bool:
-        """Whether a reply is to come from one of these actors or processes."""
+        """Whether a reply should come from one of these actors or processes."""
         return any(self._awaited[rank].is_one_of(ids) for rank in list(self._missing))
 
     def _lost_with(self, process_id: str) -> list[int]:
-        """The ranks whose replies are missing and were to come from this process, in order."""
+        """The ranks of this process whose replies are missing, in order."""
         if self._ranks_of is None:
             ranks_of: dict[str, list[int]] = {}
             for rank, awaited in enumerate(self._awaited):
@@ -349,12 +349,12 @@ class MeshReply(_MeshReplies):
         return False
 
     def lapse(self, rank: int, error: LinkError) -> bool:
-        """Whoever might have replied is dead."""
+        """Note that no actor is left that might reply."""
         self._fail(raising(error))
         return True
 
     def _fail(self, open_error: Callable[[], Any]) -> None:
-        """End in the first error; whoever hears of it has heard of those of the other members, too."""
+        """End with the first error; code that hears of it has heard of the other members' errors, too."""
         self._promise.fail_by(open_error, self._ids)
 
     def _ids(self) -> frozenset[str]:
@@ -415,7 +415,7 @@ class ResponseStream(Generic[T_co]):
         return await self._futures[self._next - 1]
 
     def await_from(self, pending: Pending) -> None:
-        """Say what the results depend on, for the message of an error. For `StreamReply`, as `push` is."""
+        """Say what the results depend on, for error messages. For `StreamReply`, like `push`."""
         for promise in self._futures:
             promise.pending = pending
 
@@ -448,7 +448,7 @@ class StreamReply(_MeshReplies):
         return not self._missing
 
     def lapse(self, rank: int, error: LinkError) -> bool:
-        """Whoever might have replied is dead."""
+        """Note that no actor is left that might reply."""
         self._push(rank, raising(error), is_error=True)
         return not self._missing
 
@@ -498,7 +498,7 @@ _numbers = itertools.count(NOTICE)
 
 
 def notice_number(ports: Ports, sender: LocalActor, mesh_uid: int, mesh_name: str) -> int:
-    """What broadcasts of this actor to that mesh have for `Call.reply_to`."""
+    """The value of `Call.reply_to` for broadcasts of this actor to that mesh."""
     number = sender.meshes.notices.get(mesh_uid)
     if number is None:
         number = sender.meshes.notices.setdefault(mesh_uid, next(_numbers))
@@ -507,7 +507,7 @@ def notice_number(ports: Ports, sender: LocalActor, mesh_uid: int, mesh_name: st
 
 
 class Notice:
-    """The port for what comes back when a broadcast was not delivered: its sender fails."""
+    """The port for the notice that a broadcast was not delivered: its sender fails."""
 
     __slots__ = ("_mesh_name", "_mesh_uid", "_sender")
 
@@ -526,14 +526,14 @@ class Notice:
         return False
 
     def lost(self, loss: Loss) -> None:
-        """Note that the process is gone that a broadcast was for."""
+        """Note that the target process of a broadcast is gone."""
         cause = None
         if loss.kind is not None:
             cause = MeshFailure(self._mesh_name, self._mesh_name, None, loss.kind, loss.reason, source=loss.process_id)
         self._undelivered(SupervisionError(loss.reason, cause), cause)
 
     def process_lost(self, process_id: str, loss: Loss) -> bool:
-        """Nothing ends here: the next broadcast to the process is what counts."""
+        """Nothing ends here: only the next broadcast to the process counts."""
         return False
 
     def entrust(self, rank: int) -> None:
@@ -545,13 +545,13 @@ class Notice:
 
     def _undelivered(self, error: ControlError, cause: MeshFailure | None) -> None:
         if cause is not None and self._sender.meshes.has_spawned(self._mesh_uid):
-            return  # it owns the mesh and is told of that failure: once is enough
+            return  # it owns the mesh and gets that failure: once is enough
         message = f"a broadcast to {self._mesh_name} was not delivered: {str(error).splitlines()[0]}"
         self._sender.fail_by_itself(FailureKind.UNDELIVERED, message, cause, error)
 
 
 _MOST_ASKED = 3
-"""How many of those that have not answered are named and asked."""
+"""How many of the members that have not answered are named and asked."""
 
 
 def name_all(missing: Sequence[Awaited], expected: int) -> str:
@@ -566,10 +566,10 @@ def name_all(missing: Sequence[Awaited], expected: int) -> str:
 
 
 def ask(missing: Sequence[Awaited], expected: int) -> Callable[[], str]:
-    """Ask those who have not answered what they are doing.
+    """Ask the members that have not answered what they are doing.
 
     Returns:
-        What is known when it is called: `name_all`, and what has come by then.
+        A function for what is known when it is called: `name_all`, and the answers up to then.
     """
     if not running.is_running():
         return lambda: name_all(missing, expected)
@@ -585,7 +585,7 @@ def ask(missing: Sequence[Awaited], expected: int) -> Callable[[], str]:
 
 
 def _ask_one(process: RunningProcess, awaited: Awaited) -> Future[str] | None:
-    """The question, as a future for its answer; None where it would only wait for a connection, as the call does."""
+    """A future for the answer to the question; None if the question would only wait for a connection, like the call."""
     link = process.transport.find(awaited.process_id)
     if awaited.process_id != process.me.id and not (link is not None and link.connected):
         return None
@@ -608,9 +608,9 @@ _Key = tuple[str, int]
 
 
 def watch(caller: Caller, actor: ActorRef) -> Future[MeshFailure | None]:
-    """Wait for the end of an actor anywhere in the job: its failure, or None when it was stopped.
+    """Wait for the end of an actor anywhere in the job: its failure, or None if it was stopped.
 
-    It is told by the actor's process, or by the end of that: nothing is polled.
+    The actor's process reports it, or the end of that process shows it: nothing is polled.
     """
     answer: OneReply[MeshFailure | None] = OneReply(
         Awaited(actor.process, str(actor), WATCH.name, actor, request=WATCH)
@@ -623,7 +623,7 @@ def watch(caller: Caller, actor: ActorRef) -> Future[MeshFailure | None]:
         try:
             return peek(answer)
         except SupervisionError as error:
-            return error.failure  # the actor was dead before, or its process is
+            return error.failure  # the actor was dead already, or its process is
 
     answer.add_done_callback(lambda _: ended.settle_by(outcome))
     return ended
@@ -634,7 +634,7 @@ class DeathWatch:
 
     Args:
         caller: asks the processes of the actors.
-        on_dead: told, perhaps several times, once all of them have ended.
+        on_dead: called, perhaps several times, once all of them have ended.
     """
 
     def __init__(self, caller: Caller, on_dead: Callable[[LinkError], object]) -> None:
@@ -661,7 +661,7 @@ class DeathWatch:
         self._tell()
 
     def error(self) -> LinkError | None:
-        """What a receiver is told: an error once every linked actor is dead; None before, and without any links."""
+        """The error for a receiver once every linked actor is dead; None before, and without any links."""
         with self._lock:
             if self._alive or not self._dead:
                 return None

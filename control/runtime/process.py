@@ -34,27 +34,27 @@ if TYPE_CHECKING:
 class Process:
     """One process of a job: its transport, its actors, its open ports and its children.
 
-    It sends by the methods of its `Messenger`, which it has as its own.
+    It has the sending methods of its `Messenger` as its own.
 
     Attributes:
-        state: what it knows of itself, which its parts share.
-        loop: the event loop of everything asynchronous.
-        messenger: what it sends leaves through it.
+        state: what it knows of itself; its parts share this.
+        loop: the event loop for everything asynchronous.
+        messenger: sends its messages.
         transport: the links to other processes.
-        actors: those of this process.
-        stops: by when those of them have to end that do.
+        actors: the actors of this process.
+        stops: when actors that are stopping have to end.
         flow: back-pressure.
         loans: large segments that others may still read.
         casts: casts to many.
-        requests: what this process is asked for beside calls.
+        requests: serves requests to this process, besides calls.
         members: the processes that have joined.
         owners: who owns what.
-        ending: how all this ends.
+        ending: ends the runtime.
         peer_failures: the ends of other processes.
         children: the processes launched here.
         remote_launch: launching for others, and by others.
         history: what has gone wrong.
-        root_actor: the script, where this process is a script's, or has joined; None in a process of an actor.
+        root_actor: the script, if this process is a script's, or has joined; None in a process of an actor.
         ports: where answers arrive.
     """
 
@@ -118,33 +118,33 @@ class Process:
         return self.state.closing
 
     def running(self) -> list[str]:
-        """The names of the processes that this one has launched, and that stand for its job on other hosts."""
+        """The names of the processes that this one has launched, and of the job's processes on other hosts."""
         children = [child.ref.name for child in self.children.alive()]
         return [*children, *(host.name for host in self.remote_launch.hosts())]
 
     # What changes
 
     def take_over(self, settings: Settings) -> None:
-        """Have bounds hold for what this process does from now on; the heartbeat is the job's and stays."""
+        """Apply bounds to what this process does from now on; the heartbeat belongs to the job and stays."""
         settings = dataclasses.replace(settings, heartbeat_s=self.state.settings.heartbeat_s)
         self.state.settings = settings
         self.flow.take_over(settings)
 
     def own_as(self, root: RootActor) -> None:
-        """Have what this process spawns be owned by a script, with nobody above it."""
+        """Make a script, which nobody owns, the owner of what this process spawns."""
         self.root_actor = root
         self.owners.take_root(root)
 
     def listen_beyond(self, host: str, certs: str | None, *, data_plane_is_open: bool) -> None:
-        """Let processes of other hosts reach this one, which is the script's, at an IP of its host.
+        """Let processes of other hosts reach this one, the script's process, at an IP of its host.
 
         Args:
             host: the IP.
             certs: the folder of the certificates for TLS; None: none.
-            data_plane_is_open: whether the data plane may be used with them.
+            data_plane_is_open: whether the data plane may be used with those hosts.
 
         Raises:
-            WireError: it cannot be listened on.
+            WireError: the process cannot listen there.
             CertificateError: the folder does not hold what TLS needs.
         """
         from skipper.control.wire.certificates import Certificates
@@ -158,6 +158,6 @@ class Process:
             self.root_actor.note_address()
 
     def fall_silent(self) -> None:
-        """Send nothing any more: this is a forked copy, and the connections are those of the original."""
+        """Send nothing any more: this is a forked copy, and the connections belong to the original."""
         self.messenger.fall_silent()
         self._take_methods()

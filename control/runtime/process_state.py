@@ -22,7 +22,7 @@ class ProcessState:
         data_plane_is_open: whether the data plane may be used with other hosts.
         uid: the number of the process among its actors.
         closing: whether the process ends.
-        redirection: where the processes that this one launches write to; None: to where this one does.
+        redirection: where the processes that this one launches write their output; None: where this one does.
     """
 
     me: ProcessRef

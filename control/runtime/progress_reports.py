@@ -1,6 +1,6 @@
-"""Processes of a job tell the script of what takes them long, where it wants to know.
+"""Processes of a job report long tasks to the script, if it wants to know.
 
-The wish goes with the environment of the processes that are spawned, as tracing's does, so that it comes to all hosts.
+The wish travels in the environment of spawned processes, like tracing's, so that it reaches all hosts.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ VARIABLE: Final = "SKIPPER_PROGRESS"
 OFF, TELL = "off", "tell"
 
 AFTER_S: Final = 0.5
-"""What takes less is neither shown on the terminal, nor told to the script."""
+"""Shorter tasks are neither shown on the terminal nor reported to the script."""
 _TELL_S = 0.5
-"""How often the script is told of a task that goes on."""
+"""How often a running task is reported to the script."""
 
 PROGRESS: Request[Progress, None] = Request("progress")
-"""Take note of how far a task of another process is; nobody answers."""
+"""Note the progress of a task of another process; this request has no answer."""
 
 
 def is_off() -> bool:
-    """Whether the user wants no line on the terminal.
+    """Whether the user wants no progress line on the terminal.
 
     Raises:
-        ValueError: the variable holds another word.
+        ValueError: the variable has an unknown value.
     """
     mode = os.environ.get(VARIABLE, "")
     if mode not in ("", OFF, TELL):
@@ -45,22 +45,22 @@ def is_off() -> bool:
 
 
 def is_to_tell() -> bool:
-    """Whether this process, which somebody has spawned, is to tell its script."""
+    """Whether this process, which was spawned, is to report to its script."""
     return os.environ.get(VARIABLE) == TELL
 
 
 def environment() -> dict[str, str]:
-    """The variable for processes that are spawned now: whether anybody follows is known here."""
+    """The variable for processes that are spawned now: this process knows whether progress is followed."""
     if progress.is_followed():
         return {VARIABLE: TELL}
     return {VARIABLE: ""} if is_to_tell() else {}
 
 
 def tell_script(process: Process) -> None:
-    """Tell the script of the tasks of this process, which has just started."""
+    """Report the tasks of this process, which has just started, to the script."""
 
     def tell(batch: Sequence[Progress]) -> None:
-        with contextlib.suppress(ControlError):  # there is nobody to tell any more
+        with contextlib.suppress(ControlError):  # the script is gone
             for each in batch:
                 if not process.closing:
                     process.send(process.root, PROGRESS.message(dataclasses.replace(each, process=process.me.name)))

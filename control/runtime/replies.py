@@ -1,9 +1,9 @@
 """Values and errors as they travel back to a port.
 
 An exception travels behind its description, with its causes, its notes and the members of its groups. Each exception of
-that chain is pickled apart from the others: one that cannot be pickled, or not be unpickled where it arrives, costs
-nothing but itself. An `ActorError` in the chain leaves its remote traceback behind, since the text that the chain
-belongs to has it. So each actor that passes an error on adds only its own part.
+that chain is pickled separately: if one cannot be pickled, or not be unpickled at the receiver, only that one is lost.
+An `ActorError` in the chain travels without its remote traceback, since the text of the chain contains it. So each
+actor that passes an error on adds only its own part.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _ACTOR, _SUPERVISION, _STOP_TIMEOUT = "actor", "supervision", "stop timeout"
 def pack_exception(error: BaseException, *, actor_id: str, endpoint: str) -> Payload:
     """An exception that an endpoint raised.
 
-    The exception itself is packed apart from its description, so that one that cannot be pickled, or not be
-    unpickled by the caller, costs the caller only `ActorError.cause`.
+    The exception itself is packed apart from its description. If it cannot be pickled, or the caller cannot unpickle
+    it, the caller loses only `ActorError.cause`.
     """
     return pack((_ACTOR, actor_id, endpoint, summarize_fully(error), describe(error), pack_chain(error)))
 
 
 def pack_error(error: ControlError, *, actor_id: str, method: str) -> Payload:
-    """An error of this package, which is raised again as what it is where it arrives."""
+    """An error of this package, which the receiver raises again as the same class."""
     if isinstance(error, StopTimeoutError):
         return pack((_STOP_TIMEOUT, error.message, error.failure))
     if isinstance(error, SupervisionError):
@@ -57,21 +57,21 @@ def pack_error(error: ControlError, *, actor_id: str, method: str) -> Payload:
 
 
 def first_exception(error: BaseException) -> str:
-    """The class of an exception; where it says what another endpoint raised, the class of that."""
+    """The class of an exception; if it reports an exception of another endpoint, the class of that."""
     while isinstance(error, ActorError) and error.cause is not None:
         error = error.cause
     return type(error).__name__
 
 
 def pack_supervision(message: str, failure: MeshFailure | None, *, is_unhandled: bool = False) -> Payload:
-    """That an actor cannot answer; and whether it surely has not begun to."""
+    """The error that an actor cannot answer; ``is_unhandled``: it has certainly not begun to."""
     return pack((_SUPERVISION, message, failure, is_unhandled))
 
 
 def refuse(
     flow: Flow, replier: Replier, mail: Mail, reason: str, failure: MeshFailure | None, *, delivered: bool = False
 ) -> None:
-    """Answer a message that no actor will handle, or that was ``delivered`` and not finished."""
+    """Answer a message that no actor will handle, or that was ``delivered`` but not finished."""
     if isinstance(mail.message, Call):
         flow.handled(mail)
     if mail.message.reply_to and not (delivered and not mail.message.wants_reply):
@@ -81,7 +81,7 @@ def refuse(
 
 
 def open_supervision(payload: Payload) -> SupervisionError | None:
-    """What has arrived if it says that an actor cannot answer; None for an exception of its endpoint."""
+    """The error that has arrived, if it says that an actor cannot answer; None for an exception of its endpoint."""
     content = unpack(payload)
     return _supervision_error(*content[1:]) if content[0] == _SUPERVISION else None
 
@@ -95,7 +95,7 @@ def open_reply(kind: Kind, payload: Payload) -> Any:
 
     Raises:
         ActorError: the endpoint raised.
-        SupervisionError: the actor cannot answer; or did not end in time, which is a `StopTimeoutError`.
+        SupervisionError: the actor cannot answer; a `StopTimeoutError` if it did not end in time.
         PayloadError: the value cannot be unpickled here.
     """
     content = unpack(payload)
@@ -110,26 +110,26 @@ def open_reply(kind: Kind, payload: Payload) -> Any:
 
 
 MOST_NBYTES = 4 << 20
-"""An exception whose pickle is larger than this does not travel."""
+"""An exception with a larger pickle is not sent."""
 OPEN_TIMEOUT_S = 5.0
-"""An exception that takes longer to be unpickled is given up."""
+"""An exception that takes longer to unpickle is given up."""
 _MOST_LINKS = 64
-"""Causes of causes, and members of groups, that are brought along."""
+"""How many causes of causes, and members of groups, travel with an exception."""
 
 Link: TypeAlias = "tuple[Any, ...]"
-"""What kind it is, its notes, and what makes it."""
+"""Its kind, its notes, and what it is made from."""
 Chain: TypeAlias = "tuple[Link, ...]"
-"""An exception and its causes, the first one being what was raised."""
+"""An exception and its causes; the first one was raised."""
 
 _PICKLED, _GROUP, _TEXT = "pickled", "group", "text"
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 def pack_chain(error: BaseException) -> Chain | None:
-    """An exception and its causes; None where the exception itself cannot be pickled, or is too large."""
+    """An exception and its causes; None if the exception itself cannot be pickled, or is too large."""
     try:
         chain = _pack(error, [_MOST_LINKS])
-    except BaseException as raised:  # all of it belongs to a user
+    except BaseException as raised:  # all of this can run user code
         if is_interrupt(raised):
             raise
         return None
@@ -137,7 +137,7 @@ def pack_chain(error: BaseException) -> Chain | None:
 
 
 def open_chain(chain: Chain | None, text: str) -> BaseException | None:
-    """The exception that has arrived, with its causes; None where it cannot be unpickled here.
+    """The exception that has arrived, with its causes; None if it cannot be unpickled here.
 
     Args:
         chain: what `pack_chain` made of it.
@@ -147,7 +147,7 @@ def open_chain(chain: Chain | None, text: str) -> BaseException | None:
         return None
     if all(_is_harmless(link) for link in chain):
         return _open(chain, text)
-    # Unpickling runs code of a user, which may take for ever. Who waits for a call is not to wait for that.
+    # Unpickling runs user code, which may take for ever. A caller that waits for a reply must not wait for that.
     opened: list[BaseException | None] = []
     here = contextvars.copy_context()
     thread = threading.Thread(
@@ -176,7 +176,7 @@ def _pack(error: BaseException, room: list[int]) -> Chain:
 def _cause_of(error: BaseException) -> BaseException | None:
     if type(error) is ActorError:
         return error.cause
-    found: BaseException | None = vars(BaseException)["__cause__"].__get__(error)  # whatever its class says
+    found: BaseException | None = vars(BaseException)["__cause__"].__get__(error)  # even if its class overrides it
     return found
 
 
@@ -212,7 +212,7 @@ def _notes_of(error: BaseException) -> tuple[str, ...]:
 
 
 def _is_harmless(link: Link) -> bool:
-    """Whether opening it runs no code of a user."""
+    """Whether opening it runs no user code."""
     if link[0] == _GROUP:
         return all(_is_harmless(inner) for member in link[3] for inner in member)
     return link[0] != _PICKLED or bool(link[2])

@@ -1,4 +1,4 @@
-"""`RequestServer`: serves what other processes ask of this one, and this one of itself.
+"""`RequestServer`: serves requests of other processes to this one, and of this one to itself.
 
 Each part of the runtime registers the requests that it serves. Handlers run on the thread that brought the request, and
 must not block.
@@ -39,21 +39,21 @@ class RequestServer:
         self._handlers: dict[str, Callable[[Mail], None]] = {}
 
     def serve(self, request: Request[A, R], handler: Callable[[Mail, A], Future[R] | None]) -> None:
-        """Have a function serve a request: it gets the request as mail, and its argument.
+        """Register the function that serves a request: it gets the request as mail, and its argument.
 
-        It returns a future that ends in the answer; None where nobody waits for one, or the answer is not its to give.
+        It returns a future that ends with the answer; None if no answer is awaited, or another part answers.
         """
         self._handlers[request.name] = functools.partial(self.run, request, handler)
 
     def serve_by_name(self, name: str, handler: Callable[[Mail], None]) -> None:
-        """Have a function serve a request that is not declared yet: what declares it is imported with the first use.
+        """Register the function for a request that is not declared yet: its module is imported with the first use.
 
-        The function calls `run` then.
+        The function then calls `run`.
         """
         self._handlers[name] = handler
 
     def handle(self, sender: ProcessRef, request: ProcessRequest) -> None:
-        """Do what is asked for."""
+        """Run the handler of a request."""
         try:
             self._handlers[request.method](Mail(sender, request))
         except Exception as error:  # noqa: BLE001  (a request that cannot be served costs its asker, not the link)
@@ -63,13 +63,13 @@ class RequestServer:
             self._replier.reply_to(sender, request, Kind.FAILURE, packed)
 
     def run(self, request: Request[A, R], handler: Callable[[Mail, A], Future[R] | None], mail: Mail) -> None:
-        """Serve a request that has come by a function as `serve` takes it."""
+        """Serve a request that has come with a handler such as `serve` takes."""
         future = handler(mail, request.unpack(mail.message.payload))
         if future is not None:
             self.answer(mail, future)
 
     def answer(self, mail: Mail, future: Future[Any]) -> None:
-        """Answer a request with the outcome of a future, once it is there."""
+        """Answer a request with the outcome of a future, once that is known."""
 
         def answer(settled: Future[Any]) -> None:
             try:

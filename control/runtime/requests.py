@@ -1,7 +1,7 @@
-"""What processes ask of each other beside calls to actors: each request is declared here once, with its types.
+"""The requests between processes, besides calls to actors: each is declared here once, with its types.
 
 A request travels as its name and its pickled argument. The part that serves it registers with
-`control.runtime.request_server`. What tools ask for is declared beside the tools.
+`control.runtime.request_server`. Requests of tools are declared next to the tools.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ R = TypeVar("R")
 
 
 class Request(Generic[A, R]):
-    """Something that a process may be asked for: ``A`` is what is asked, ``R`` what is answered.
+    """A request to a process: ``A`` is the type of its argument, ``R`` that of its answer.
 
     Args:
-        name: as it travels.
-        not_done: what the process has not done as long as there is no answer, for people.
-        lasts: whether the answer comes with the end of something, so that many are waited for at any time.
+        name: its name in messages.
+        not_done: what the process has not done while there is no answer, for people.
+        lasts: whether the answer comes with the end of something, so that many are awaited at any time.
     """
 
     __slots__ = ("lasts", "name", "not_done")
@@ -50,10 +50,10 @@ class Request(Generic[A, R]):
         """The request as it is sent.
 
         Args:
-            argument: what is asked.
+            argument: the argument.
             target: the number of the actor, mesh or port that it is about; 0 for the process.
-            port: where the answer is waited for; 0: nobody waits.
-            rank: of the process among those that are asked.
+            port: where the answer is awaited; 0: nobody waits.
+            rank: of the process among the receivers of the request.
         """
         return ProcessRequest(target, port, rank, self.name, payload=self.pack(argument))
 
@@ -62,7 +62,7 @@ class Request(Generic[A, R]):
 
 
 class RequestWithBody(Request[tuple[A, Payload], R]):
-    """A request whose argument is followed by something that is packed already."""
+    """A request whose argument is followed by a payload that is packed already."""
 
     __slots__ = ()
 
@@ -79,11 +79,11 @@ class RequestWithBody(Request[tuple[A, Payload], R]):
 # About an actor, or a mesh
 
 SPAWN: RequestWithBody[tuple[SpawnRequest, bool], None] = RequestWithBody("spawn")
-"""Make an actor; whether it is async. The body is the class and the arguments."""
+"""Make an actor; the flag says whether it is async. The body is the class and the arguments."""
 CONTROLLER: RequestWithBody[tuple[str, SpawnRequest, ActorInterface], tuple[SpawnRequest, ActorInterface]] = (
     RequestWithBody("controller", "has not created the actor")
 )
-"""Find or make the job's one actor of a name. The body is the class and the arguments."""
+"""Find or make the job's only actor with a name. The body is the class and the arguments."""
 READY: Request[None, None] = Request("ready", "has not been constructed")
 """Answer once the actor has been constructed."""
 STOP_ACTOR: Request[float, None] = Request("stop_actor")
@@ -93,7 +93,7 @@ WATCH: Request[None, MeshFailure | None] = Request("watch", lasts=True)
 ACTIVITY: Request[None, str] = Request("activity", "has not said what it is doing")
 """Answer what an actor is doing."""
 BEGINS: Request[None, BeginAddress] = Request("begins")
-"""Have an actor write down what it begins to handle from now on, and answer where."""
+"""Make an actor log what it begins to handle from now on, and answer where the log is."""
 LINK: Request[tuple[tuple[ActorRef, ...], tuple[ActorRef, ...]], None] = Request("link")
 """Link a port to some actors and unlink it from others."""
 STOP_MESH: Request[float, None] = Request("stop_mesh")
@@ -104,9 +104,9 @@ STOP_MESH: Request[float, None] = Request("stop_mesh")
 FAILURE: Request[tuple[OwnerRef, MeshFailure], None] = Request("failure")
 """Bring a failure to an owner."""
 HANDLED: Request[str, None] = Request("handled")
-"""Take note that an actor has handled the death of a process, which the script may own, too."""
+"""Note that an actor has handled the death of a process, which the script may own, too."""
 EXIT_REASON: Request[str, str] = Request("obituary", lasts=True)
-"""Answer once a process has ended that the asked one has launched, or that has joined, with the reason."""
+"""Answer with the reason once a process has ended that the receiver has launched, or that has joined."""
 
 # Processes
 
@@ -115,9 +115,9 @@ PING: Request[None, None] = Request("ping", "does not answer")
 EXIT: Request[float, None] = Request("exit")
 """End in good order within so many seconds."""
 JOIN: Request[OwnedMesh, None] = Request("join", "has not let this process join its job")
-"""Take note of a process that has joined the job, which the mesh refers to."""
+"""Note a process that has joined the job, which the mesh refers to."""
 ADDRESS: Request[str, str] = Request("address", "has not said where a process is reached")
-"""Answer where a process is reached that the asked one has launched, once it is there."""
+"""Answer the address of a process that the receiver has launched, once the process is up."""
 LAUNCH: Request[LaunchOrder, None] = Request("launch", "has not launched processes")
 """Start processes on this host for an actor elsewhere."""
 STOP_LAUNCHED: Request[float, None] = Request("stop_launched")
@@ -125,6 +125,6 @@ STOP_LAUNCHED: Request[float, None] = Request("stop_launched")
 KILL_LAUNCHED: Request[str, None] = Request("kill_launched")
 """Kill what was started for a mesh, with this verdict."""
 KILL_GIVEN_UP: Request[tuple[str, str], None] = Request("kill_given_up")
-"""Kill a process that its owner has lost, by its id, with this verdict."""
+"""Kill a process that its owner has lost; the argument is its id and the verdict."""
 
 AnyRequest = Request[Any, Any]

@@ -1,6 +1,6 @@
-"""The runtime of this process as modules see it that it is built on: ports, contexts and inquiries.
+"""The runtime of this process, for the modules that it is built on: ports, contexts and inquiries.
 
-`control.runtime.current_runtime` starts and ends it, and all others ask that module.
+`control.runtime.current_runtime` starts and ends it; all other modules use that one.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 class RunningScript(LocalActor, Protocol):
-    """The script as an actor, where this process is the script's."""
+    """The script as an actor, if this process is the script's."""
 
     @property
     def instance(self) -> BaseActorInstance:
-        """It, as it sees itself."""
+        """The script's instance, as the script sees itself."""
 
     def take(self, failure: MeshFailure) -> None:
-        """Do what is done by default about a failure that nobody below has handled."""
+        """Do the default action for a failure that no actor below has handled."""
 
 
 class RunningProcess(Requester, Protocol):
@@ -45,13 +45,13 @@ class RunningProcess(Requester, Protocol):
 
     @property
     def root_actor(self) -> RunningScript | None:
-        """The script; None in a process that belongs to somebody."""
+        """The script; None in a process that has an owner."""
 
     def send(self, to: ProcessRef, message: Message) -> None:
         """Send a message."""
 
     def send_to_port(self, address: ReplyAddress, kind: Kind, payload: Payload, *, is_answer: bool) -> None:
-        """Send to a port of any process, as an answer or for its own sake."""
+        """Send to a port of any process, as an answer or as a value."""
 
 
 def _no_starter() -> Any:
@@ -73,12 +73,12 @@ def is_running() -> bool:
 
 
 def note(process: RunningProcess | None) -> None:
-    """Note which runtime this process has from now on; None: none."""
+    """Set the runtime of this process; None: it has none."""
     global _current
     _current = process
 
 
 def start_by(start: Callable[[], RunningProcess]) -> None:
-    """Have a function start the runtime with its first use."""
+    """Set the function that starts the runtime at its first use."""
     global _start
     _start = start

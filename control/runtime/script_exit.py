@@ -1,9 +1,9 @@
-"""The way out of the script for a failure: through its main thread, so that Python does all that it does at an end.
+"""How a failure ends the script: through its main thread, so that Python does all its work at exit.
 
-`finally` blocks, context managers, `atexit` and buffered output are the main thread's business. A signal that nobody
-else uses wakes it from whatever it waits in (`time.sleep`, a lock, a queue, an event loop), and its handler raises
-there. `_thread.interrupt_main` would not do: it breaks no call of the system, and nothing at all where SIGINT is
-ignored, as in the background of a shell.
+The main thread runs `finally` blocks, context managers and `atexit` handlers, and flushes output. A signal that nothing
+else uses wakes it from any wait (`time.sleep`, a lock, a queue, an event loop), and its handler raises there.
+`_thread.interrupt_main` is not enough: it interrupts no system call, and does nothing if SIGINT is ignored, as in the
+background of a shell.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 SIGNAL = signal.SIGRTMIN + 8
-"""One of those that nobody uses for anything by itself; the one below is `stack_file`'s."""
+"""A real-time signal that nothing uses by default; the one below is `stack_file`'s."""
 
 _HARD_EXIT_S = 15.0
-"""So long a process that ends without its main thread may take to end its children and to write what it has left."""
+"""How long a process that ends without its main thread may take to end its children and to flush its output."""
 
 _AGAIN_S = 0.1
 
@@ -36,7 +36,7 @@ _status = 0
 
 
 def prepare() -> None:
-    """Be able to interrupt the main thread: to be called there. Again is free."""
+    """Prepare to interrupt the main thread; called on that thread. Another call does nothing."""
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(SIGNAL) is signal.SIG_DFL:
         signal.signal(SIGNAL, _run_errand)
@@ -45,10 +45,10 @@ def prepare() -> None:
 def leave(code: int, *, within_s: float, end_children: Callable[[], None]) -> None:
     """End the process with ``code``, through the main thread; by `os._exit` if that does not end in time.
 
-    It returns once the main thread is at its end.
+    It returns when the main thread is at its end.
 
     Args:
-        code: for whoever waits for the process, even if the main thread goes on and ends well.
+        code: the exit status, even if the main thread continues and ends without an error.
         within_s: how long the main thread may take, in seconds.
         end_children: called before `os._exit`.
     """
@@ -69,15 +69,15 @@ def leave(code: int, *, within_s: float, end_children: Callable[[], None]) -> No
 
 
 def raise_in_main(error: Exception, *, if_in: Callable[[FrameType | None], bool], within_s: float) -> bool:
-    """Raise an exception in the main thread, if that runs code for which it is meant.
+    """Raise an exception in the main thread, if that runs code that should get it.
 
     Args:
         error: the exception.
-        if_in: told, in the main thread, where that is; decides.
+        if_in: decides; called in the main thread with the frame that it is in.
         within_s: how long the main thread may take to look, in seconds.
 
     Returns:
-        Whether it was raised. It will not be later.
+        Whether it was raised. If not, it will not be raised later.
     """
     looked, is_raised = threading.Event(), False
 
@@ -94,16 +94,16 @@ def raise_in_main(error: Exception, *, if_in: Callable[[FrameType | None], bool]
         try:
             _errands.remove(raise_error)
         except ValueError:
-            looked.wait()  # it was taken at this very moment
+            looked.wait()  # the main thread has just taken it
     return is_raised
 
 
 @contextlib.contextmanager
 def sheltered() -> Iterator[None]:
-    """Keep the main thread from being interrupted: what it is about to do must not stop halfway.
+    """Keep the main thread from being interrupted: its next work must not stop halfway.
 
     Raises:
-        SystemExit: at the end, in the main thread, which was to be interrupted meanwhile.
+        SystemExit: at the end, in the main thread, if it should have been interrupted during the work.
     """
     global _is_sheltered
     _is_sheltered = True
@@ -116,34 +116,34 @@ def sheltered() -> Iterator[None]:
 
 
 def fail(code: int = 1) -> None:
-    """Have the process end with ``code`` even if the script ends well; the first code stays."""
+    """Make the process end with ``code`` even if the script ends without an error; the first code stays."""
     global _status
     _status = _status or code
 
 
 def end() -> None:
-    """The main thread is at its end: nothing interrupts it any more. Called from an `atexit` handler."""
+    """Note that the main thread is at its end: nothing interrupts it any more. Called from an `atexit` handler."""
     _ended.set()
 
 
 def set_exit_status() -> None:
-    """See to the exit status after `fail`, and after Ctrl-C. Called from an `atexit` handler.
+    """Set the exit status after `fail`, and after Ctrl-C. Called from an `atexit` handler.
 
-    Python offers nothing for that, but C does: what is registered with the C library runs after Python has ended, and
-    of several calls of ``exit`` the last one says the status (glibc's ``__run_exit_handlers``).
+    Python has nothing for that, but C does: a function registered with the C library runs after Python has ended, and
+    of several calls of ``exit`` the last one sets the status (glibc's ``__run_exit_handlers``).
 
-    A script that KeyboardInterrupt ends is to end by SIGINT. CPython forgets this when it compiles text afterwards
+    A script that KeyboardInterrupt ends must end by SIGINT. CPython forgets this if it compiles source text afterwards
     (``run_eval_code_obj`` in its pythonrun.c), as an import of dataclasses does, and ends with 1.
     """
     libc = ctypes.CDLL(None)
     if _status:
         libc.__cxa_atexit(ctypes.cast(libc.exit, ctypes.c_void_p), ctypes.c_void_p(_status), None)
-    elif getattr(sys, "last_type", None) is KeyboardInterrupt and not hasattr(sys, "ps1"):  # and no prompt goes on
+    elif getattr(sys, "last_type", None) is KeyboardInterrupt and not hasattr(sys, "ps1"):  # no prompt continues
         libc.__cxa_atexit(ctypes.cast(libc["raise"], ctypes.c_void_p), ctypes.c_void_p(signal.SIGINT), None)
 
 
 def forget() -> None:
-    """A forked copy of this process has its own way to go."""
+    """Reset a forked copy of this process: it ends by itself."""
     global _ended, _is_leaving, _is_sheltered, _status
     _ended, _is_leaving, _is_sheltered, _status = threading.Event(), False, False, 0
     _errands.clear()
@@ -162,7 +162,7 @@ def _run_errand(number: int, frame: FrameType | None) -> None:
 
 
 def _interrupt(errand: Callable[[FrameType | None], None]) -> bool:
-    """Have the main thread run something at once; False where it could not be prepared for that."""
+    """Make the main thread run something at once; False if it could not be prepared for that."""
     if signal.getsignal(SIGNAL) is not _run_errand:
         return False
     _errands.append(errand)
@@ -173,8 +173,8 @@ def _interrupt(errand: Callable[[FrameType | None], None]) -> bool:
 def _wait(event: threading.Event, errand: Callable[[FrameType | None], None], within_s: float) -> bool:
     """Wait for an event, and signal again while the errand has not begun.
 
-    A signal that comes after the interpreter has looked for one, and before the call of the system begins that it is to
-    break, breaks nothing.
+    If a signal comes after the interpreter has checked for one, and before the system call begins that it should
+    interrupt, it interrupts nothing.
     """
     deadline = time.monotonic() + within_s
     while not event.wait(min(_AGAIN_S, max(deadline - time.monotonic(), 0))):
@@ -205,11 +205,11 @@ def _exit_without_main(code: int, waited_s: float, end_children: Callable[[], No
         end_children()
         sys.stdout.flush()
 
-    # On a thread of its own: the main thread may hold whatever that waits for.
+    # On a thread of its own: the main thread may hold a lock that this needs.
     thread = threading.Thread(target=last_words, name="control-last-words", daemon=True)
     try:
         thread.start()
-    except RuntimeError:  # Python 3.12 starts none any more while it waits for the threads of the script
+    except RuntimeError:  # Python 3.12 starts no threads while it waits for the script's threads
         faulthandler.dump_traceback_later(_HARD_EXIT_S, exit=True)
         last_words()
     else:

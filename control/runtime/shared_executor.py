@@ -1,4 +1,4 @@
-"""`SharedExecutor`: an actor that has no thread to itself. One `ActorThread` runs many, a message of one at a time."""
+"""`SharedExecutor`: an actor without a thread of its own. One `ActorThread` runs many actors, one message at a time."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 
 class ActorThread:
-    """The thread of many actors. While it has nothing to do it reads for the process, as that of an idle actor does."""
+    """The thread of many actors. While it is idle it reads for the process, like the thread of an idle actor."""
 
     def __init__(self, name: str) -> None:
         self._due: deque[SharedExecutor] = deque()
-        """Whose turn it is: an actor stands here once for each of its messages."""
+        """The queue of turns: an actor is in it once for each of its messages."""
         self._idle = Gate()
         self._is_over = False
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         thread_limit.start(self.thread)
 
     def executor_for(self, *, is_async: bool) -> NewExecutor:
-        """What runs an actor here."""
+        """A function that makes an executor on this thread."""
         return lambda actor: SharedExecutor(actor, self, is_async=is_async)
 
     def put(self, executor: SharedExecutor) -> None:
@@ -41,7 +41,7 @@ class ActorThread:
             self._idle.open()
 
     def close(self, timeout: float) -> None:
-        """End the thread behind what it does; actors that have not ended stay as they are."""
+        """End the thread after its present work; actors that have not ended stay as they are."""
         self._is_over = True
         self._idle.open()
         self.thread.join(timeout)
@@ -57,11 +57,11 @@ class ActorThread:
 
 
 class SharedExecutor(Executor):
-    """Runs a sync actor on a thread that it shares. Its endpoints must not wait for anything: all others wait with it.
+    """Runs a sync actor on a shared thread. Its endpoints must not wait for anything: all others would wait, too.
 
     Args:
-        actor: whom it runs.
-        thread: on which.
+        actor: the actor that it runs.
+        thread: the shared thread.
         is_async: whether the actor has ``async`` endpoints, which it does not run.
     """
 
@@ -102,7 +102,7 @@ class SharedExecutor(Executor):
         self._shared.put(self)
 
     def wake(self) -> None:
-        """Attend to failures when its turn comes."""
+        """Handle failures when its turn comes."""
         self._shared.put(self)
 
     def unwind(self) -> None:
@@ -114,7 +114,7 @@ class SharedExecutor(Executor):
         return True
 
     def stack(self) -> list[traceback.FrameSummary]:
-        """Empty: the thread may be at another actor."""
+        """Empty: the thread may be running another actor."""
         return []
 
     def drain(self) -> None:

@@ -1,4 +1,4 @@
-"""`SharedParts`: what several runtimes in one process of the operating system have together, in place of one each."""
+"""`SharedParts`: what several runtimes in one process of the operating system share, in place of one each."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedParts:
-    """What one of these runtimes is given.
+    """What one of these runtimes gets.
 
     Attributes:
-        network_for: the network of a process, by that and its job's secret.
+        network_for: makes the network of a process, given the process and its job's secret.
         executor_for: makes what runs its actors.
         launcher: starts its children.
         end: the last step of its end, which must not end the others.

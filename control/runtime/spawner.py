@@ -1,4 +1,4 @@
-"""`Spawner`: makes the actors of this process that others ask for."""
+"""`Spawner`: makes the actors that others request in this process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Spawner:
-    """Makes actors, and those that the whole job has once."""
+    """Makes actors, and the controllers that a job has only once."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Spawner:
             known = self._controllers.get(name)
             if known is None or known[2].failure is not None:
                 root = self._owners.root
-                assert root is not None  # it is the script that is asked for controllers
+                assert root is not None  # requests for controllers go to the script
                 request = dataclasses.replace(request, creator=root.instance.as_creator())
                 actor = self._start(request, 0, body, is_async=interface.is_async, asked_for=True)
                 known = self._controllers[name] = (request, interface, actor)

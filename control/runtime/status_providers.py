@@ -1,6 +1,6 @@
 """What parts of a process add to its status: `report_figures` adds numbers, `report_table` a table.
 
-And to the record of its job: `report_occurrences` says what they have done lately.
+They also add to the record of its job: `report_occurrences` says what they have done lately.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 MAX_ROWS = 500
-"""More of one table are not sent."""
+"""How many rows of a table are sent at most."""
 MAX_OCCURRENCES = 64
-"""More of one part are not sent at a time: the newest are."""
+"""How many occurrences of a part are sent at a time: the newest ones."""
 
 T = TypeVar("T")
 Figures = Mapping[str, float]
@@ -90,7 +90,7 @@ class Occurrence:
 
 
 class _Providers(Generic[T]):
-    """Functions by the part of the process that they speak for.
+    """Reporting functions, by the part of the process that they report.
 
     Args:
         failed: what the log says of a function that raises, with ``%s`` for its part.
@@ -101,14 +101,14 @@ class _Providers(Generic[T]):
         self._by_part: dict[str, Callable[..., T]] = {}
 
     def set(self, part: str, report: Callable[..., T] | None) -> None:
-        """Have a function speak for a part, in place of another; None: no function does."""
+        """Set the function that reports a part, in place of another; None: no function does."""
         if report is None:
             self._by_part.pop(part, None)
         else:
             self._by_part[part] = report
 
     def ask(self, *about: object) -> Iterator[tuple[str, T]]:
-        """What each part says, asked with these arguments; parts whose function raises are left out."""
+        """The report of each part for these arguments; parts whose function raises are left out."""
         for part, report in list(self._by_part.items()):
             try:
                 said = report(*about)

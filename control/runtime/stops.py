@@ -1,8 +1,8 @@
-"""`Stops`: the bounds of what actors of one process do last, and of their ``__init__``.
+"""`Stops`: time bounds for the ends of a process' actors, and for their ``__init__``.
 
 An actor that is stopped drains and cleans up. When most of its time is up, the runtime cuts short what still runs: it
 cancels a coroutine and raises an exception in a thread, so that ``finally`` blocks and ``__cleanup__`` have the rest.
-It cuts short a cleanup that does not end, too. An actor that has not ended then is given up: those who wait are told,
+It also cuts short a cleanup that does not end. If the actor then has not ended, it is given up: its callers are told,
 and its thread is left behind.
 """
 
@@ -26,40 +26,40 @@ if TYPE_CHECKING:
     from skipper.control.runtime.process_state import ProcessState
 
 HANDED_DOWN = 0.9
-"""The part of a bound that is given to the process that does the stopping: its answer has to come within the bound."""
+"""The fraction of a bound that the stopping process gets: its answer must come within the bound."""
 OWNED = 0.8
-"""The part of what is left of an actor's time that what it owns may take; the rest is for its own cleanup."""
+"""The fraction of an actor's remaining time that its owned meshes may take; the rest is for its own cleanup."""
 UNWIND_S = 0.5
-"""How long a process that ends waits for the endpoint of an actor that has failed, so that its cleanup can begin."""
+"""How long an ending process waits for the endpoint of a failed actor, so that the actor's cleanup can begin."""
 
 _DRAIN = 0.7
-"""The part of an actor's time that it has for draining."""
+"""The fraction of an actor's time for draining."""
 _CLEAN_UP = 0.9
-"""The part of it after which its cleanup is cut short."""
+"""The fraction of it after which its cleanup is cut short."""
 _TICK_S = 0.02
 """How often the runtime looks again at a thread that it cannot interrupt yet, since that runs the runtime's code."""
 
 
 class Stage(enum.IntEnum):
-    """What is done about an actor that ends."""
+    """What the runtime has done to an actor that ends."""
 
     DRAINS = 0
     CUT = 1
-    """What it handles is cut short."""
+    """Its current message is cut short."""
     CLEANUP_CUT = 2
-    """So is its cleanup."""
+    """Its cleanup is cut short, too."""
 
 
 @dataclass(slots=True)
 class Bound:
-    """By when an actor has to end, on the clock of `time.monotonic`.
+    """When an actor has to end, on the clock of `time.monotonic`.
 
     Attributes:
         began_s: when it was stopped, or failed.
-        cut_s: when it is not left to drain any more.
-        cleanup_cut_s: when its cleanup is not left to run any more.
+        cut_s: when its draining is cut short.
+        cleanup_cut_s: when its cleanup is cut short.
         end_s: when it is given up.
-        stage: how far that has got.
+        stage: what has been done.
         is_interrupted: whether its thread has got the exception of this stage.
     """
 
@@ -72,12 +72,12 @@ class Bound:
 
     @staticmethod
     def within(seconds: float) -> Bound:
-        """One that begins now."""
+        """A bound that begins now."""
         now = _now()
         return Bound(now, now + _DRAIN * seconds, now + _CLEAN_UP * seconds, now + seconds)
 
     def tighten(self, other: Bound) -> None:
-        """Take over what is sooner in another bound."""
+        """Take the sooner times of another bound."""
         self.cut_s = min(self.cut_s, other.cut_s)
         self.cleanup_cut_s = min(self.cleanup_cut_s, other.cleanup_cut_s)
         self.end_s = min(self.end_s, other.end_s)
@@ -88,12 +88,12 @@ class Bound:
 
 
 class Stops:
-    """Keeps the bounds of one process. For any thread; what is due is done on the loop thread.
+    """Keeps the bounds of one process. For any thread; due work runs on the loop thread.
 
     Args:
         state: of the process.
         loop: runs on the loop thread.
-        ending: tells which actors have to end.
+        ending: returns the actors that have to end.
     """
 
     def __init__(
@@ -108,22 +108,22 @@ class Stops:
         self._due_s = math.inf
 
     def watch_construction(self, actor: ActorState) -> None:
-        """Have a constructor fail that takes longer than `Settings.init_timeout_s`."""
+        """Fail a constructor that takes longer than `Settings.init_timeout_s`."""
         due_s = _now() + self._state.settings.init_timeout_s
         self._constructing[actor.uid] = actor, due_s
         self._look_at(due_s)
 
     def constructed(self, actor: ActorState) -> None:
-        """Note that a constructor has ended, in whatever way."""
+        """Note that a constructor has ended, with or without an error."""
         self._constructing.pop(actor.uid, None)
 
     def within(self, actor: ActorState, seconds: float, *, cut_now: bool = False) -> None:
-        """Have an actor that ends do so in this time; a bound that it has already is only made tighter.
+        """Bound the end of an actor; a bound that it has already is only made tighter.
 
         Args:
             actor: the actor.
             seconds: from now on.
-            cut_now: cut what it handles short at once: nobody waits for it.
+            cut_now: cut short its current message at once: nobody waits for it.
         """
         bound = Bound.within(seconds)
         with self._lock:
@@ -150,7 +150,7 @@ class Stops:
     # On the loop thread
 
     def _look_at(self, due_s: float) -> None:
-        if due_s < self._due_s:  # else it is looked before that anyway
+        if due_s < self._due_s:  # otherwise a look comes sooner anyway
             self._soon(self._arm, due_s)
 
     def _arm(self, due_s: float) -> None:
@@ -162,7 +162,7 @@ class Stops:
         self._timer = self._loop.call_later(max(due_s - _now(), 0.0), self._look)
 
     def _look(self) -> None:
-        self._timer, self._due_s = None, math.inf  # before the look: what comes behind it looks at this
+        self._timer, self._due_s = None, math.inf  # before the look: later calls compare with this
         now, next_s = _now(), math.inf
         for actor, due_s in list(self._constructing.values()):
             if due_s <= now:
@@ -178,12 +178,12 @@ class Stops:
 
 
 def _advance(actor: ActorState, bound: Bound, now: float) -> float:
-    """Do what is due about an actor that ends; when to look again."""
+    """Do what is due for an actor that ends; returns when to look again."""
     if now >= bound.end_s and bound.stage is Stage.CLEANUP_CUT:
         actor.give_up()
         return math.inf
     if now >= bound.cleanup_cut_s:
-        stage, next_s = Stage.CLEANUP_CUT, max(bound.end_s, now + _TICK_S)  # where this look comes late: in a moment
+        stage, next_s = Stage.CLEANUP_CUT, max(bound.end_s, now + _TICK_S)  # soon if this look comes late
     elif now >= bound.cut_s:
         stage, next_s = Stage.CUT, bound.cleanup_cut_s
     else:

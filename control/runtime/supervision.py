@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger("skipper.control")
 
 _LOOK_S = 2.0
-"""How long the main thread may take to say whether it runs a user's code."""
+"""How long the main thread may take to say whether it runs user code."""
 
 
 class RootActor:
-    """The script as an actor: the owner of what it spawns, itself owned by nobody.
+    """The script as an actor: it owns what it spawns, and nobody owns it.
 
     A process that has joined the job of another script has one, too.
 
     Attributes:
-        note_crash: told of each report of a failure that nobody has handled; returns what is to stand below it.
+        note_crash: called with each report of a failure that nobody has handled; returns text to print below it.
     """
 
     def __init__(self, state: ProcessState, ports: PortTable, *, name: str, shutdown: Callable[[], None]) -> None:
@@ -59,17 +59,17 @@ class RootActor:
         self._shutdown = shutdown
         self._hook_lock = threading.Lock()
         self._to_tell: deque[MeshFailure] = deque()
-        """Failures that a hook of the user has not been told of."""
+        """Failures that a user's hook has not got yet."""
         self._hook: threading.Thread | None = None
-        """The thread that the hook runs on, while there are any."""
+        """The thread that the hook runs on, while there are such failures."""
         self._tests: dict[str, str] = {}
         """The pytest test that has spawned a mesh, by the name of the mesh."""
         self.note_crash: Callable[[str], str] = lambda report: ""
         self._is_ending = False
-        front_end.is_script()  # a run of pytest is known as one while it lasts
+        front_end.is_script()  # so that a run of pytest is recognized during the run
 
     def note_address(self) -> None:
-        """Note that this process is reached somewhere else from now on, as its state says."""
+        """Note that this process has another address from now on, as its state says."""
         self.ref = dataclasses.replace(self.ref, process=self._state.me)
 
     def own(self, mesh: OwnedMesh) -> None:
@@ -80,7 +80,7 @@ class RootActor:
             self._tests[mesh.name] = test
 
     def owned_failed(self, failure: MeshFailure) -> None:
-        """Hand a failure that nobody handled to the fault hook; a hook of the user runs on a thread of its own."""
+        """Pass a failure that nobody handled to the fault hook; a user's hook runs on a thread of its own."""
         if self._is_ending and _is_aftermath(failure):
             _log.info("while the script ends: %s", failure)
             return
@@ -90,7 +90,7 @@ class RootActor:
         with self._hook_lock:
             self._to_tell.append(failure)
             if self._hook is not None:
-                return  # it goes on with this one
+                return  # it continues with this failure
             self._hook = hook = threading.Thread(target=self._tell_hook, name="control-fault", daemon=True)
         try:
             hook.start()
@@ -99,13 +99,13 @@ class RootActor:
             self._tell_hook()
 
     def take(self, failure: MeshFailure) -> None:
-        """Do what is done by default: wait until it is clear whether somebody hears of the failure."""
+        """Do the default action: wait until it is clear whether code hears of the failure."""
         self.faults.entrust(failure, at_once=failure.root_cause().actor_id == self.actor_id)
 
     def fail_by_itself(
         self, kind: FailureKind, message: str, cause: MeshFailure | None, error: BaseException | None = None
     ) -> None:
-        """Fail the script for something that it has done itself."""
+        """Fail the script because of something that it has done itself."""
         if not self._state.closing:
             exception = "" if error is None else first_exception(error)
             text = f"the script: {message}"
@@ -124,17 +124,17 @@ class RootActor:
         return Future.of(None)
 
     def stop_owned(self, deadline: float) -> None:
-        """Stop the script's meshes, and wait until a point in time (`time.monotonic`) at most."""
+        """Stop the script's meshes, and wait until a deadline (`time.monotonic`) at most."""
         self._is_ending = True
         # All at once, not one by one as an actor does: a busy mesh must not use up the grace of the others.
         left_s = max(deadline - time.monotonic(), 0)
         for end in [mesh.stop(left_s) for mesh in reversed(self.meshes.all())]:
-            # It is busy, or its cleanup raised, which was logged: what is left is killed.
+            # It is busy, or its cleanup raised, which was logged; the rest is killed.
             with contextlib.suppress(ControlError), unheard():
                 end.get(max(deadline - time.monotonic(), 0))
 
     def end_of_faults(self, deadline: float) -> None:
-        """Report what nobody has heard of now that the job is over, and have the process end with code 1 for it."""
+        """Report failures that nobody has heard of when the job is over, and make the process end with code 1."""
         hook = self._hook
         if hook is not None and hook is not threading.current_thread() and hook.is_alive():
             hook.join(max(deadline - time.monotonic(), 0))
@@ -150,7 +150,7 @@ class RootActor:
             front_end.tell(f"control: unhandled failure, found when the job ended\n{report}")
 
     def _tell_hook(self) -> None:
-        """Tell the hook of one failure after the other, until there are no more."""
+        """Call the hook with one failure after the other, until there are no more."""
         while True:
             with self._hook_lock:
                 if not self._to_tell:
@@ -177,7 +177,7 @@ class RootActor:
             self._leave(1)
             return
         headline = f"control: unhandled failure\n{report}"
-        test = self._tests.get(failure.mesh_name, "")  # none for what a fixture has spawned, perhaps for many tests
+        test = self._tests.get(failure.mesh_name, "")  # none for a mesh of a fixture, perhaps for many tests
 
         def is_theirs(frame: FrameType | None) -> bool:
             return test in ("", front_end.running_test()) and front_end.runs_users_code(frame)
@@ -230,7 +230,7 @@ def unhandled_fault_hook(failure: MeshFailure) -> None:
 
 
 def find_hook_by(find: Callable[[], Callable[[MeshFailure], object]]) -> None:
-    """Say where the hook is found that users may have put in the place of `unhandled_fault_hook`."""
+    """Set the function that finds the hook, which users may have put in place of `unhandled_fault_hook`."""
     global _find_hook
     _find_hook = find
 

@@ -1,7 +1,7 @@
 """The places at which the runtime tells a tracer what happens. Without `enable_tracing` there is no tracer.
 
-The runtime asks one variable, `tracer`, before each call and each message; what is behind it is
-`control.observe.telemetry`, which alone knows OpenTelemetry.
+The runtime checks one variable, `tracer`, before each call and each message. It is set by `control.observe.telemetry`,
+the only module that knows OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from skipper.control.runtime.messages import ActorRef, Mail
 
 VARIABLE = "SKIPPER_TRACING"
-"""Environment variable: ``1`` where spans are to be made, from the first use on; spawned processes inherit it."""
+"""Environment variable: ``1`` to make spans from the first use on; spawned processes inherit it."""
 
 Attribute = str | bool | int | float
 
 
 @dataclass(frozen=True, slots=True)
 class TracedCall:
-    """What is about to be sent.
+    """A call that is about to be sent.
 
     Attributes:
         mesh: name of the actors.
         endpoint: which of their endpoints.
-        is_awaited: whether somebody waits for what the endpoint returns.
+        is_awaited: whether the caller waits for what the endpoint returns.
         size: how many actors it is sent to.
         actor: the only one; None where there are several.
     """
@@ -47,7 +47,7 @@ class Sending(Protocol):
     """The span of a call, within which it is sent: an exception there ends it."""
 
     traceparent: bytes
-    """What goes along, as the W3C's Trace Context says it."""
+    """The header that travels with the call, in the format of the W3C's Trace Context."""
 
     def __enter__(self) -> Sending:
         """Begin to send."""
@@ -55,17 +55,17 @@ class Sending(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """It is sent, or has not been."""
+        """Note that it has been sent, or could not be."""
 
     def until(self, reply: ReplyHandler) -> ReplyHandler:
-        """Have the span last until nothing more is expected there; returns what is to stand behind the port instead."""
+        """Keep the span open until nothing more is expected; returns the handler to put behind the port instead."""
 
 
 class Span(Protocol):
-    """A span within which something is done."""
+    """A span of some work."""
 
     def set(self, **attributes: Attribute) -> None:
-        """Say more of it."""
+        """Add attributes."""
 
 
 class TracedActor(Protocol):
@@ -73,7 +73,7 @@ class TracedActor(Protocol):
 
     @property
     def name(self) -> str:
-        """Of its mesh."""
+        """The name of its mesh."""
 
     @property
     def actor_id(self) -> str:
@@ -85,26 +85,26 @@ class TracedActor(Protocol):
 
     @property
     def class_name(self) -> str:
-        """Of the actor."""
+        """The name of the actor's class."""
 
 
 class Tracer(Protocol):
-    """Who records spans."""
+    """Records spans."""
 
     def sending(self, call: TracedCall) -> Sending:
-        """A call of the code that runs now."""
+        """The span of a call by the code that runs now."""
 
     def serving(self, actor: TracedActor, mail: Mail) -> AbstractContextManager[object]:
-        """A message that an actor handles within."""
+        """The span of a message that an actor handles within it."""
 
     def failed(self, error: BaseException) -> None:
-        """Note that what is served now has raised."""
+        """Note that the endpoint that is served now has raised."""
 
     def span(self, name: str, attributes: dict[str, Attribute]) -> AbstractContextManager[Span]:
-        """Something that the code does which runs now."""
+        """The span of something that the running code does."""
 
     def flush(self) -> None:
-        """Have what was recorded exported; waits for a short while at most."""
+        """Export what was recorded; waits for a short while at most."""
 
 
 tracer: Tracer | None = None
@@ -140,7 +140,7 @@ def span(name: str, **attributes: Attribute) -> AbstractContextManager[Span]:
 
 
 def trace_by(new: Tracer) -> None:
-    """Have a tracer record what happens in this process from now on."""
+    """Set the tracer that records what happens in this process from now on."""
     global tracer
     tracer = new
 
@@ -151,13 +151,13 @@ def is_asked_for() -> bool:
 
 
 def environment() -> dict[str, str]:
-    """The variables by which a process that is spawned records spans as this one does: none where this one does not."""
+    """The variables that make a spawned process record spans like this one; empty if this one records none."""
     if tracer is None:
         return {}
     return {VARIABLE: "1", **{name: value for name, value in os.environ.items() if name.startswith("OTEL_")}}
 
 
 def flush() -> None:
-    """Have what was recorded exported; waits for a short while at most."""
+    """Export what was recorded; waits for a short while at most."""
     if tracer is not None:
         tracer.flush()

@@ -1,1 +1,1 @@
-"""Casts to many receivers: down a tree of their own processes, and the replies back up."""
+"""Casts to many receivers: down a tree of the receivers' processes, and the replies back up."""

@@ -1,4 +1,4 @@
-"""What the messages of trees say in their payloads: JSON, so that a relay unpickles nothing, and what others packed."""
+"""The payloads of the messages of trees: JSON, so that a relay unpickles nothing, and payloads that others packed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from skipper.control.wire.process_ref import ProcessRef
 
 Segment: TypeAlias = bytes | bytearray | memoryview
 Node = tuple[int, ProcessRef]
-"""A rank in the mesh, or slice, that is cast to, and its process."""
+"""A rank in the mesh, or slice, that receives the casts, and its process."""
 Start = tuple[int, bool]
-"""For a node: how much was numbered for it beside the casts of the route, and whether it is to wait for the ``begin``
-that comes straight, behind what has no number."""
+"""For a node: how many messages were numbered for it besides the casts of the route, and whether it must wait for the
+``begin``, which comes directly, behind the messages without a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class GivenAnswer:
 
 
 def pack_answers(route: int, number: int, port: int, given: Sequence[GivenAnswer], *, is_home: bool) -> CastAnswers:
-    """CastAnswers to one cast as one message; their segments are passed on as they are."""
+    """Answers to one cast as one message; their segments are passed on unchanged."""
     entries = tuple((answer.rank, answer.kind, len(answer.payload)) for answer in given)
     payload = tuple(segment for answer in given for segment in answer.payload)
     return CastAnswers(route, number, port, is_home, entries, payload=payload)
@@ -57,16 +57,16 @@ def unpack_answers(answers: CastAnswers) -> list[GivenAnswer]:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a node is told of its route before the first cast comes along.
+    """What a node learns of its route before the first cast comes.
 
     Attributes:
         route: the number of the route.
         origin: the process that casts.
         fanout: of the tree.
         span: the node and those below it.
-        since: the number of the last cast that the subtree need not see any more.
+        since: the number of the last cast that the subtree no longer needs.
         nodes: the members of the span, in the order of their positions.
-        starts: likewise, where their numbers begin. A node that is told for the first time gets every cast.
+        starts: in the same order, where their numbers begin. A node that gets its first opening gets every cast.
     """
 
     route: int
@@ -83,7 +83,7 @@ class Opening:
         return Opening(self.route, self.origin, self.fanout, span, self.since, self.nodes[part], self.starts[part])
 
     def message(self) -> RouteOpened:
-        """What says it, in JSON; every process stands there once, and its launcher before it."""
+        """The message for it, in JSON; it contains each process once, and its launcher before it."""
         rows: dict[str, tuple[int, list[object]]] = {}
         origin = _row(self.origin, rows)
         places = [
@@ -115,17 +115,17 @@ class Opening:
 
 
 def host_starts(nodes: Sequence[Node], first: int = 0) -> list[int]:
-    """The positions at which another host begins than that of the node before.
+    """The positions at which a host begins: the node before is on another one.
 
-    For a part of the nodes, whose first one has the position ``first``, they are those of all that lie within it: so
-    everybody in a tree cuts it in the same way.
+    For a part of the nodes, whose first one has the position ``first``, they are the positions for all nodes that lie
+    within the part. So every node cuts the tree in the same way.
     """
     hosts = [host_of(process.address) for _, process in nodes]
     return [first + at for at, host in enumerate(hosts) if at == 0 or host != hosts[at - 1]]
 
 
 def _row(process: ProcessRef, rows: dict[str, tuple[int, list[object]]]) -> int:
-    """The place of a process among the rows, where it is put if it was not there."""
+    """The index of a process among the rows; it is added if it is missing."""
     known = rows.get(process.id)
     if known is not None:
         return known[0]
@@ -144,10 +144,10 @@ def _processes(rows: Iterable[tuple[str, str, str, int]]) -> list[ProcessRef]:
 
 
 def _plain(segment: Segment | Outgoing | Incoming) -> Segment:
-    """A segment that is no loan.
+    """A segment that is not lent.
 
     Raises:
-        ProtocolError: it is one.
+        ProtocolError: it is lent.
     """
     if isinstance(segment, Outgoing | Incoming):
         raise ProtocolError("a header that is lent")

@@ -1,8 +1,8 @@
-"""The one order of what a process sends to another, whether it goes straight or down a tree.
+"""One order for everything that a process sends to another, directly or down a tree.
 
-Whoever casts numbers, for each process that it casts to, what it sends there: every cast, and whatever goes straight.
-Messages that go straight say their number; that of a cast follows from the number of the cast on its route and from the
-`Moves` in the headers. Where they arrive, nothing is handled before everything with a smaller number is.
+For each process that it casts to, a caster numbers what it sends there: casts and direct messages. A direct message
+says its number. The number of a cast follows from its number on its route and from the `Moves` in the headers. The
+receiver handles a message after all messages with smaller numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def runs(moved: dict[int, int]) -> Iterator[Move]:
-    """What was counted for single positions, as few moves as that takes."""
+    """The counts of single positions as the smallest number of moves."""
     first = end = by = 0
     for position, count in sorted(moved.items()):
         if position != end or count != by:
@@ -29,28 +29,28 @@ def runs(moved: dict[int, int]) -> Iterator[Move]:
 
 
 def moved_at(moves: Iterable[Move], position: int) -> int:
-    """How many other things were numbered for one position."""
+    """How many other messages were numbered for one position."""
     return sum(by for first, end, by in moves if first <= position < end)
 
 
 class ArrivalOrder(Generic[T]):
-    """What comes from one process, by its numbers. Nothing is let out before `begin`: what came before has none."""
+    """Messages from one process, by number. None is let out before `begin`: those that came before have no number."""
 
     def __init__(self) -> None:
         self._next = 0
         self._held: dict[int, T] = {}
 
     def begin(self) -> None:
-        """Everything without a number has come: the number 1 is next."""
+        """Note that every message without a number has come: the number 1 is next."""
         self._next = self._next or 1
 
     def put(self, number: int, thing: T) -> None:
-        """Take what has come; nothing happens where that number has come already."""
+        """Take what has come; nothing happens if its number has come already."""
         if number >= self._next:
             self._held.setdefault(number, thing)
 
     def take(self) -> T | None:
-        """The next thing, if it is there; it counts as handled then."""
+        """The next message, if it is there; it then counts as handled."""
         thing = self._held.pop(self._next, None) if self._next else None
         if thing is not None:
             self._next += 1
@@ -58,11 +58,11 @@ class ArrivalOrder(Generic[T]):
 
     @property
     def waits_for(self) -> int | None:
-        """The number that is missing before what is there; 0 where it is the beginning. None: nothing is there."""
+        """The number that is missing before what has come; 0 if `begin` is. None: nothing has come."""
         return self._next if self._held and self._next not in self._held else None
 
     def skip(self) -> bool:
-        """Do not wait any more for what is missing before the next thing that is there; False where nothing is."""
+        """Stop waiting for what is missing before the next message that has come; False if none has."""
         if self._held:
             self._next = min(self._held)
         return bool(self._held)

@@ -1,8 +1,8 @@
-"""`Relay`: one node of a tree, in the process of a receiver: what it passes down, what it answers, what goes back up.
+"""`Relay`: one node of a tree, in a receiver's process: what it passes down, what it answers, what it sends up.
 
-Locks: what comes down is dealt with under the lock of `Relays`, so that casts stay in order; replies and credit,
-which come from actors' threads and from the nodes below, under the relay's own, under which nothing is called but
-`Sender.pass_on`.
+Locks: messages that come down are handled under the lock of `Relays`, so that casts stay in order. Replies and credit
+come from actors' threads and from the nodes below; they are handled under the relay's own lock, under which nothing is
+called but `Sender.pass_on`.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 _SHORTEST_HOLD_S = 0.005
 _LONGEST_HOLD_S = 0.1
-"""How long replies wait while more come from the same subtree: as long again as the first of them took, within these.
-What comes bit by bit goes up as a few messages."""
+"""How long replies wait while more come from the same subtree: as long again as the first one took, within these
+limits. So replies that come one by one go up as a few messages."""
 
 _SHORTEST_QUIET_S = 0.005
 _LONGEST_QUIET_S = 0.05
 _QUIET_PART = 1 / 4
-"""How long they wait where nothing more comes: for that part of the time which they took, within these. So those that
+"""How long they wait if no more come: this fraction of the time that they took, within these limits. So replies that
 are ready do not wait for a slow rank."""
 
 _TIMER_SLACK_S = 0.001
@@ -48,18 +48,19 @@ _REPORT_NBYTES = 4 << 20
 
 _KEPT_MESSAGES = 1024
 _KEPT_NBYTES = 4 << 20
-"""Own replies that are kept until the caster is known to have them; what exceeds this goes straight."""
+"""The node's own replies that are kept until the caster is known to have them; replies beyond this go directly."""
 
 _OWN = ""
-"""In place of the id of a node below: the node itself."""
+"""The node itself, in place of the id of a node below."""
 
 _BUCKETS = 1024
-"""Casts of which it is remembered how many have replied; beyond that, the rest of an old cast waits for its time."""
+"""For how many casts the relay remembers which replies are missing; beyond that, the rest of an old cast waits for its
+time."""
 
 
 @dataclass(slots=True)
 class _Below:
-    """A node below: where it is, and up to which cast all of its subtree has handled what came."""
+    """A node below: where it is, and up to which cast its whole subtree has handled all."""
 
     process: ProcessRef
     rank: int
@@ -72,13 +73,14 @@ class _Bucket:
     """Replies to one cast that are gathered here.
 
     Attributes:
-        port: where they are waited for.
+        port: where the caster waits for them.
         began_s: when the cast came.
-        missing: how many have not come from each node below, and from this one; those that have all come are left out.
-        answers: what has come and not gone up.
-        heard: from which of these nodes something has come since the last went up.
-        leave_s: when they go up at the latest, though more come.
-        due_s: when they go up where nothing more comes.
+        missing: how many have not come from each node below, and from this one; nodes whose replies have all come are
+            left out.
+        answers: the replies that have come and not gone up.
+        heard: the nodes from which replies have come since the last went up.
+        leave_s: when they go up at the latest, even if more come.
+        due_s: when they go up if no more come.
     """
 
     port: int
@@ -90,7 +92,7 @@ class _Bucket:
     due_s: float = 0.0
 
     def add(self, node_id: str, answers: Sequence[GivenAnswer], now: float) -> None:
-        """Take answers that have come by way of a node."""
+        """Take answers that have come through a node."""
         took_s = now - self.began_s
         if not self.answers:
             self.leave_s = now + min(max(took_s, _SHORTEST_HOLD_S), _LONGEST_HOLD_S)
@@ -106,13 +108,13 @@ class _Bucket:
 
     @property
     def may_leave(self) -> bool:
-        """Whether nothing is worth waiting for: what is missing has been waited for, by a node below."""
+        """Whether waiting is of no use: a node below has already waited for what is missing."""
         return self.missing.keys() <= self.heard
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """An own reply, where it goes, and its size."""
+    """A reply of this node, where it goes, and its size."""
 
     port: int
     answer: GivenAnswer
@@ -124,7 +126,7 @@ class HeldCast:
     """A cast that is to be delivered here in its turn.
 
     Attributes:
-        relay: that it has come by.
+        relay: the node that it has come through.
         number: of the cast on its route.
         call: for the actor.
     """
@@ -144,9 +146,9 @@ class Relay:
     Args:
         sender: sends to other nodes.
         actors: take what is cast.
-        loop: for the time that replies wait.
-        opening: what it was told of the route.
-        parent: the process that told it, and that passes casts on to it.
+        loop: for the timers of waiting replies.
+        opening: describes the route.
+        parent: the process that sent the opening, and that passes casts on to it.
     """
 
     def __init__(
@@ -170,7 +172,7 @@ class Relay:
         self.delivered = opening.since
         """The last one that has been given to the actor."""
         self._closes_at: int | None = None
-        """The cast behind which nothing more will come down, once that is known."""
+        """The last cast that will come down, once that is known."""
         self._sender = sender
         self._actors = actors
         self._loop = loop
@@ -180,11 +182,11 @@ class Relay:
         self._lock = threading.Lock()
         self._buckets: OrderedDict[int, _Bucket] = OrderedDict()
         self._looks_s = math.inf
-        """When the loop looks for what is due."""
+        """When the loop looks for replies that are due."""
         self._came_s: OrderedDict[int, float] = OrderedDict()
-        """When casts came here that somebody may be asked to answer."""
+        """When casts came here whose answers may be awaited."""
         self._kept: dict[int, _Kept] = {}
-        """Own replies that the caster may not have got: one can die with a node on its way up."""
+        """This node's replies that the caster may not have got: a reply is lost if a node on its way up dies."""
         self._kept_nbytes = 0
         self._handled = opening.since
         self._handled_ahead: set[int] = set()
@@ -195,16 +197,16 @@ class Relay:
     # Down
 
     def take(self, cast: Cast) -> tuple[int, HeldCast] | None:
-        """A cast has come: pass it on.
+        """Take a cast that has come, and pass it on.
 
         Returns:
-            It, and its number in the order of all that comes from the caster. None: it has come before.
+            Its number in the order of all that comes from the caster, and the cast. None: it has come before.
 
         Raises:
-            ProtocolError: one before it has not come.
+            ProtocolError: the cast before it has not come.
         """
         if cast.number <= self.received:
-            return None  # it came by another way, too
+            return None  # it has come on another way, too
         if cast.number != self.received + 1:
             raise ProtocolError(f"cast {cast.number} came where {self.received + 1} was to come")
         self.received = cast.number
@@ -233,11 +235,11 @@ class Relay:
         return self._closes_at is not None and self.delivered >= max(self._closes_at, self.received)
 
     def close_behind(self, number: int) -> None:
-        """Note that nothing more will come down behind that cast."""
+        """Note that this is the last cast that will come down."""
         self._closes_at = number
 
     def open_below(self, opening: Opening) -> list[ProcessRef]:
-        """Tell the nodes below of the route; returns those that are lost."""
+        """Send the route's opening to the nodes below; returns those that are lost."""
         below = list(self.below.values())
         return [node.process for node in below if not self._tell(node, opening)]
 
@@ -245,7 +247,7 @@ class Relay:
         return self._sender.pass_on(node.process, opening.part(node.span).message())
 
     def reopen(self, opening: Opening, parent: ProcessRef) -> list[ProcessRef]:
-        """Take up a new parent, or find that a node above has one: what was on its way up may be lost.
+        """Note that this node, or one above it, has a new parent: what was on its way up may be lost.
 
         Returns:
             The nodes below that are lost.
@@ -259,12 +261,12 @@ class Relay:
         return lost
 
     def settle(self, number: int) -> None:
-        """Let go of replies that nobody waits for any more, up to that cast."""
+        """Forget replies up to that cast: nobody waits for them any more."""
         with self._lock:
             self._settle(number)
 
     def drop(self, process_id: str) -> None:
-        """Pass nothing on any more to a node below that is gone, or that somebody else passes on to."""
+        """Pass nothing more on to a node below: it is gone, or another node passes casts on to it."""
         with self._lock:
             node = self.below.pop(process_id, None)
             if node is not None:
@@ -276,14 +278,14 @@ class Relay:
     # Up
 
     def reply(self, number: int, call: Call, kind: Kind, payload: Payload) -> bool:
-        """Answer a cast by way of the tree; False where that has to go straight. From any thread."""
+        """Answer a cast through the tree; False if the answer has to go directly. From any thread."""
         if any(isinstance(segment, Outgoing | Incoming) for segment in payload):
             return False
         answer, nbytes = GivenAnswer(self.rank, kind, payload), sum(map(len, payload))
         with self._lock:
             if call.wants_reply:
                 if len(self._kept) >= _KEPT_MESSAGES or self._kept_nbytes + nbytes > _KEPT_NBYTES:
-                    return False  # straight, it need not be kept
+                    return False  # an answer that goes directly need not be kept
                 self._kept[number] = _Kept(call.reply_to, answer, nbytes)
                 self._kept_nbytes += nbytes
             self._gather(number, call.reply_to, _OWN, [answer])
@@ -295,13 +297,13 @@ class Relay:
             self._gather(number, port, sender_id, answers)
 
     def undelivered(self, process_id: str, cast: Cast, payload: Payload) -> None:
-        """Answer a broadcast for a node below that is gone, to which it was not even sent."""
+        """Answer a broadcast in place of a node below that is gone, to which it was not even sent."""
         node = self.below.get(process_id)
         if node is not None:
             self.gather(process_id, cast.reply_to, cast.number, [GivenAnswer(node.rank, Kind.FAILURE, payload)])
 
     def flush(self) -> None:
-        """Send up whatever waits for others."""
+        """Send up all replies that wait for others."""
         with self._lock:
             for number, bucket in self._buckets.items():
                 self._empty(number, bucket)
@@ -320,7 +322,7 @@ class Relay:
                 self._report()
 
     def done(self, process_id: str, number: int) -> None:
-        """Note what the subtree of a node below has handled; on any thread."""
+        """Note what the subtree of a node below has handled; from any thread."""
         with self._lock:
             node = self.below.get(process_id)
             if node is not None and number > node.done:
@@ -354,7 +356,7 @@ class Relay:
                 self._loop.call_soon_threadsafe(self._loop.call_at, bucket.due_s, self._look)
 
     def _go_up(self, number: int, bucket: _Bucket) -> bool:
-        """Send what is there where nothing is worth waiting for; whether nothing is left that is to go up later."""
+        """Send the replies that have come if waiting is of no use; returns whether none is left to go up later."""
         if not bucket.missing:
             self._buckets.pop(number, None)
         if bucket.may_leave:
@@ -362,11 +364,11 @@ class Relay:
         return not bucket.answers
 
     def _look(self) -> None:
-        """Send up what has waited for long enough; on the loop thread."""
+        """Send up replies that have waited long enough; on the loop thread."""
         with self._lock:
             now = self._loop.time() + _TIMER_SLACK_S
             if now < self._looks_s:
-                return  # another look is going to follow
+                return  # another look will follow
             self._looks_s = math.inf
             for number, bucket in self._buckets.items():
                 if bucket.answers and bucket.due_s <= now:

@@ -1,7 +1,7 @@
-"""`Relays`: the trees that this process is a node of, and the order of what comes by them and what comes straight.
+"""`Relays`: the trees that this process is a node of, and the order of what comes through them and directly.
 
-See `control.runtime.cast.order` for how the order is kept. One lock guards all that has a number, since it arrives on
-the threads of several links.
+See `control.runtime.cast.order` for how the order is kept. One lock guards all messages with a number, since they
+arrive on the threads of several links.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from skipper.control.runtime.request_server import RequestServer
 
 _GRACE_S = 10.0
-"""How long relays are kept that are given up, or whose caster is gone: what was cast may still be on its way."""
+"""How long a relay is kept after it was given up, or its caster is gone: casts may still be on their way."""
 
 _CUT_S = 2.0
-"""So long after a relay has lost a node below, it asks the caster for another way to that. Where the node is dead, the
-caster knows of it before that and has nothing passed on to it any more."""
+"""How long after the loss of a node below a relay asks the caster for another way to it. If the node is dead, the
+caster knows that by then, and no longer has casts passed on to it."""
 
 _Arrived: TypeAlias = HeldCast | Call | ProcessRequest | Answer | Filler
-"""What has come from a caster, by a tree or straight."""
+"""What has come from a caster, through a tree or directly."""
 
 
 class Relays:
@@ -64,23 +64,23 @@ class Relays:
         self._lock = threading.RLock()
         self._relays: dict[int, Relay] = {}
         self._orders: dict[str, ArrivalOrder[_Arrived]] = {}
-        """Of what comes from each process that casts here."""
+        """The arrival order for each process that casts here."""
         self._speaks: set[str] = set()
-        """Casters to which this process has also said something by itself, so that replies have to stay behind it."""
+        """Casters to which this process has also sent messages of its own: replies must stay behind those."""
 
     def get(self, route: int) -> Relay | None:
         """The relay of a route."""
         return self._relays.get(route)
 
     def speaks_to(self, process_id: str) -> None:
-        """Note that an actor of this process sends something to that process which is no reply."""
+        """Note that an actor of this process sends something other than a reply to that process."""
         self._speaks.add(process_id)
 
     def answers_straight(self, relay: CastNode) -> bool:
-        """Whether replies to this caster go straight: only so do they arrive behind what else was sent there."""
+        """Whether replies to this caster go directly: only then do they arrive behind other messages to it."""
         return relay.origin.id in self._speaks
 
-    # What comes
+    # Arrivals
 
     def cast(self, cast: Cast) -> None:
         """Take a cast."""
@@ -91,7 +91,7 @@ class Relays:
                 self._go_on(relay.origin)
 
     def message(self, sender: ProcessRef, message: OfTree) -> None:
-        """Take what another node, or the caster, has to say."""
+        """Take a message of another node, or of the caster."""
         with self._lock:
             match message:
                 case RouteOpened():
@@ -116,7 +116,7 @@ class Relays:
                         relay.drop(message.process)
 
     def arrive(self, sender: ProcessRef, message: Call | ProcessRequest | Answer | Filler) -> None:
-        """Take what has come straight and has a number: calls and requests are handled in their turn."""
+        """Take a direct message with a number: calls and requests are handled in their turn."""
         with self._lock:
             self._order_of(sender).put(message.sequence, message)
             self._go_on(sender)
@@ -136,7 +136,7 @@ class Relays:
                 self._later(self._forget, peer)
 
     def undelivered(self, peer: ProcessRef, cast: Cast, loss: Loss) -> None:
-        """A broadcast could not be passed on to a process that is gone: tell the caster."""
+        """Tell the caster that a broadcast could not be passed on to a process that is gone."""
         with self._lock:
             relay = self._relays.get(cast.route)
             if relay is not None:
@@ -146,7 +146,7 @@ class Relays:
                 relay.undelivered(peer.id, cast, pack_supervision(loss.reason, cause))
 
     def flush(self) -> None:
-        """Send up all replies that wait for others: this process ends."""
+        """Send up all replies that wait for others, since this process ends."""
         with self._lock:
             relays = list(self._relays.values())
         for relay in relays:
@@ -158,7 +158,7 @@ class Relays:
         relay = self._relays.get(opening.route)
         if relay is not None:
             if relay.parent.id == relay.origin.id != sender.id:
-                return  # of a parent that the caster has taken the place of: it was on its way for longer
+                return  # a late message of a parent that the caster has replaced
             for node in relay.reopen(opening, sender):
                 self._cannot_reach(relay, node)
             return
@@ -170,7 +170,7 @@ class Relays:
             self._cannot_reach(relay, node)
 
     def _cannot_reach(self, relay: Relay, node: ProcessRef) -> None:
-        """A node below is lost to this process, though it may live and be in reach of the caster."""
+        """Note that this process has lost a node below, which may live and be reachable for the caster."""
         self._later(self._ask_for_way_to, relay, node, delay_s=_CUT_S)
 
     def _ask_for_way_to(self, relay: Relay, node: ProcessRef) -> None:
@@ -179,10 +179,10 @@ class Relays:
                 self._sender.pass_on(relay.origin, RouteCut(relay.number, node.id))
 
     def _close_at(self, caster: ProcessRef, closed: RouteClosed) -> None:
-        """Forget a route once its last cast has been delivered, or will not be any more."""
+        """Forget a route once its last cast has been delivered, or will never be."""
         relay = self._relays.get(closed.route)
         if relay is None:
-            self._later(self._look_for_gap, caster)  # its opening, and all casts, may have died with a node above
+            self._later(self._look_for_gap, caster)  # its opening, and all casts, may be lost with a node above
             return
         relay.close_behind(closed.number)
         if relay.is_over:
@@ -197,7 +197,7 @@ class Relays:
         self._look_for_gap(relay.origin)
 
     def _look_for_gap(self, caster: ProcessRef, seen: int | None = None) -> None:
-        """Go on without what died with a node above, of a route that was given up: nobody sends it again."""
+        """Continue without the casts of a given-up route that were lost with a node above: nobody sends them again."""
         with self._lock:
             order = self._order_of(caster)
             missing = order.waits_for
@@ -229,7 +229,7 @@ class Relays:
         return self._orders.get(caster.id) or self._orders.setdefault(caster.id, ArrivalOrder())
 
     def _go_on(self, caster: ProcessRef) -> None:
-        """Handle from this caster whatever nothing stands in the way of any more."""
+        """Handle all messages of this caster that need not wait any more."""
         order = self._orders[caster.id]
         while (arrived := order.take()) is not None:
             if isinstance(arrived, HeldCast):

@@ -1,4 +1,4 @@
-"""`Route`: one tree as its caster keeps it: its members, what has been cast, and what may not be handled yet."""
+"""`Route`: one tree as its caster sees it: its members, what has been cast, and what may still be unhandled."""
 
 from __future__ import annotations
 
@@ -32,20 +32,21 @@ class Route:
         number: unique in the job.
         caster: this process.
         members: the processes of the mesh, in rank order.
-        nodes: those of them that the tree leads to.
+        nodes: the members that the tree leads to.
         starts: for each node, where its numbers begin.
         fanout: of the tree.
         others: all other routes of this process.
 
     Attributes:
-        heads: by position, the nodes that the caster sends to, and up to which cast their subtrees have handled all.
+        heads: by position, the nodes that the caster sends to, and the cast up to which their subtrees have handled
+            all.
         position: of each process in the tree.
-        gone: members that have died, or were dead from the beginning.
+        gone: members that have died, or were dead from the start.
         last: the number of the last cast.
-        moved: by position, how many things that are no casts of other routes were numbered since the last cast.
+        moved: by position, how many messages, other than casts of other routes, were numbered since the last cast.
         window: for back-pressure, in casts.
         is_closed: whether it has been given up.
-        is_settling: whether the receivers are going to be told which replies have arrived.
+        is_settling: whether the receivers will be told which replies have arrived.
     """
 
     def __init__(
@@ -73,20 +74,20 @@ class Route:
         self._caster = caster
         self._dead: set[int] = set()
         self._buried: list[int] = []
-        """Those of them that may still be heads."""
+        """Positions of dead members that may still be heads."""
         self._sent: deque[_Sent] = deque()
         self._done = 0
         self._waited_for: deque[tuple[int, int]] = deque()
         self._settled_told = 0
         self._starts = starts
         self._sent_again: dict[int, int] = {}
-        """By position, the last cast of those that were sent again, since nobody knew whether they had come."""
+        """By position, the last cast that was sent again, since it was not known whether it had arrived."""
         self._seen: dict[int, int] = {other.number: other.last for other in others}
-        """Up to which cast other routes are counted in."""
+        """By route, the last cast of other routes that is counted in."""
         self._common: dict[int, list[RankSpan]] = {}
 
     def opening(self, span: RankSpan) -> Opening:
-        """What the node at the top of a subtree is to be told first."""
+        """The first message for the node at the top of a subtree."""
         part = slice(span.first, span.end)
         nodes, starts = self.nodes[part], self._starts[part]
         return Opening(self.number, self._caster, self.tree.fanout, span, self._done, nodes, starts)
@@ -98,13 +99,13 @@ class Route:
         nbytes: int,
         is_open: Callable[[int], bool],
     ) -> None:
-        """Number a cast and remember it; `newest` is then what to send.
+        """Number a cast and remember it; `newest` then returns what to send.
 
         Args:
-            call: what is said to all.
+            call: the message for all.
             others: all routes of this process: what was cast there before stays before.
             nbytes: its size.
-            is_open: whether a reply is waited for at a port.
+            is_open: whether a reply is awaited at a port.
         """
         self.last += 1
         moves = list(runs(self.moved)) if self.moved else []
@@ -123,7 +124,7 @@ class Route:
         return self._for(self._sent[-1], span)
 
     def unfinished(self, span: RankSpan) -> list[Cast]:
-        """All casts that the subtree may not have got, which are to be sent again."""
+        """All casts that the subtree may not have got, and that must be sent again."""
         self._sent_again[span.first] = self.last
         return [self._for(sent, span) for sent in self._sent]
 
@@ -136,7 +137,7 @@ class Route:
         return cast_for(span, self.number, sent.number, self._settled_told, sent.moves, sent.call)
 
     def _common_with(self, other: Route) -> list[RankSpan]:
-        """The positions whose processes are in another route, too."""
+        """The positions whose processes are also in another route."""
         common = self._common.get(other.number)
         if common is None:
             common = self._common[other.number] = []
@@ -150,14 +151,14 @@ class Route:
         return common
 
     def _news_of(self, other: Route) -> int:
-        """How often another route was cast down since that was looked at last."""
+        """How many casts another route has had since the last look at it."""
         by = other.last - self._seen.get(other.number, 0)
         if by:
             self._seen[other.number] = other.last
         return by
 
     def absorb(self, other: Route) -> None:
-        """Count in what was cast down another route, which is given up."""
+        """Count in the casts of another route, which is given up."""
         if by := self._news_of(other):
             for span in self._common_with(other):
                 for position in range(span.first, span.end):
@@ -166,13 +167,13 @@ class Route:
         self._common.pop(other.number, None)
 
     def settled(self, is_open: Callable[[int], bool]) -> int:
-        """Up to which cast no reply is waited for any more; ``is_open`` tells whether one is at a port."""
+        """The cast up to which no reply is awaited any more; ``is_open`` tells whether one is awaited at a port."""
         while self._waited_for and not (self._waited_for[0][1] and is_open(self._waited_for[0][1])):
             self._waited_for.popleft()
         return self._waited_for[0][0] - 1 if self._waited_for else self.last
 
     def news_of_settled(self, is_open: Callable[[int], bool]) -> int | None:
-        """That number where it has grown since it was told last."""
+        """That number if it has grown since it was last sent."""
         settled = self.settled(is_open)
         if settled == self._settled_told:
             return None
@@ -181,7 +182,7 @@ class Route:
 
     @property
     def waits(self) -> bool:
-        """Whether there are replies that have been waited for when that was looked at last."""
+        """Whether replies were still awaited at the last look."""
         return bool(self._waited_for)
 
     def done(self, process_id: str, number: int) -> None:
@@ -192,10 +193,10 @@ class Route:
             self._trim()
 
     def bury(self, process_id: str) -> tuple[ProcessRef | None, list[RankSpan]]:
-        """Take a node out that is gone.
+        """Remove a node that is gone.
 
         Returns:
-            Who has to be told to pass nothing on to it any more, and the subtrees that the caster sends to from now on.
+            The process that must pass nothing more on to it, and the subtrees that the caster sends to from now on.
         """
         position = self.position[process_id]
         self._dead.add(position)
@@ -213,8 +214,8 @@ class Route:
         return parent, [self.tree.span_at[position]]
 
     def after_burial(self) -> None:
-        """See what is done, once everybody has been adopted."""
-        for position in self._buried:  # one that died before is no head: nobody adopts it
+        """Find out what is done, once every node has been adopted."""
+        for position in self._buried:  # a node that died before is no head: no one adopts it
             self.heads.pop(position, None)
         self._buried.clear()
         self._trim()
@@ -236,7 +237,7 @@ class Route:
             if span.first in self._dead:
                 adopted += self._adopt_below(span.first)
             elif span.first not in self.heads:
-                # What it has handled is not known; but no less than all have.
+                # What it has handled is not known, but it is at least what all have.
                 self.heads[span.first] = self._done
                 adopted.append(span)
         return adopted

@@ -1,32 +1,34 @@
 """`CastSender`: casting to many down a tree of their own processes, and replies that come back up the same way.
 
-A cast to more than a few goes to some of the receivers, its heads; each passes it on to some more, and so on (see
-`control.runtime.cast.tree`). Replies go the same way back: a node waits for those of its subtree and sends them on as
-one message. Relays pass on bytes: they know where a message goes, and nothing of what it says. Every hop is a link like
-any other.
+A cast to more than a few receivers goes to some of them, its heads; each passes it on to some more, and so on (see
+`control.runtime.cast.tree`). Replies go the same way back: a node waits for the replies of its subtree and sends them
+on as one message. Relays pass on bytes: they know where a message goes, and nothing of its content. Every hop is a link
+like any other.
 
-**Order.** What one process sends to another arrives in the order of sending, whether it comes by a tree or straight: it
-is numbered from the first *route* on (from one process to one mesh or slice) that leads there, see `order`.
+**Order.** What one process sends to another arrives in the order of sending, whether it comes through a tree or
+directly. From the first *route* on (from one process to one mesh or slice) that leads there, messages are numbered, see
+`order`.
 
-* Casts of one route are numbered, too, and every hop keeps their order. Where nothing else is sent between two casts,
-  nothing has to be said: each receiver counts on. Otherwise the header of a cast says how much was, and to whom.
-* Behind what was sent before the first route the message ``begin`` is sent straight, where a link stands already, and
-  the number 1 waits for it.
+* Casts of one route are numbered, too, and every hop keeps their order. If nothing else is sent between two casts,
+  nothing has to be said: each receiver counts on. Otherwise the header of a cast says how many messages were, and to
+  whom.
+* Behind the messages before the first route, the message ``begin`` is sent directly if a link stands already, and the
+  number 1 waits for it.
 * Numbers are given out under one lock, so no two can wait for each other. A relay passes a cast on before it waits for
   its own turn. Replies wait for nothing.
-* A receiver that has sent something to the caster by itself (a call, a value to a port) answers straight from then on,
+* A receiver that has sent something to the caster by itself (a call, a value to a port) answers directly from then on,
   so that its replies stay behind that.
 
-**Deaths.** The caster has itself told of the death of every receiver. It then sends itself to those that the dead one
-passed on to: first the route again, then every cast that they may not have got, which is every one that not all ranks
-are known to have handled. They drop what they had, by its number: nothing comes twice and nothing is left out. Every
-node keeps its own replies until the caster needs them no more, and sends them again when something above it has died;
-ports take the first reply of each rank. The dead rank itself cannot answer, which its callers are told as ever. A node
-that hangs counts as dead after the heartbeat's bound; one whose link upwards breaks
-asks the caster for another way, and so does one that has lost a node below which may still live.
+**Deaths.** The caster subscribes to the death of every receiver. It then sends directly to the nodes below the dead
+one: first the route again, then every cast that they may not have got, that is, every cast that not all ranks are known
+to have handled. They drop what they had, by its number: nothing comes twice and nothing is left out. Every node keeps
+its own replies until the caster no longer needs them, and sends them again when a node above it has died; ports take
+the first reply of each rank. The dead rank itself cannot answer; its callers get the usual error. A node that hangs
+counts as dead after the heartbeat's bound. A node whose link upwards breaks asks the caster for another way; so does a
+node that has lost a node below which may still live.
 
-**Back-pressure.** A node tells upwards what all of its subtree has handled. The caster waits before it is further
-ahead than `Settings.max_unhandled` casts, or that many bytes. A cast with parts that are lent goes straight.
+**Back-pressure.** A node reports upwards what its whole subtree has handled. The caster waits before it is further
+ahead than `Settings.max_unhandled` casts, or that many bytes. A cast with parts that are lent goes directly.
 """
 
 from __future__ import annotations
@@ -73,14 +75,14 @@ if TYPE_CHECKING:
     from skipper.control.wire.transport import Transport
 
 _MAX_ROUTES = 256
-"""Routes that one process keeps; the one that has not been used for longest is given up."""
+"""How many routes a process keeps; beyond that, the least recently used one is given up."""
 
 _SETTLE_S = 1.0
-"""How long after a cast the receivers are told, if no other cast does, that its replies have arrived."""
+"""How long after a cast the receivers are told that its replies have arrived, unless another cast says so."""
 
 
 class CastSender:
-    """The trees of one process: those that it casts down, and those that it is a node of. For any thread."""
+    """The trees of one process: those that it casts down, and those in which it is a node. For any thread."""
 
     def __init__(
         self,
@@ -109,18 +111,19 @@ class CastSender:
         self._of_mesh: dict[int, list[Route]] = {}
         self._of_process: dict[str, list[Route]] = {}
         self._straight: dict[str, int] = {}
-        """For each process to which a route has ever led: how much was numbered for it beside casts of open routes."""
+        """For each process that a route has ever led to: how many messages, other than casts of open routes, have a
+        number."""
         self._has_begun: set[str] = set()
-        """Those of them that wait for a ``begin``."""
+        """The processes among them that wait for a ``begin``."""
 
     # Sending
 
     def cast(self, members: tuple[ProcessRef, ...], call: Call) -> bool:
-        """Send a message to every member, down a tree; False where it has to go straight.
+        """Send a message to every member, down a tree; False if it has to go directly.
 
         Args:
             members: the processes of a mesh, in rank order.
-            call: what goes to each, but for the rank.
+            call: the message, without the rank.
 
         Raises:
             BackpressureError: the members are too far behind; nothing has been sent.
@@ -142,11 +145,11 @@ class CastSender:
             if member.id == me.id:
                 self._sender.send(member, call.for_rank(rank))
         for rank, member in list(route.gone):
-            self._sender.send(member, call.for_rank(rank))  # which tells whoever waits
+            self._sender.send(member, call.for_rank(rank))  # which tells the waiting callers
         return True
 
     def post(self, link: Link, message: Message) -> None:
-        """Post a message that goes straight, in its place among the casts. Dropped if the link is lost."""
+        """Post a direct message, in its place among the casts. It is dropped if the link is lost."""
         to = link.peer.id
         with self._lock:
             if to in self._straight:
@@ -160,11 +163,11 @@ class CastSender:
                 link.post(message)
 
     def stay_behind(self, link: Link) -> None:
-        """Have casts stay behind what was posted on a link just now, without a number."""
+        """Make casts stay behind a message that was just posted on a link, without a number."""
         self.post(link, Filler())
 
     def reply(self, mail: Mail, kind: Kind, payload: Payload) -> bool:
-        """Answer what has come by a tree the way it came; False where the answer has to go straight."""
+        """Answer a message that has come through a tree the same way; False if the answer has to go directly."""
         way, call = mail.cast, mail.message
         if way is None or not isinstance(call, Call) or self.relays.answers_straight(way.relay):
             return False
@@ -173,7 +176,7 @@ class CastSender:
     # Receiving
 
     def take(self, sender: ProcessRef, message: OfTree) -> None:
-        """Take what comes from another node, or from a caster."""
+        """Take a message from another node, or from a caster."""
         match message:
             case Cast():
                 self.relays.cast(message)
@@ -195,13 +198,13 @@ class CastSender:
                 self.relays.message(sender, message)
 
     def _find_way_to(self, process_id: str, number: int) -> None:
-        """Send to a node oneself that has lost the one above it, or that the one above has lost."""
+        """Send directly to a node that has lost its parent, or that its parent has lost."""
         if (route := self._routes.get(number)) is not None:
             with self._lock:
                 self._adopt(route, *route.adopt(process_id), process_id)
 
     def peer_gone(self, peer: ProcessRef) -> None:
-        """Have those below a dead node get what it should have passed on, and forget what a dead caster wants."""
+        """Send what a dead node should have passed on to the nodes below it, and forget what a dead caster wants."""
         with self._lock:
             for route in self._of_process.pop(peer.id, ()):
                 self._adopt(route, *route.bury(peer.id), peer.id)
@@ -211,17 +214,17 @@ class CastSender:
         self.relays.peer_gone(peer)
 
     def undelivered(self, peer: ProcessRef, cast: Cast, loss: Loss) -> None:
-        """Tell whoever broadcast it that a process is gone which it was not even sent to."""
+        """Tell the sender of a broadcast that a process is gone, to which it was not even sent."""
         if cast.route in self._routes:
             self._ports.undelivered(cast.reply_to, loss)
         else:
             self.relays.undelivered(peer, cast, loss)
 
     def is_done_with(self, peer: ProcessRef, cast: Cast) -> bool:
-        """Whether a process that was stopped has been through a cast which could not be sent to it again.
+        """Whether a stopped process has handled a cast that could not be sent to it again.
 
-        Where all of a mesh is stopped, those in the middle of the tree may end before they have told what those below
-        them have done. It is sent again to these, which have done it, and may have been stopped since.
+        If a whole mesh is stopped, nodes in the middle of the tree may end before they have reported what the nodes
+        below have handled. The cast is sent again to these, which have handled it, and may have been stopped since.
         """
         route = self._routes.get(cast.route)
         return route is not None and route.may_have_come(peer.id, cast.number)
@@ -264,7 +267,7 @@ class CastSender:
         return route
 
     def _start(self, member: ProcessRef, link: Link | None) -> Start:
-        """Where the numbers of a route begin at a node; everything that goes there is numbered from now on."""
+        """Where the numbers of a route begin at a node; all messages to it are numbered from now on."""
         if member.id not in self._straight:
             self._straight[member.id] = 0
             if link is not None:
@@ -290,7 +293,7 @@ class CastSender:
             for cast in route.unfinished(span):
                 self._sender.pass_on(route.nodes[span.first][1], cast)
         if parent is not None:
-            # Until now it has counted the child among those that have not handled everything: nothing was forgotten.
+            # Until now it counted the child among those that have not handled everything, so it forgot nothing.
             self._sender.pass_on(parent, RouteCut(route.number, child_id))
 
     def _close(self, uid: int, route: Route) -> None:
@@ -338,7 +341,7 @@ class CastSender:
     # Not under the lock
 
     def _watch(self, route: Route) -> None:
-        """Have oneself told of the end of every member, also of those that are not dialed from here."""
+        """Subscribe to the end of every member, also of members that this process does not dial."""
         for _, member in route.nodes:
             if self._transport.find(member.id) is None:
                 self._watch_process(member)

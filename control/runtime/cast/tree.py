@@ -1,12 +1,11 @@
-"""`Tree`: how a cast to many goes down, each of them passing it on to a few. Arithmetic on positions, nothing else.
+"""`Tree`: how a cast to many goes down: each receiver passes it on to a few. Arithmetic on positions, nothing else.
 
-The receivers stand in a row. A node has the first position of a span, and what follows of the span is cut into as many
-parts as the fan-out says, as evenly as possible: each part is a node again. So a subtree is a run of neighbours,
-whatever is said to a subtree is a slice of what is said to all, and the depth is the least that the fan-out allows,
-or one more.
+The receivers form a row. A node has the first position of a span. The rest of the span is cut into as many parts as the
+fan-out says, as evenly as possible; each part is a node again. So a subtree is a run of neighbours, a message to a
+subtree is a slice of the message to all, and the depth is the least that the fan-out allows, or one more.
 
-Where the receivers stand on several hosts, a span is cut between these alone as long as there is more than one in it,
-the rest of the node's own host counting as one. So each host is entered once, however many there are.
+If the receivers are on several hosts, a span with more than one host is cut only between hosts; the rest of the node's
+own host counts as one. So a cast enters each host once, however many there are.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class RankSpan:
         first = self.first + 1
         behind = starts[bisect_left(starts, first) : bisect_left(starts, self.end)]
         if len(behind) == 1 and behind[0] == first:
-            return [RankSpan(first, self.end)]  # all on one other host, which is entered once
+            return [RankSpan(first, self.end)]  # all are on one other host, which the cast enters once
         return cut(first, self.end, fanout, starts)
 
 
@@ -62,7 +61,7 @@ def cut(first: int, end: int, fanout: int, starts: Sequence[int]) -> list[RankSp
         first: the first position.
         end: the one behind the last.
         fanout: 2 or more.
-        starts: where hosts begin, in order; what lies beyond the positions does not matter.
+        starts: where hosts begin, in order; values beyond the positions do not matter.
     """
     edges = [first, *starts[bisect_right(starts, first) : bisect_left(starts, end)], end]
     if len(edges) == 2:
@@ -71,16 +70,16 @@ def cut(first: int, end: int, fanout: int, starts: Sequence[int]) -> list[RankSp
 
 
 class Tree:
-    """The tree below a caster, who is no position of it.
+    """The tree below a caster; the caster has no position in it.
 
     Args:
         size: the number of receivers.
         fanout: to how many each passes on at most, the caster included; 2 or more.
-        starts: the first position on each host, where the receivers stand host by host: a cast then goes to each host
+        starts: the first position on each host, if the receivers are ordered by host: a cast then goes to each host
             once, and is passed on there.
 
     Attributes:
-        heads: those that the caster itself sends to.
+        heads: the nodes that the caster itself sends to.
         span_at: the span of each position.
         parent_of: the position that passes on to each position; None for the heads.
         depth: how many links a cast crosses on its longest way.

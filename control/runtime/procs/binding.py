@@ -31,13 +31,13 @@ class CpuBinding:
         """The binding that ``spawn_procs(proc_bind=...)`` describes for one process.
 
         Args:
-            options: ``cpus`` (or ``physcpubind``), lists of CPUs such as ``"0-3,8"``; ``cpunodebind``, NUMA nodes
-                whose CPUs are meant; ``membind``, NUMA nodes whose memory is. Where several name CPUs, those that all
+            options: ``cpus`` (or ``physcpubind``), lists of CPUs such as ``"0-3,8"``; ``cpunodebind``, NUMA nodes whose
+                CPUs are used; ``membind``, NUMA nodes whose memory is. If several options name CPUs: the CPUs that all
                 of them name.
 
         Raises:
-            TypeError: an option is no string.
-            ValueError: an option is unknown or no list of numbers, or names what this host has not.
+            TypeError: an option is not a string.
+            ValueError: an option is unknown or not a list of numbers, or names what this host does not have.
         """
         for key, value in options.items():
             if not isinstance(value, str):
@@ -58,7 +58,7 @@ class CpuBinding:
         return CpuBinding(tuple(sorted(cpus)), memory)
 
     def apply(self) -> None:
-        """Bind the calling thread, and with it those that it starts from now on.
+        """Bind the calling thread, and with it the threads that it starts from now on.
 
         Raises:
             OSError: the kernel refuses.
@@ -85,7 +85,7 @@ def _cpus_of(node: int) -> tuple[int, ...]:
     if not path.exists():
         raise ValueError(f"proc_bind: this host has no NUMA node {node}")
     text = path.read_text().strip()
-    return _numbers("cpunodebind", text) if text else ()  # a node may have memory alone
+    return _numbers("cpunodebind", text) if text else ()  # a node may have only memory
 
 
 def _bind_memory(nodes: tuple[int, ...]) -> None:
@@ -99,6 +99,6 @@ def _bind_memory(nodes: tuple[int, ...]) -> None:
     for node in nodes:
         mask[node // bits] |= 1 << node % bits
     libc = ctypes.CDLL(None, use_errno=True)
-    # The kernel takes one bit less than it is told of: set_mempolicy(2), "maxnode".
+    # The kernel uses one bit less than it is given: set_mempolicy(2), "maxnode".
     if libc.syscall(number, _MPOL_BIND, mask, ctypes.c_ulong(len(mask) * bits + 1)) != 0:
         raise OSError(ctypes.get_errno(), f"cannot bind memory to the NUMA nodes {nodes}")

@@ -1,4 +1,4 @@
-"""`Children`: the processes that this one has launched; their births, deaths and orderly ends."""
+"""`Children`: the processes that this one has launched; their starts, deaths and orderly ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from skipper.control.runtime.procs.launcher import ChildLauncher, Launched
 
 LATE_S = 1.0
-"""Where a timer fires so late, this whole process stood still, and may not have heard its children meanwhile."""
+"""If a timer fires this late, this whole process stood still, and may not have heard its children."""
 EXIT_NOTICE_S = 2.0
 """A child whose link has broken is killed if it has not ended by itself after this long."""
 
@@ -38,10 +38,10 @@ class Child:
         launched: its handles, once it has been started.
         expected: whether it was told to end.
         ended: ends when the process is gone and reaped, and no descendant of it is left, with the reason.
-        verdict: why it has to be killed, if we kill it.
-        oom_mark: what was known of want of memory when it was launched (see `OomWatch`).
-        exited: whether the process is gone, though how may not be known yet.
-        gone: whether that has been told.
+        verdict: why it has to be killed, if this process kills it.
+        oom_mark: what was known about a lack of memory when it was launched (see `OomWatch`).
+        exited: whether the process is gone; how may not be known yet.
+        gone: whether that has been reported.
         reason: why it is gone, then.
     """
 
@@ -57,11 +57,11 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """Its process id on this host, once it has been started and as long as it runs."""
+        """Its process id on this host, from its start until its end."""
         return None if self.launched is None else self.launched.process.pid
 
     def kill(self, verdict: str) -> None:
-        """SIGKILL; harmless where it has ended already."""
+        """Send SIGKILL; harmless if it has ended already."""
         if self.exited or self.gone:
             return
         self.verdict = self.verdict or verdict
@@ -74,11 +74,11 @@ class Children:
 
     Args:
         loop: the loop that watches them.
-        state: of this process; the bounds there say how long a child may take to show up on its link.
-        expect: told of every child before it is started: its link is about to come.
-        on_end: told on the loop thread of every child that ends, with the reason.
+        state: of this process; its bounds say how long a child may take until its link stands.
+        expect: called with every child before it is started: its link will come soon.
+        on_end: called on the loop thread with every child that ends, and the reason.
         ask_to_end: asks a child to end in good order, in so many seconds.
-        launcher: starts them; None: a `Launcher` of their own, which is made with the first.
+        launcher: starts them; None: a `Launcher` of their own, made with the first child.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Children:
         bootstrap: tuple[bytes, ...],
         bindings: Sequence[CpuBinding],
     ) -> None:
-        """Start children, each with its binding; returns at once, and a failure to start is an end like any other."""
+        """Start children, each with its binding; returns at once. A failure to start is an end like any other."""
         from skipper.control.runtime.procs.launcher import Launcher, LaunchRequest  # most processes launch none
 
         for member in members:
@@ -135,13 +135,13 @@ class Children:
         return self._children.get(process_id)
 
     def forget(self, process_id: str) -> None:
-        """Let go of a child that has ended. On the loop thread."""
+        """Forget a child that has ended. On the loop thread."""
         child = self._children.get(process_id)
         if child is not None and child.gone:
             del self._children[process_id]
 
     def stop(self, members: Sequence[ProcessRef], timeout: float) -> Future[None]:
-        """Ask children to end, kill those that have not after ``timeout`` seconds; the future ends with the last."""
+        """Ask children to end; kill the rest after ``timeout`` seconds. The future ends with the last child."""
         children = [child for member in members if (child := self._children.get(member.id)) is not None]
         future: Promise[None] = Promise()
         missing = {child.ref.id for child in children}
@@ -168,19 +168,19 @@ class Children:
             timer.cancel()
 
     def link_lost(self, process_id: str, reason: str) -> bool:
-        """Deal with a lost link; True where it is a child's, whose end will be told when it is seen. On the loop."""
+        """Handle a lost link; True if it is a child's, whose end will be reported when it is seen. On the loop."""
         child = self._children.get(process_id)
         if child is None:
             return False
         verdict = f"was killed because {reason}"
         if child.launched is None or NO_SIGN_OF_LIFE in reason:
             child.kill(verdict)
-        elif not child.expected:  # else it has as long as it was given
+        elif not child.expected:  # otherwise it has the time that it was given
             self._loop.call_later(EXIT_NOTICE_S, child.kill, verdict)
         return True
 
     def kill(self, process_ids: Sequence[str], verdict: str) -> None:
-        """SIGKILL these children."""
+        """Send SIGKILL to these children."""
         for process_id in process_ids:
             if (child := self._children.get(process_id)) is not None:
                 child.expected = True
@@ -191,12 +191,12 @@ class Children:
         return [child for child in self._children.values() if not child.gone]
 
     def hurry(self) -> None:
-        """Do not wait with those that are still to be started: all are about to be killed."""
+        """Wait for no child that is still to be started: all will be killed soon."""
         if self._launcher is not None:
             self._launcher.hurry()
 
     def close(self) -> None:
-        """End the launcher; every child has to be gone."""
+        """End the launcher; every child must be gone."""
         if self._launcher is not None:
             self._launcher.close()
 

@@ -1,4 +1,4 @@
-"""`Ending`: how the runtime of a process ends, that of a script and that of a child."""
+"""`Ending`: how the runtime of a process ends, a script's or a child's."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 CLOSE_TIMEOUT_S = 5.0
 KILL_TIMEOUT_S = 5.0
 _ACTORS = 0.7
-"""The part of the time to end that the actors of a process get; the rest is for what follows."""
+"""The fraction of the time to end that the actors of a process get; the rest is for the later steps."""
 _LEAVE = 0.85
-"""The part of it after which a process ends however busy it is."""
+"""The fraction of it after which a process ends even if it is busy."""
 
 
 class Ending:
     """The end of one process' runtime.
 
     Args:
-        leave: has the main thread of a worker return, within so many seconds; None: there is nothing behind the runtime
-            that could take long.
+        leave: makes the main thread of a worker return, within so many seconds; None: nothing after the runtime could
+            take long.
         end: the last step of a worker's end.
 
     Attributes:
-        before: what is to be called first when the script's job ends, or a process leaves the job that it has joined.
-        settled: what is to be called once the actors have ended, as long as there are links to other processes.
-        after: what is to be called last.
+        before: functions to call first when the script's job ends, or a process leaves the job that it has joined.
+        settled: functions to call once the actors have ended, while there are links to other processes.
+        after: functions to call last.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class Ending:
         requests.serve(EXIT, self._asked_to_exit)
 
     def shutdown(self, *, grace_s: float) -> None:
-        """Stop what the script owns, in good order where that takes no longer than ``grace_s``; then leave the job."""
+        """Stop what the script owns, in good order if that takes no longer than ``grace_s``; then leave the job."""
         if self._state.closing:
             return
         deadline = time.monotonic() + grace_s
-        for call in list(self.before):  # which may take itself, and others, off the list
+        for call in list(self.before):  # which may remove itself, and others, from the list
             call()
         if self._owners.root is not None:
             self._owners.root.stop_owned(deadline)
@@ -114,7 +114,7 @@ class Ending:
 
     def _exit(self, acknowledged: Promise[None], began_s: float, timeout: float) -> None:
         self._stop_actors(began_s + _ACTORS * timeout)
-        if self._is_leaving:  # a second request, with less time, has come here first
+        if self._is_leaving:  # a second request, with less time, was faster
             return
         self._is_leaving = True
         self._casts.relays.flush()
@@ -128,7 +128,7 @@ class Ending:
         self._end()
 
     def _stop_actors(self, deadline: float) -> None:
-        """Stop the actors of this process, and wait until a point in time; also for those that were stopped before."""
+        """Stop the actors of this process, and wait until a deadline, also for actors that were stopped before."""
         actors, stops = self._actors, self._actors.stops
         bound_s = HANDED_DOWN * max(deadline - time.monotonic(), 0.0)
         ends = [actors.stop(actor.uid, bound_s) for actor in reversed(actors.live())]
@@ -141,7 +141,7 @@ class Ending:
             else:
                 ends.append(actor.ended)
         patience = min(time.monotonic() + UNWIND_S, deadline)
-        # Wait for their cleanup if it begins. Their endpoints may run where nothing interrupts them, and nobody waits.
+        # Wait for their cleanup if it begins. Their endpoints may run uninterruptible code, for which nobody waits.
         ends += [actor.ended for actor in unwinding if _comes(actor.winds_up, patience)]
         for end in ends:
             _comes(end, deadline)
@@ -155,20 +155,20 @@ def end_process() -> None:
 
 
 def _comes(future: Future[None], deadline: float) -> bool:
-    """Whether a future ends up to a point in time."""
+    """Whether a future ends before a deadline."""
     try:
         future.get(max(deadline - time.monotonic(), 0))
     except ControlError:
-        return future.done()  # it has ended in an error, which was logged
+        return future.done()  # it has ended with an error, which was logged
     return True
 
 
 THREADS_S = 5.0
-"""So long is waited for threads that are no daemons. Many never end, where nobody expected their process to."""
+"""How long to wait for threads that are not daemons. Many never end, since nobody expected their process to end."""
 
 
 class Leaving:
-    """Has the main thread return, and sees to it that the process ends.
+    """Makes the main thread return, and ensures that the process ends.
 
     Args:
         told: descriptor of the eventfd at which the main thread waits.
@@ -180,13 +180,13 @@ class Leaving:
         self._name = name
 
     def __call__(self, bound_s: float) -> None:
-        """Let threads, ``atexit`` handlers and finalizers run; on a daemon thread. Returns if they do not end."""
+        """Let threads, ``atexit`` handlers and finalizers run; on a daemon thread. Returns only if they do not end."""
         until_s = time.monotonic() + bound_s
         is_beyond_threads = threading.Event()
         atexit.register(is_beyond_threads.set)  # the last to be registered, and so the first to be called
         os.eventfd_write(self._told, 1)
         if is_beyond_threads.wait(min(THREADS_S, bound_s / 2)):
-            time.sleep(max(until_s - time.monotonic(), 0.0))  # the process ends meanwhile
+            time.sleep(max(until_s - time.monotonic(), 0.0))  # the process ends during this
             self._complain(f"its exit handlers have not ended within {bound_s:.3g} s:\n{_main_stack()}")
             return
         left = [thread.name for thread in threading.enumerate() if not thread.daemon and thread.ident != _main_id()]

@@ -1,7 +1,7 @@
-"""What is said between a process and its fork server: messages with descriptors, over a socket pair.
+"""The messages between a process and its fork server, with descriptors, over a socket pair.
 
-The server is asked first to `Prepare`, which it answers with `Ready` or `Unable`, and then for any number of births
-(`Birth`), which it answers with `Born` or the `OSError` that it met.
+The first request to the server is `Prepare`, which it answers with `Ready` or `Unable`. Then comes any number of
+`Birth` requests, which it answers with `Born` or the `OSError` that occurred.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from skipper.control.runtime.procs.guard import receive_frame, send_frame
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Import these modules, from there."""
+    """Import these modules, from this path."""
 
     modules: tuple[str, ...]
     sys_path: tuple[str, ...]
@@ -29,7 +29,7 @@ class Ready:
     """Forking can begin.
 
     Attributes:
-        looked_up: the environment variables that Python code asked for while it was imported.
+        looked_up: the environment variables that Python code read while it was imported.
     """
 
     looked_up: frozenset[str]
@@ -37,14 +37,14 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Unable:
-    """Nothing can be forked from this server, and why."""
+    """Why nothing can be forked from this server."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """Fork a process; with the descriptors of its pipe, working directory, standard output and standard error."""
+    """Fork a process; comes with the descriptors of its pipe, working directory, standard output and standard error."""
 
     name: str
     environment: dict[str, str]
@@ -52,7 +52,7 @@ class Birth:
 
 @dataclass(frozen=True, slots=True)
 class Born:
-    """It is there; with a pidfd, and the pipe that will bring its exit status (see `guard.fork_kept`)."""
+    """The process is forked; comes with a pidfd, and the pipe for its exit status (see `guard.fork_kept`)."""
 
     pid: int
 
@@ -71,7 +71,7 @@ def receive(connection: socket.socket, *, descriptors: int) -> tuple[Any, list[i
 
     Raises:
         EOFError: the other end is gone.
-        OSError: the same, nothing comes (`TimeoutError`), or there is no room for the descriptors.
+        OSError: the other end is gone, nothing comes (`TimeoutError`), or there is no room for the descriptors.
     """
     body, received = receive_frame(connection)
     try:

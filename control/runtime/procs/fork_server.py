@@ -1,8 +1,8 @@
 """The fork server: a process with one thread that has imported modules, and from which others are forked.
 
-It opens nothing, knows no secret and runs no code of a job; whatever it asks for costs each of its offspring nothing.
-What has been imported once must not be in use yet, and so it refuses to go on where a thread is left, a device is open
-or gRPC has been imported: gRPC, UCX and CUDA start in the forked processes only.
+It opens nothing, knows no secret and runs no code of a job; what it imports costs its forked processes nothing.
+Imported libraries must not be in use yet, so it refuses to continue if a thread is left, a device is open or gRPC has
+been imported: gRPC, UCX and CUDA start only in the forked processes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OF_EVERY_WORKER = (
     "skipper.control.wire.frames",
     "skipper.control.wire.payload",
 )
-"""What a worker imports anyway, as far as it is not gRPC."""
+"""What a worker imports anyway, except gRPC."""
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/infiniband/")
 
 
@@ -48,8 +48,9 @@ class Newborn:
     """What a forked process starts with; it owns the descriptors.
 
     Attributes:
-        birth: what was asked for.
-        changes: what modules have done to the environment while they were imported; None: they removed the variable.
+        birth: the request.
+        changes: the environment variables that modules changed while they were imported; None: they removed the
+            variable.
         pipe: where its config comes from.
         directory: its working directory.
         stdout: its standard output.
@@ -81,7 +82,7 @@ class ForkServer:
         self._on_child: Any = signal.SIG_DFL
 
     def prepare(self) -> None:
-        """Import what is asked for, and say whether processes can be forked now; else this process ends."""
+        """Import the requested modules, and say whether processes can be forked now; if not, this process ends."""
         wanted, _ = receive(self._connection, descriptors=0)
         assert isinstance(wanted, Prepare)
         sys.path[:] = wanted.sys_path
@@ -92,7 +93,7 @@ class ForkServer:
             with _noting_variables(looked_up):
                 for module in OF_EVERY_WORKER + wanted.modules:
                     importlib.import_module(module)
-            # Where the script ignores its children's ends there would be nobody to bury. None: a handler in C.
+            # If the script ignored its children's ends, there would be none to reap. None: a handler in C.
             self._on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL) or signal.SIG_DFL
             _end_idle_pools()
             reason = _why_not_to_fork()
@@ -103,12 +104,12 @@ class ForkServer:
             os._exit(1)
         self._changes = {name: os.environ.get(name) for name, _ in before.items() ^ os.environ.items()}
         gc.collect()
-        gc.freeze()  # never looked at again, by no offspring either: so the pages stay shared
+        gc.freeze()  # never looked at again, not even by forked processes: so the pages stay shared
         send(self._connection, Ready(frozenset(looked_up)))
 
     def serve(self) -> Newborn:
-        """Fork and bury until nobody asks any more and nobody is left. Returns in forked processes only."""
-        guard.adopt_orphans()  # of keepers that are killed
+        """Fork and reap until nobody asks any more and no child is left. Returns only in forked processes."""
+        guard.adopt_orphans()  # of killed keepers
         pause: float | None = None
         while self._is_asked or self._keepers:
             for descriptor, _ in self._poll.poll(pause):
@@ -143,9 +144,9 @@ class ForkServer:
         return Newborn(birth, self._changes, *descriptors)
 
     def _fork(self) -> int:
-        """Fork, as `os.fork`; the result is the keeper's, who tells who asked."""
+        """Fork, like `os.fork`; returns the keeper's process id. The keeper answers the request."""
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError):  # nobody reads any more what the imports have written
+            with contextlib.suppress(OSError):  # the output of the imports has no reader any more
                 stream.flush()
         return self._keepers.fork(self._tell)
 
@@ -156,15 +157,15 @@ class ForkServer:
             self._reply(OSError(-pid, os.strerror(-pid)))
 
     def _reply(self, message: object, *descriptors: int) -> None:
-        with contextlib.suppress(ConnectionError):  # who asked is gone: the next receive says so
+        with contextlib.suppress(ConnectionError):  # the client is gone: the next receive says so
             send(self._connection, message, descriptors)
 
 
 def settle(newborn: Newborn, argv: list[str]) -> None:
-    """Give a forked process everything that would be its own if it had been executed.
+    """Give a forked process everything of its own that an executed one would have.
 
     Args:
-        newborn: what it starts with; of its descriptors the pipe stays open.
+        newborn: what it starts with; only the pipe of its descriptors stays open.
         argv: the command that would have executed it.
     """
     os.fchdir(newborn.directory)
@@ -184,7 +185,7 @@ def settle(newborn: Newborn, argv: list[str]) -> None:
 
 
 def draw_anew() -> None:
-    """Draw again what libraries have drawn at random while they were imported. Python does so for `random` itself."""
+    """Draw new random values for libraries that drew some while they were imported. Python does so for `random`."""
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
         numpy_random.seed()
     if (torch := sys.modules.get("torch")) is not None:
@@ -194,7 +195,7 @@ def draw_anew() -> None:
 
 
 def show_as(argv: list[str]) -> None:
-    """Have the kernel show this as the command line of this process, as far as there is room for it."""
+    """Make the kernel show this as the command line of this process, as far as there is room for it."""
     fields = open("/proc/self/stat", "rb").read().rpartition(b")")[2].split()  # noqa: SIM115
     start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end of proc_pid_stat(5)
     if start < end:
@@ -204,7 +205,7 @@ def show_as(argv: list[str]) -> None:
 
 @contextlib.contextmanager
 def _noting_variables(names: set[str]) -> Iterator[None]:
-    """Note which environment variables are asked for."""
+    """Record which environment variables are read."""
     encode = os.environ.encodekey
 
     def note(name: str) -> str:
@@ -219,21 +220,21 @@ def _noting_variables(names: set[str]) -> Iterator[None]:
 
 
 def _end_idle_pools() -> None:
-    """Fork once: libraries whose idle threads are made while they are loaded, as OpenBLAS, end them for that."""
+    """Fork once: libraries that start idle threads while they are loaded, such as OpenBLAS, end them for a fork."""
     if (pid := os.fork()) == 0:
         os._exit(0)
     os.waitpid(pid, 0)
 
 
 def _why_not_to_fork() -> str:
-    """What would be broken in a copy of this process; empty if nothing is."""
+    """What would be broken in a copy of this process; empty if nothing."""
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         return f"{threads - 1} threads are running after the imports"
     if "grpc._cython.cygrpc" in sys.modules:
         return "gRPC has been imported"
     for entry in os.scandir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # that of the scan itself
+        with contextlib.suppress(OSError):  # the descriptor of the scan itself
             if (target := os.readlink(entry.path)).startswith(_DEVICES):
                 return f"{target} has been opened"
     return ""

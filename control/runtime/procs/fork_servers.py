@@ -1,9 +1,9 @@
 """`ForkServers`: the fork servers of this process, as its launcher uses them.
 
-A server may fork a process if nothing that such a process would have taken along from its start has changed since the
-server's own: the kernel's attributes, where to import from, the variables that were stated for it, and those of the
-script that somebody has looked at already. Else there is a server more, up to a limit; and beyond that, or where a
-server is of no use, the process is executed as if there were none.
+A server may fork a process if nothing that such a process would inherit at its start has changed since the server's own
+start: the kernel's attributes, the import path, the variables stated for it, and those variables of the script that
+imported code has read. Otherwise another server is started, up to a limit. Beyond the limit, or if a server is of no
+use, the process is executed as if there were no servers.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from skipper.control.runtime.procs.inheritance import Surroundings, of_the_kerne
 from skipper.control.runtime.procs.worker_config import command_of_fork_server
 
 MOST_SERVERS = 4
-"""Of one process, those that must stay because of their offspring included."""
+"""How many servers one process has, including those that must stay because of their offspring."""
 ROOM_FOR_NAMES = 160
-"""Bytes for the command line that a forked process shows, beyond those of the server's own."""
+"""Bytes for the command line of a forked process, beyond the server's own."""
 
-# Read by the interpreter, the loader, the C library or a thread pool before Python code could be seen asking for them.
+# The interpreter, the loader, the C library or a thread pool reads these before the server can record reads.
 _READ_EARLY = (
     *("PYTHON", "LD_", "GLIBC_", "MALLOC_", "LC_", "LANG", "TZ"),
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "DNNL_", "ONEDNN_"),
@@ -37,12 +37,12 @@ logger = logging.getLogger(__name__)
 
 
 class _Server:
-    """One server, from the side of who asks: the launcher's thread.
+    """One server, as its client sees it: the launcher's thread.
 
     Attributes:
         is_able: whether it may be asked to fork.
-        offspring: process ids of those that it has forked and that have not been seen to end; that they have, the loop
-            says.
+        offspring: process ids of the processes that it has forked and whose end has not been seen; the loop notes their
+            ends.
         process: the server.
     """
 
@@ -60,7 +60,7 @@ class _Server:
         command = [*command_of_fork_server(guard.FIRST_FD, guard.PARENT), "".ljust(ROOM_FOR_NAMES, ".")]
         try:
             self.process: Kept = guards.start(command, surroundings, (theirs.fileno(),), timeout)
-            os.close(self.process.report)  # how it ends is nobody's business
+            os.close(self.process.report)  # nobody needs its exit status
         except OSError:
             self._connection.close()
             raise
@@ -68,7 +68,7 @@ class _Server:
             theirs.close()
 
     def prepare(self, hurry: int, timeout: float) -> None:
-        """Have it import; `is_able` says then whether it can fork.
+        """Make it import; then `is_able` says whether it can fork.
 
         Raises:
             OSError: it is gone or does not answer.
@@ -82,7 +82,7 @@ class _Server:
             self.is_able = True
 
     def suits(self, modules: tuple[str, ...], surroundings: Surroundings) -> bool:
-        """Whether a process of these surroundings would be the same if it had been executed now."""
+        """Whether a process with these surroundings would be the same if it were executed now."""
         if (modules, surroundings.given) != (self._modules, self._given):
             return False
         if (surroundings.sys_path, surroundings.place) != self._imports_from or of_the_kernel() != self._of_the_kernel:
@@ -91,10 +91,10 @@ class _Server:
         return not any(name in self._looked_up or name.startswith(_READ_EARLY) for name in changed)
 
     def fork(self, name: str, pipe: int, surroundings: Surroundings, hurry: int, timeout: float) -> Kept:
-        """Have it fork a process that reads its config from a pipe.
+        """Make it fork a process that reads its config from a pipe.
 
         Raises:
-            OSError: it cannot, or is gone (`ConnectionError`), or does not answer (`TimeoutError`).
+            OSError: the server cannot fork, or is gone (`ConnectionError`), or does not answer (`TimeoutError`).
         """
         birth = Birth(name, surroundings.environment)
         deadline = time.monotonic() + timeout
@@ -105,7 +105,7 @@ class _Server:
 
     @property
     def description(self) -> str:
-        """With its process id."""
+        """What it is, with its process id."""
         return f"the fork server (pid {self.process.pid})"
 
     def has_ended(self) -> bool:
@@ -113,19 +113,19 @@ class _Server:
         return self._is_retired or self.process.has_ended()
 
     def let_go(self) -> None:
-        """Ask nothing more of it. It stays until its offspring has ended."""
+        """Send it no more requests. It stays until its offspring has ended."""
         self.is_able = False
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 
     def kill(self) -> None:
-        """End it, and with it whatever it has forked."""
+        """Kill it, and with it everything that it has forked."""
         self.let_go()
         self.process.kill()
 
     def retire(self) -> None:
-        """Let go of its process, which has ended or has been killed."""
+        """Release its process, which has ended or was killed."""
         self._is_retired = True  # first: the loop's thread may ask at any time
         self.process.origin.offspring.discard(self.process.pid)
         os.close(self.process.pidfd)
@@ -147,7 +147,7 @@ class ForkServers:
 
     Args:
         guards: start the servers.
-        hurry: a descriptor that is readable once nothing is to be waited for any more.
+        hurry: a descriptor that becomes readable when nothing must be waited for any more.
     """
 
     def __init__(self, guards: Guards, hurry: int) -> None:
@@ -159,21 +159,21 @@ class ForkServers:
     def fork(
         self, modules: tuple[str, ...], name: str, pipe: int, surroundings: Surroundings, timeout: float
     ) -> Kept | None:
-        """Fork a process that reads its config from ``pipe``; None if it had better be executed.
+        """Fork a process that reads its config from ``pipe``; None if it should be executed instead.
 
         Args:
-            modules: what it is to have imported already.
+            modules: the modules that it should have imported already.
             name: its name, for people.
-            pipe: the end that it reads from. It has a copy then, perhaps even if the result is None.
-            surroundings: what it finds around it.
-            timeout: seconds for this, within which the first process of a server waits for the imports.
+            pipe: the end that it reads from. The process then has a copy, perhaps even if the result is None.
+            surroundings: what it inherits.
+            timeout: seconds for all of this; the first process of a server waits for the imports, too.
 
         Raises:
-            OSError: no process can be started at the moment, in whatever way.
+            OSError: no process can be started at the moment, forked or executed.
         """
         if is_readable(self._hurry):
             return None
-        for _ in range(2):  # one that turns out to be dead costs another attempt
+        for _ in range(2):  # a server that turns out to be dead costs another attempt
             server = self._suitable(modules, surroundings, timeout)
             if server is None or not server.is_able:
                 return None
@@ -196,7 +196,7 @@ class ForkServers:
             server.retire()
 
     def _suitable(self, modules: tuple[str, ...], surroundings: Surroundings, timeout: float) -> _Server | None:
-        """A server for such a process, perhaps one that is not able; None if there are too many."""
+        """A server for such a process, perhaps one that cannot fork; None if there are too many."""
         for server in [server for server in self._left if server.has_ended()]:
             self._left.remove(server)
             server.retire()
@@ -221,7 +221,7 @@ class ForkServers:
         return server
 
     def _make_room(self) -> bool:
-        """End a server that nobody needs any more: of those without offspring the one that was used least recently."""
+        """End a server that is not needed any more: the least recently used one without offspring."""
         for server in self._servers:
             if not server.offspring:
                 self._end(server)

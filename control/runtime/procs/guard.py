@@ -1,24 +1,24 @@
-"""The guard: a small process between one that launches processes and those. No descendant of theirs outlives them.
+"""The guard: a small process between a launching process and its children. No descendant of theirs outlives them.
 
-A process that an actor has made, and those which that one has made, stay alive when their parent ends: the kernel gives
-them another parent, the nearest ancestor that has asked for it (``PR_SET_CHILD_SUBREAPER`` of prctl(2)). Here that is a
-*keeper*, a fork of the guard with one child of its own, the worker. When that ends, the keeper reports its exit status,
-kills all children that it has then, and theirs, until there are none, and ends. As long as the worker lives, it reaps
-those that have come to it.
+Processes that an actor has started, and their descendants, stay alive when their parent ends: the kernel gives them
+another parent, the nearest ancestor that has asked for it (``PR_SET_CHILD_SUBREAPER`` of prctl(2)). Here that is a
+*keeper*, a fork of the guard with one child of its own, the worker. When the worker ends, the keeper reports its exit
+status, kills all its children and theirs until there are none, and ends. While the worker lives, the keeper reaps the
+orphans that it has got.
 
-The guard itself is what is left when keepers or the launching process are killed: it does the same to orphans of dead
-keepers, and to everything once the launching process has ended or has hung up. The kernel ends workers with their
-keeper, and wakes keepers and guards, frozen ones too, when their parent ends.
+The guard itself is for the case that keepers or the launching process are killed: it does the same to orphans of dead
+keepers, and to everything once the launching process has ended or closed the connection. The kernel ends workers with
+their keeper, and wakes keepers and guards, even frozen ones, when their parent ends.
 
-Guard, keepers and workers are of the process group and the session of the launching process, as every child is: the
-scheduler shares processors out among sessions, and a call between two is slower by a tenth. So who kills that group
-kills them all. What is left then is the *watcher*, the guard's parent in a session of its own: once the guard or the
-launching process has ended, it kills and reaps everything below it. (A group of its own in the same session would not
-do: with each child that ends the kernel may find the group of the script orphaned, and if anything is stopped in that,
-it sends SIGHUP to all of it, see setpgid(2).)
+Guard, keepers and workers are in the process group and the session of the launching process, like every child: the
+scheduler distributes processors among sessions, and a call between two sessions is slower by a tenth. So a signal to
+that group kills them all. Then only the *watcher* is left, the guard's parent, which has a session of its own: once the
+guard or the launching process has ended, it kills and reaps everything below it. (A group of its own in the same
+session is not enough: with each child that ends the kernel may find the script's group orphaned, and if a process in it
+is stopped, it sends SIGHUP to the whole group, see setpgid(2).)
 
 This file is executed by itself, ``guard.py SOCKET_FD PARENT_PID``, and imports little: it starts in 20 ms. That process
-is the watcher, the guard its fork. Fork servers import this file for their keepers.
+is the watcher, and its fork is the guard. Fork servers import this file for their keepers.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from collections.abc import Callable, Container, Sequence
 from typing import Any, NoReturn
 
 PARENT = "PARENT_PID"
-"""Stands in a command for the process id of the parent, which is known to the guard alone."""
+"""Placeholder in a command for the process id of the parent, which only the guard knows."""
 
 FIRST_FD = 3
-"""The number of the first descriptor that a command is started with besides the standard streams."""
+"""The number of the first descriptor of a command after the standard streams."""
 
 EXIT_STATUS = struct.Struct("<i")
 """As `subprocess` counts: negative for a signal."""
 
 NAME = b"skipper-guard"
-"""Of guards and keepers, for ``ps``."""
+"""The name of guards and keepers, for ``ps``."""
 WATCHER = b"skipper-watch"
 
 _LENGTH = struct.Struct("<Q")
@@ -57,9 +57,9 @@ _RIGHTS = [socket.SOL_SOCKET, socket.SCM_RIGHTS]
 _MOST_DESCRIPTORS = 8
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36  # linux/prctl.h
 _OUT_OF_THE_WAY = 64
-"""Descriptors that are to get certain numbers are put beyond this one first."""
+"""Descriptors that need certain numbers are first moved beyond this one."""
 PAUSE_S = 0.002
-"""Between two looks at processes that have been killed and have not ended yet."""
+"""The pause between two looks at processes that were killed and have not ended yet."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -80,9 +80,9 @@ def receive_frame(connection: socket.socket) -> tuple[bytes, list[int]]:
 
     Raises:
         EOFError: the other end is gone.
-        OSError: the same, nothing comes (`TimeoutError`), or there was no room for the descriptors.
+        OSError: the other end is gone, nothing comes (`TimeoutError`), or there was no room for the descriptors.
     """
-    # Not `socket.recv_fds`, which forgets the flags that it is given.
+    # Not `socket.recv_fds`, which ignores its flags.
     room = socket.CMSG_SPACE(_MOST_DESCRIPTORS * _INT.size)
     header, ancillary, flags, _ = connection.recvmsg(_LENGTH.size, room, socket.MSG_CMSG_CLOEXEC | socket.MSG_WAITALL)
     received = [number for *kind, data in ancillary if kind == _RIGHTS for (number,) in _INT.iter_unpack(data)]
@@ -106,18 +106,19 @@ def receive_frame(connection: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def fork_kept(tell: Callable[[int, int, int], None]) -> int:
-    """Fork a keeper, and from it a process. Of one thread only.
+    """Fork a keeper, and from it a process with one thread.
 
     Args:
         tell: called in the keeper with the process id of the process, its pidfd, and the pipe that will bring its exit
-            status and end once no descendant of it is left. It may raise `OSError`; then there was nobody to tell.
+            status and end once no descendant of it is left. It may raise `OSError` if there is no receiver.
 
     Returns:
-        In the new process 0; in the calling one the process id of the keeper, which is its child. Not in the keeper.
+        In the new process 0; in the calling one the process id of the keeper, its child. It does not return in the
+        keeper.
 
     Raises:
-        OSError: the keeper, or in the keeper the process, cannot be made. In a keeper `tell` is called then, with the
-            error's number in place of the first argument, negative.
+        OSError: the keeper, or the process in the keeper, cannot be made. In the keeper `tell` is then called with the
+            negative error number as its first argument.
     """
     parent = os.getpid()
     if keeper := os.fork():
@@ -147,18 +148,18 @@ def fork_kept(tell: Callable[[int, int, int], None]) -> int:
         os._exit(1)
     try:
         _keep(pid, report, parent)
-    finally:  # with an error of this file's own, whose traceback nobody could read
+    finally:  # after an error in this file, whose traceback nobody could read
         end_orphans_until_none_is_left()
         os._exit(1)
     raise AssertionError("not reached")
 
 
 def _keep(pid: int, report: int, parent: int) -> NoReturn:
-    """Be the keeper of one process until it has ended, or its parent has."""
+    """Run as the keeper of one process until that, or the keeper's parent, has ended."""
     _close_all_but(report)
     while os.getppid() == parent:
         if (status := _bury_all_until(pid)) is not None:
-            with contextlib.suppress(OSError):  # nobody wants to know
+            with contextlib.suppress(OSError):  # nobody reads it
                 os.write(report, EXIT_STATUS.pack(status))
             break
         signal.sigwait((signal.SIGCHLD, signal.SIGCONT))
@@ -169,12 +170,12 @@ def _keep(pid: int, report: int, parent: int) -> NoReturn:
 def _close_all_but(*kept: int) -> None:
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in kept:
-            with contextlib.suppress(OSError):  # that of the list
+            with contextlib.suppress(OSError):  # the descriptor of the list
                 os.close(int(name))
 
 
 def _bury_all_until(pid: int) -> int | None:
-    """Reap the children that have ended; the exit status of this one if it is among them."""
+    """Reap the children that have ended; returns the exit status of this one if it is among them."""
     while True:
         ended, status = os.waitpid(-1, os.WNOHANG)
         if ended == pid:
@@ -184,22 +185,22 @@ def _bury_all_until(pid: int) -> int | None:
 
 
 def end_orphans_until_none_is_left() -> None:
-    """Kill and reap all children, and those whose parent this process becomes by that."""
+    """Kill and reap all children, and the processes whose parent this process then becomes."""
     while end_orphans():
         time.sleep(PAUSE_S)
 
 
 def end_orphans(known: Container[int] = ()) -> bool:
-    """Kill the children that are not known, and reap those that have ended.
+    """Kill the children that are not known, and reap the ones that have ended.
 
     Returns:
-        Whether there may be others: those that have not ended yet, or theirs.
+        Whether there may be more: children that have not ended yet, or their children.
     """
     left = False
     for pid in children():
         if pid in known:
             continue
-        with contextlib.suppress(PermissionError):  # it has become another user's: out of reach
+        with contextlib.suppress(PermissionError):  # it belongs to another user now: out of reach
             os.kill(pid, signal.SIGKILL)
             left = True
         os.waitpid(pid, os.WNOHANG)
@@ -212,7 +213,7 @@ def children() -> list[int]:
     try:
         with open(f"/proc/self/task/{me}/children", "rb") as file:
             return [int(word) for word in file.read().split()]
-    except FileNotFoundError:  # the kernel was built without it
+    except FileNotFoundError:  # the kernel was built without this file
         return [int(name) for name in os.listdir("/proc") if name.isdecimal() and _parent_of(name) == me]
 
 
@@ -225,17 +226,17 @@ def _parent_of(pid: str) -> int:
 
 
 def adopt_orphans() -> int:
-    """Become the parent of descendants that lose theirs. An error's number where the kernel does not let us, else 0."""
+    """Become the parent of orphaned descendants. Returns the error number if the kernel refuses, else 0."""
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def wake_when_parent_ends() -> None:
-    """Have the kernel continue this process, should it be stopped, when the thread that has started it ends."""
+    """Make the kernel continue this process, if it is stopped, when the thread that has started it ends."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when the thread that has started it ends; end now if that has happened.
+    """Make the kernel kill this process when the thread that has started it ends; end now if that has happened.
 
     Raises:
         OSError: the kernel refuses.
@@ -254,7 +255,7 @@ class Keepers:
     """The keepers that this process has forked.
 
     Args:
-        poll: gets the pidfds of the keepers, which become readable when these end.
+        poll: gets the pidfds of the keepers, which become readable when the keepers end.
     """
 
     def __init__(self, poll: select.poll) -> None:
@@ -268,12 +269,12 @@ class Keepers:
         return descriptor in self._pids
 
     def fork(self, tell: Callable[[int, int, int], None]) -> int:
-        """`fork_kept`; the new process has no descriptors of others then.
+        """`fork_kept`; the new process then has no descriptors of others.
 
         Raises:
             OSError: the keeper cannot be made, and so `tell` is not called.
         """
-        place = os.eventfd(0, os.EFD_CLOEXEC)  # for the pidfd: later there may be no room
+        place = os.eventfd(0, os.EFD_CLOEXEC)  # a place for the pidfd: later there may be no room
         try:
             keeper = fork_kept(tell)
         finally:
@@ -284,7 +285,7 @@ class Keepers:
             return 0
         try:
             pidfd = os.pidfd_open(keeper)
-        except OSError:  # no memory: who asked may have been told already, and finds it dead
+        except OSError:  # no memory: the client may have its answer already, and finds the process dead
             os.kill(keeper, signal.SIGKILL)
             return keeper
         self._pids[pidfd] = keeper
@@ -292,13 +293,13 @@ class Keepers:
         return keeper
 
     def bury(self, pidfd: int) -> None:
-        """Reap one that has ended."""
+        """Reap a keeper that has ended."""
         self._poll.unregister(pidfd)
         os.waitpid(self._pids.pop(pidfd), 0)
         os.close(pidfd)
 
     def end_orphans(self) -> float | None:
-        """Kill and reap all children but these. The milliseconds until there is reason to do so again; None: none."""
+        """Kill and reap all children but these. Returns the milliseconds until the next call is needed; None: never."""
         return PAUSE_S * 1000 if end_orphans(self._pids.values()) else None
 
 
@@ -307,8 +308,8 @@ class Guard:
 
     Args:
         connection: to the launching process.
-        launching: the pidfd of that.
-        usual: the signals that it blocks, and what it does about SIGCHLD: so it shall be in what is started.
+        launching: the pidfd of the launching process.
+        usual: the signals that it blocks, and its handling of SIGCHLD: processes that it starts get the same.
     """
 
     def __init__(self, connection: socket.socket, launching: int, usual: tuple[set[int], Any]) -> None:
@@ -321,7 +322,7 @@ class Guard:
             self._poll.register(descriptor, select.POLLIN)
 
     def serve(self) -> NoReturn:
-        """Start what is asked for, until the other end hangs up or ends; then kill what is left, and end."""
+        """Start requested processes until the other end closes the connection or ends; then kill the rest, and end."""
         send_frame(self._connection, marshal.dumps((os.getpid(), adopt_orphans())))
         pause: float | None = None
         while True:
@@ -334,7 +335,7 @@ class Guard:
             pause = self._keepers.end_orphans()
 
     def _answer(self) -> bool:
-        """Start one process; False where nobody asks any more."""
+        """Start one process; False if there are no more requests."""
         try:
             body, descriptors = receive_frame(self._connection)
         except (EOFError, ConnectionError):
@@ -346,7 +347,7 @@ class Guard:
 
         def tell(pid: int, *handles: int) -> None:
             os.close(failed)
-            if pid > 0 and (code := os.read(failing, EXIT_STATUS.size)):  # else it ends with the execution
+            if pid > 0 and (code := os.read(failing, EXIT_STATUS.size)):  # otherwise the pipe closes with the execution
                 pid, handles = -EXIT_STATUS.unpack(code)[0], ()
             self._reply(pid, *handles if pid > 0 else ())
 
@@ -370,7 +371,7 @@ class Guard:
     def _execute(
         self, argv: list[bytes], environment: dict[bytes, bytes], descriptors: Sequence[int], failed: int
     ) -> NoReturn:
-        """Become what was asked for; the descriptors are those of its directory, its output, its errors, and others."""
+        """Execute the command; the descriptors are those of its directory, its output, its errors, and others."""
         try:
             for number in (signal.SIGPIPE, signal.SIGXFSZ):  # the interpreter ignores them
                 signal.signal(number, signal.SIG_DFL)
@@ -379,7 +380,7 @@ class Guard:
             directory, *rest = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _OUT_OF_THE_WAY) for fd in descriptors)
             failed = fcntl.fcntl(failed, fcntl.F_DUPFD_CLOEXEC, _OUT_OF_THE_WAY)
             os.fchdir(directory)
-            for place, descriptor in enumerate(rest, start=1):  # 0 is this process' own: nothing
+            for place, descriptor in enumerate(rest, start=1):  # 0 stays this process' own, which is empty
                 os.dup2(descriptor, place)
             parent = str(os.getppid()).encode()
             os.execve(argv[0], [parent if word == PARENT.encode() else word for word in argv], environment)
@@ -391,7 +392,7 @@ class Guard:
 
 
 def _watch(guard: int, launching: int) -> NoReturn:
-    """Be the watcher of a guard, a child of this process, and of what has started that; pidfd `launching`."""
+    """Run as the watcher of a guard, a child of this process, and of the launching process with pidfd `launching`."""
     os.setsid()
     guard_pidfd = os.pidfd_open(guard)
     _close_all_but(guard_pidfd, launching)
@@ -405,12 +406,12 @@ def _watch(guard: int, launching: int) -> NoReturn:
 
 
 def main() -> None:
-    """Be a watcher, and in a fork of it the guard."""
+    """Run as a watcher, and in a fork of it as the guard."""
     descriptor, parent = map(int, sys.argv[1:])
     wake_when_parent_ends()
     adopt_orphans()
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    # Where the script ignores its children's ends there would be nobody to bury. None: a handler in C.
+    # If the script ignored its children's ends, there would be none to reap. None: a handler in C.
     on_child: Any = signal.signal(signal.SIGCHLD, signal.SIG_DFL) or signal.SIG_DFL
     try:
         launching = os.pidfd_open(parent)

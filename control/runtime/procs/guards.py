@@ -1,7 +1,7 @@
 """`Guards`: the guards of this process, as its launcher uses them, and what they have started (`Kept`).
 
-What a process has from its start by inheritance it has from its guard, which has had it from this process at an earlier
-time: where the kernel's part of that has changed since, there is another guard.
+What a process inherits at its start comes from its guard, which inherited it from this process earlier. If the kernel's
+part of that has changed since, another guard is started.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     import asyncio
 
 ANSWER_TIMEOUT_S = 5.0
-"""After each time that a guard or a fork server has not answered for so long it is looked at, and given up if it has
-been stopped. One that merely gets no processor will start a process sooner than another could."""
+"""How long to wait for an answer of a guard or a fork server before each look at it; it is given up if it has been
+stopped. One that only gets no processor will start a process sooner than another could."""
 REPORT_TIMEOUT_S = 1.0
-"""Likewise for keepers, where the exit status of a process that is gone, or its offspring's end, is waited for."""
+"""The same for keepers, when the exit status of a process that is gone, or its offspring's end, is awaited."""
 REPORTS_AWAITED = 10
-"""After so many looks it is given up in any case."""
+"""After this many looks it is given up in any case."""
 END_TIMEOUT_S = 3.0
-"""How long a guard may take to end everything that is left; it is killed then."""
+"""How long a guard may take to end everything that is left; then it is killed."""
 
 logger = logging.getLogger(__name__)
 
@@ -46,11 +46,11 @@ class AnswerError(OSError):
 
 
 class GuardOrigin(Protocol):
-    """Who has started a process for this one: a guard or a fork server.
+    """The starter of a process for this one: a guard or a fork server.
 
     Attributes:
-        offspring: process ids of those that it has started and that have not been seen to end; that they have, the loop
-            says.
+        offspring: process ids of the processes that it has started and whose end has not been seen; the loop notes
+            their ends.
     """
 
     offspring: set[int]
@@ -69,10 +69,10 @@ class Kept:
 
     Attributes:
         pid: its process id.
-        pidfd: readable once it has ended; the receiver closes it.
+        pidfd: readable once the process has ended; the receiver closes it.
         report: the pipe from its keeper: brings its exit status, and ends once no descendant of it is left. The
             receiver closes it, which `when_buried` does.
-        origin: who has started it.
+        origin: its starter.
     """
 
     pid: int
@@ -85,7 +85,7 @@ class Kept:
         return is_readable(self.pidfd)
 
     def kill(self) -> None:
-        """SIGKILL; harmless where it has ended."""
+        """Send SIGKILL; harmless if it has ended."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
@@ -101,7 +101,7 @@ class Kept:
         done: Callable[[str], None],
         cleared: Callable[[], None],
     ) -> None:
-        """Say how it has ended, and then that no descendant of it is left; once each is known or has taken too long.
+        """Report how it ended, and then that no descendant of it is left; each once it is known or has taken too long.
 
         On the loop's thread, after its end.
         """
@@ -142,7 +142,7 @@ class Kept:
 
 
 class _Guard:
-    """One guard, from the side of who asks. The launcher's thread uses it, whose child its watcher is."""
+    """One guard, as its client sees it. The launcher's thread uses it, and is the parent of its watcher."""
 
     def __init__(self, hurry: int, timeout: float) -> None:
         self._hurry = hurry
@@ -176,7 +176,7 @@ class _Guard:
 
     @property
     def description(self) -> str:
-        """With its process id."""
+        """What it is, with its process id."""
         return f"the guard (pid {self._pid})"
 
     def has_ended(self) -> bool:
@@ -186,7 +186,7 @@ class _Guard:
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int], timeout: float
     ) -> Kept:
-        """Have it execute a command."""
+        """Make it execute a command."""
         argv = [os.fsencode(word) for word in command]
         variables = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
         self._connection.settimeout(timeout)
@@ -199,13 +199,13 @@ class _Guard:
         return Kept(pid, pidfd, report, self)
 
     def close(self) -> None:
-        """Have it kill whatever it has started, and wait for its end."""
+        """Make it kill everything that it has started, and wait for its end."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
         if self._pidfd >= 0:
             self._end_guard()
-        self._watcher.send_signal(signal.SIGCONT)  # should it be frozen
+        self._watcher.send_signal(signal.SIGCONT)  # in case it is frozen
         try:
             self._watcher.wait(END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -215,18 +215,18 @@ class _Guard:
             os.close(self._pidfd)
 
     def _end_guard(self) -> None:
-        """Wait for its end, and kill it where that takes too long."""
+        """Wait for its end, and kill it if that takes too long."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)
             if not is_readable(self._pidfd, END_TIMEOUT_S):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _answer(self, timeout: float) -> tuple[Any, list[int]]:
-        """What it says to a request: of its own shape for each, and descriptors.
+        """Its answer to a request, whose type depends on the request, and descriptors.
 
         Raises:
             ConnectionError: it has ended.
-            TimeoutError: it does not answer, or nobody wants to wait any more.
+            TimeoutError: it does not answer, or nobody waits any more.
         """
         self._connection.settimeout(timeout)
         deadline = time.monotonic() + timeout
@@ -242,7 +242,7 @@ class Guards:
     """The guards of one launcher; used by its thread alone.
 
     Args:
-        hurry: a descriptor that is readable once nothing is to be waited for any more.
+        hurry: a descriptor that becomes readable when nothing must be waited for any more.
     """
 
     def __init__(self, hurry: int) -> None:
@@ -257,12 +257,12 @@ class Guards:
 
         Args:
             command: with `guard.PARENT` for the process id of its parent.
-            surroundings: what it finds around it.
-            descriptors: what it has open besides the standard streams, from `guard.FIRST_FD` on.
+            surroundings: what it inherits.
+            descriptors: its open descriptors besides the standard streams, from `guard.FIRST_FD` on.
             timeout: seconds for a guard to start, and again for it to answer.
 
         Raises:
-            OSError: it cannot be started. After an `AnswerError` it has perhaps been started all the same, and has the
+            OSError: it cannot be started. After an `AnswerError` it may have been started anyway, and have the
                 descriptors; another attempt asks another guard.
         """
         self._refuse_in_a_hurry()
@@ -272,7 +272,7 @@ class Guards:
             return one.start(command, surroundings.environment, (*place, *descriptors), timeout)
         except TimeoutError as error:
             self._guards.remove(one)
-            self._frozen.append(one)  # as it is, since what it has started ends with it
+            self._frozen.append(one)  # not closed, since its processes would end with it
             self._refuse_in_a_hurry()
             raise AnswerError(str(error)) from None
         except ConnectionError as error:
@@ -281,7 +281,7 @@ class Guards:
             raise AnswerError(str(error)) from None
 
     def close(self) -> None:
-        """Kill everything that has been started and is left."""
+        """Kill all started processes that are left."""
         for one in self._guards + self._frozen:
             one.close()
 
@@ -302,10 +302,10 @@ class Guards:
 
 
 def wait_for(who: GuardOrigin, pid: int, answer: int, hurry: int, deadline: float) -> None:
-    """Wait for an answer as long as it may come.
+    """Wait for an answer while it may still come.
 
     Raises:
-        TimeoutError: who is asked has been stopped, it took too long, or ``hurry`` says that nobody waits any more.
+        TimeoutError: ``who`` has been stopped, it took too long, or ``hurry`` says that nobody waits any more.
     """
     poll = select.poll()
     for one in (answer, hurry):
@@ -325,7 +325,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _parent_of(pid: int) -> int:
-    """0 where it is gone."""
+    """The parent's process id; 0 if the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             return int(file.read().rpartition(")")[2].split()[1])
@@ -334,7 +334,7 @@ def _parent_of(pid: int) -> int:
 
 
 def is_readable(descriptor: int, timeout: float = 0) -> bool:
-    """Whether there is something to read within some seconds, or what it stands for has ended."""
+    """Whether there is something to read within some seconds, or the other end is closed."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(timeout * 1000))

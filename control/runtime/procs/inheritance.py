@@ -1,7 +1,8 @@
-"""What a process gets from the one that starts it besides its arguments: `Surroundings`, and the kernel's part of them.
+"""What a process inherits from its parent besides its arguments: `Surroundings`, and the kernel's part of them.
 
-A process that is executed gets all of it by itself. One that is forked from a server gets the server's, which has had
-it from the same parent at an earlier time: what has changed since then is either handed over or needs another server.
+A process that is executed gets all of it by itself. A process that is forked from a server gets the server's, which the
+server inherited from the same parent earlier: what has changed since then is either handed over or needs another
+server.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _RLIMITS = tuple(getattr(resource, name) for name in dir(resource) if name.start
 
 @dataclass(slots=True)
 class Surroundings:
-    """What a script's processes find around them, as it was when they were asked for.
+    """What a script's processes inherit, as it was when they were requested.
 
     A context manager, which closes its descriptors.
 
@@ -50,7 +51,7 @@ class Surroundings:
 
     @staticmethod
     def now(given: Mapping[str, str], sys_path: tuple[str, ...]) -> Surroundings:
-        """Those of this moment; the root and nothing where this process has no directory or nowhere to write to.
+        """The present ones; the root folder and null if this process has no directory or no output.
 
         Raises:
             OSError: there are no descriptors left.
@@ -91,7 +92,7 @@ def _copy(stream: int) -> int:
     try:
         return os.dup(stream)
     except OSError as error:
-        if error.errno != errno.EBADF:  # else it is closed
+        if error.errno != errno.EBADF:  # otherwise it is closed
             raise
         return os.open(os.devnull, os.O_WRONLY)
 
@@ -119,7 +120,7 @@ def of_the_kernel() -> tuple[object, ...]:
 
 
 def _of_proc(name: str) -> str:
-    """A file about the calling thread; empty where the kernel was built without it."""
+    """A file of /proc about the calling thread; empty if the kernel was built without it."""
     try:
         return Path("/proc/thread-self", name).read_text()
     except FileNotFoundError:

@@ -1,8 +1,8 @@
 """`Launcher`: starts processes, all from one thread that lives as long as this process.
 
 A process is executed by a guard (see `Guards`), which this thread has started, or forked from a server (see
-`ForkServers`) that the guard has executed. In between is a keeper of its own: it ends with that, and whatever it has
-started with it (see `guard`).
+`ForkServers`) that the guard has executed. In between is a keeper of its own: the process, and everything that it has
+started, ends with the keeper (see `guard`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class StartedProcess(Protocol):
-    """A process that has been started, as who watches it sees it; see `Kept`."""
+    """A process that has been started, as its watcher sees it; see `Kept`."""
 
     @property
     def pid(self) -> int:
@@ -43,7 +43,7 @@ class StartedProcess(Protocol):
         """Readable once it has ended; the receiver closes it."""
 
     def kill(self) -> None:
-        """SIGKILL; harmless where it has ended."""
+        """Send SIGKILL; harmless if it has ended."""
 
     def when_buried(
         self,
@@ -52,7 +52,7 @@ class StartedProcess(Protocol):
         done: Callable[[str], None],
         cleared: Callable[[], None],
     ) -> None:
-        """Say how it has ended, and then that no descendant of it is left. On the loop's thread, after its end."""
+        """Report how it has ended, and then that no descendant of it is left. On the loop's thread, after its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,8 @@ class Launched:
 
     Attributes:
         process: the process.
-        lifeline: our end of its pipe, which tells it of our end; the receiver closes it. None: it has no pipe.
+        lifeline: this process' end of its pipe, which closes when this process ends; the receiver closes it. None: it
+            has no pipe.
     """
 
     process: StartedProcess
@@ -70,11 +71,11 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
-    """A child that is to be started.
+    """A child to start.
 
     Attributes:
         config: what it needs to know.
-        done: told on the launcher's thread that it has been started, or why it could not be.
+        done: called on the launcher's thread when it has been started, or with the reason why not.
     """
 
     config: WorkerConfig
@@ -88,10 +89,10 @@ class ChildLauncher(Protocol):
         """Start children; returns at once."""
 
     def hurry(self) -> None:
-        """Wait for nothing any more: what is started from now on is about to be killed."""
+        """Wait for nothing any more: what is started from now on will be killed soon."""
 
     def close(self) -> None:
-        """End what it needs; every child is gone."""
+        """End its helper processes; every child is gone."""
 
 
 class Launcher:
@@ -106,7 +107,7 @@ class Launcher:
         thread_limit.start(self._thread)
 
     def launch(self, launches: Sequence[LaunchRequest], env: Mapping[str, str], modules: tuple[str, ...]) -> None:
-        """Start children, with variables besides those of this process, and with modules that are imported already."""
+        """Start children, with variables besides this process' own, and with modules that are imported already."""
         try:
             surroundings = Surroundings.now(env, launches[0].config.sys_path)
         except OSError as error:
@@ -122,11 +123,11 @@ class Launcher:
         self._jobs.put(job)
 
     def hurry(self) -> None:
-        """Wait for no server or guard any more, now and later: what is started from now on is about to be killed."""
+        """Wait for no server or guard any more, now and later: what is started from now on will be killed soon."""
         os.eventfd_write(self._hurry, 1)
 
     def close(self) -> None:
-        """End the thread, and with the fork servers and guards whatever they have started."""
+        """End the thread, and the fork servers and guards with everything that they have started."""
         self._jobs.put(None)
         self._thread.join(CLOSE_TIMEOUT_S)
         if not self._thread.is_alive():
@@ -145,7 +146,7 @@ class Launcher:
             launch.done(error)
             return
         assert launched.lifeline is not None  # see `_with_pipe`
-        with contextlib.suppress(BrokenPipeError):  # it has died already, which its pidfd tells
+        with contextlib.suppress(BrokenPipeError):  # it has died already, which its pidfd shows
             _write_all(launched.lifeline, launch.config.encode())
         launch.done(launched)
 
@@ -173,7 +174,7 @@ class Launcher:
 
 
 def _with_pipe(start: Callable[[int], Kept | None]) -> Launched | None:
-    """Start a process that reads from a pipe of its own: one that is started too late finds it closed, and ends."""
+    """Start a process that reads from a pipe of its own. If it starts too late, the pipe is closed, and it ends."""
     child_end, lifeline = os.pipe()
     process = None
     try:

@@ -1,4 +1,4 @@
-"""What a process writes goes to whoever collects the job's output: its descriptors 1 and 2, C libraries' words, too."""
+"""Sends what a process writes to descriptors 1 and 2, C libraries included, to the collector of the job's output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import threading
 from dataclasses import dataclass
 
 PIPE_NBYTES = 256 << 10
-"""What fits between a process and its collector before the process waits. A user may have some 64 MiB in all."""
+"""How much fits in the pipe to the collector before the process waits. A user may have some 64 MiB in all."""
 
 _MAX_ACTORS = 8
 _MAX_NAME = 64
@@ -32,8 +32,8 @@ class Redirection:
     """Where output is to go.
 
     Attributes:
-        sink: the abstract socket of the collector; empty for where it went before.
-        level: of the messages of `logging` that are to be seen; None leaves that to the process.
+        sink: the abstract socket of the collector; empty for the original output.
+        level: the level of the `logging` messages to show; None leaves that to the process.
     """
 
     sink: str
@@ -41,10 +41,10 @@ class Redirection:
 
 
 def redirect(redirection: Redirection, name: str) -> bool:
-    """Send what this process writes to a collector, or back to where it went before.
+    """Send what this process writes to a collector, or back to its original output.
 
     Returns:
-        Whether it goes there now; False where the collector cannot be reached.
+        Whether it goes there now; False if the collector cannot be reached.
     """
     global _originals, _sink
     with _lock:
@@ -74,7 +74,7 @@ def redirect(redirection: Redirection, name: str) -> bool:
 
 
 def note_actor(name: str) -> None:
-    """Tell the collector that this process has an actor of this mesh: that is what its lines are called."""
+    """Tell the collector that this process has an actor of this mesh: its lines get that name."""
     name = name[:_MAX_NAME]
     with _lock:
         if name in _actors or len(_actors) >= _MAX_ACTORS:
@@ -89,20 +89,20 @@ def note_actor(name: str) -> None:
 
 
 def _connect(sink: str, name: str) -> tuple[int, int]:
-    """Two new pipes, of which the collector has the reading ends."""
+    """Make two pipes; the collector gets their reading ends."""
     fds: list[int] = []
     try:
         for _ in range(2):
             reading, writing = os.pipe()
             fds += [reading, writing]
-            with contextlib.suppress(OSError):  # a user may have so much of these only
+            with contextlib.suppress(OSError):  # a user's pipe memory is limited
                 fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_NBYTES)
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.settimeout(TIMEOUT_S)
             connection.connect("\0" + sink)
             words = json.dumps({"name": name[:1000], "pid": os.getpid(), "actors": _actors}).encode()
             socket.send_fds(connection, [words], [fds[0], fds[2]])
-            if connection.recv(1) != b"+":  # it holds them now: nothing that is written can be lost
+            if connection.recv(1) != b"+":  # the collector has them now: nothing that is written can be lost
                 raise OSError("the collector has refused")
     except OSError:
         for fd in fds:
@@ -123,7 +123,7 @@ def _let_logging_speak(level: int) -> None:
 
 
 class _Lines(logging.Formatter):
-    """Says which actor a record is from, but not its rank: lines that ranks have in common are shown once."""
+    """Names the actor of a record, but not its rank: lines that ranks have in common are shown once."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  (a method of logging's)
         if actor := getattr(record, "actor_name", ""):
@@ -132,7 +132,7 @@ class _Lines(logging.Formatter):
 
 
 def _forget() -> None:
-    """A forked copy shares the pipes of its parent, and may get some of its own."""
+    """Reset a forked copy: it shares the pipes of its parent, and may get some of its own."""
     global _originals, _sink, _lock
     _originals, _sink, _lock = None, "", threading.Lock()
     _actors.clear()

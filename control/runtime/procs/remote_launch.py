@@ -1,7 +1,7 @@
-"""`RemoteLaunch`: processes that one process launches for an actor of another, and where its children are reached.
+"""`RemoteLaunch`: processes that one process launches for an actor of another, and the addresses of its children.
 
-The owner of processes on another host asks the process that stands for its job there to launch them, to tell of their
-ends, and to stop them. They end with that process, and it ends them when their owner's process is gone.
+The owner of processes on another host asks its job's process there to launch them, to report their ends, and to stop
+them. They end with that process, and it ends them when their owner's process is gone.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ class RemoteLaunch:
         self._watch = watch
         self._on_root_gone: Callable[[str], None] | None = None
         self._launched: dict[int, tuple[ProcessRef, tuple[ProcessRef, ...]]] = {}
-        """By the number of the mesh: the process of its owner, and those of its members that are here."""
+        """By the number of the mesh: the process of its owner, and its members that are here."""
         self._asked: dict[str, list[Promise[str]]] = {}
-        """Futures for where a process is reached that is not there yet. On the loop thread."""
+        """Futures for the addresses of processes that are not up yet. On the loop thread."""
         self._to_end: set[str] = set()
         self._ours: set[str] = set()
         self._adopted: dict[int, Callable[[], Future[None]]] = {}
         self._lock = threading.Lock()
         self._unknown: dict[str, list[Promise[str]]] = {}
-        """Futures for the end of a process that has not been launched yet."""
+        """Futures for the ends of processes that have not been launched yet."""
         self._hosts: dict[str, tuple[ProcessRef, Promise[str]]] = {}
-        """The processes that stand for this job on attached hosts, where this is the script's."""
+        """The job's processes on attached hosts, if this is the script's process."""
         requests.serve(LAUNCH, self._asked_to_launch)
         requests.serve(STOP_LAUNCHED, self._asked_to_stop)
         requests.serve(KILL_LAUNCHED, self._asked_to_kill)
@@ -69,28 +69,28 @@ class RemoteLaunch:
         requests.serve(ADDRESS, self._asked_for_address)
 
     def stand_for_job(self, on_root_gone: Callable[[str], None]) -> None:
-        """Have this process stand for its job on a host; the function is told when the script is gone."""
+        """Make this process its job's process on a host; the function is called when the script is gone."""
         self._on_root_gone = on_root_gone
 
     @property
     def is_host(self) -> bool:
-        """Whether this process stands for its job on a host."""
+        """Whether this process is its job's process on a host."""
         return self._on_root_gone is not None
 
-    # Of the script
+    # On the script's side
 
     def attached(self, host: ProcessRef) -> None:
-        """Note that a process stands for the job on another host."""
+        """Note the job's process on another host."""
         self._hosts[host.id] = host, Promise()
 
     def hosts(self) -> list[ProcessRef]:
-        """The processes that stand for the job on other hosts."""
+        """The job's processes on other hosts."""
         return [host for host, _ in list(self._hosts.values())]
 
     def end_of(self, process_id: str) -> Future[str] | None:
-        """A future that ends when a process does that is no child of this one, in the reason; None where it is unknown.
+        """A future that ends with the reason when a process that is not a child ends; None if it is unknown.
 
-        On a host the process may be about to be launched: the one who asks can have heard of it before this process.
+        On a host the process may be launched soon: the requester can have heard of it before this process.
         """
         if (known := self._hosts.get(process_id)) is not None:
             return known[1]
@@ -109,7 +109,7 @@ class RemoteLaunch:
             promise.set_result("its launcher does not know this process")
 
     def _follow(self, process_id: str) -> None:
-        """Tell those of the end of a child who have asked before it was one."""
+        """Report the end of a child to requesters that asked before it was a child."""
         with self._lock:
             waiting = self._unknown.pop(process_id, ())
         if (child := self._children.get(process_id)) is not None:
@@ -119,11 +119,11 @@ class RemoteLaunch:
     # On the owner's side
 
     def adopt(self, uid: int, stop: Callable[[], Future[None]]) -> None:
-        """Have a mesh of processes that nobody has launched, since they have joined, stopped in this way."""
+        """Set how a mesh of processes is stopped that nobody has launched, since they have joined."""
         self._adopted[uid] = stop
 
     def launch_afar(self, host: ProcessRef, uid: int, order: LaunchOrder) -> None:
-        """Have processes launched on another host; what comes of it is told like any end of a process."""
+        """Have processes launched on another host; a failure is reported like any end of a process."""
         answer = self._requester.request(host, LAUNCH, order, target=uid)
 
         def told(answer: Future[None]) -> None:
@@ -161,7 +161,7 @@ class RemoteLaunch:
             self._requester.request(host, KILL_LAUNCHED, verdict, target=uid)
 
     def give_up(self, process: ProcessRef, reason: str) -> None:
-        """Have a process killed that was launched for this one and is lost to it; its launcher takes it for alive.
+        """Have a process killed that was launched for this one and is lost to it; its launcher thinks it is alive.
 
         Others might still reach it, and wait for what it does not pass on.
         """
@@ -170,13 +170,13 @@ class RemoteLaunch:
             self._requester.request(process.launcher, KILL_GIVEN_UP, (process.id, verdict))
 
     def _launchers(self, members: Sequence[ProcessRef]) -> tuple[bool, tuple[ProcessRef, ...]]:
-        """Whether this process has launched some of these, and the others that have: places may have been taken."""
+        """Whether this process has launched some of these, and the other launchers: members may have been replaced."""
         launchers = {member.launcher.id: member.launcher for member in members if member.launcher is not None}
         here = launchers.pop(self._state.me.id, None)
         return here is not None, tuple(launchers.values())
 
     def let_go(self, hosts: Sequence[ProcessRef], timeout: float) -> Future[None]:
-        """Have the processes that stand for the job on hosts end in good order; ends when all have."""
+        """Have the job's processes on hosts end in good order; ends when all have ended."""
         self._to_end.update(host.id for host in hosts)
         return self._requester.request_all(tuple(hosts), EXIT, timeout)
 
@@ -188,7 +188,7 @@ class RemoteLaunch:
         """Whether the end of a process on another host was asked for here."""
         return process_id in self._to_end
 
-    # On the side of the host
+    # On the host's side
 
     def _asked_to_launch(self, mail: Mail, order: LaunchOrder) -> Future[None]:
         """Launch processes of a mesh that is owned elsewhere.
@@ -218,7 +218,7 @@ class RemoteLaunch:
         return Future.of(None)
 
     def _asked_to_kill_one(self, mail: Mail, given_up: tuple[str, str]) -> Future[None]:
-        """Kill a process that was launched for the one that asks."""
+        """Kill a process that was launched for the requester."""
         process_id, verdict = given_up
         of_sender = [members for owner, members in list(self._launched.values()) if owner.id == mail.sender.id]
         if any(member.id == process_id for members in of_sender for member in members):
@@ -226,7 +226,7 @@ class RemoteLaunch:
         return Future.of(None)
 
     def _asked_for_address(self, mail: Mail, process_id: str) -> Future[str]:
-        """Where a process is reached that is launched here: known once it is up. On any thread."""
+        """The address of a process that is launched here: known once it is up. On any thread."""
         if not self._transport.is_elsewhere(mail.sender):
             return Future.of(within_host(process_id))
         future: Promise[str] = Promise()
@@ -242,7 +242,7 @@ class RemoteLaunch:
         elif (link is not None and link.lost is not None) or (child is not None and child.gone):
             promise.set_exception(SupervisionError("it has ended"))
         else:
-            # This holds for an unknown process, too: the one who asks may have heard of it before it is launched here.
+            # This holds for an unknown process, too: the requester may have heard of it before it is launched here.
             self._asked.setdefault(process_id, []).append(promise)
             self._loop.call_later(self._state.settings.connect_timeout_s, self._give_up, process_id)
 
@@ -250,15 +250,15 @@ class RemoteLaunch:
         for promise in self._asked.pop(process_id, ()):
             promise.set_exception(SupervisionError("its launcher does not know this process"))
 
-    # What happens, on the loop thread
+    # Events, on the loop thread
 
     def connected(self, peer: ProcessRef) -> None:
-        """Note that a link stands, whose other end has said where it is reached."""
+        """Note that a link stands, whose other end has said its address."""
         for promise in self._asked.pop(peer.id, ()):
             promise.set_result(peer.address)
 
     def gone(self, peer: ProcessRef, reason: str) -> None:
-        """End what the process had launched here, and what waits for it."""
+        """End what the process had launched here, and the futures that wait for it."""
         self._to_end.discard(peer.id)
         self._ours.discard(peer.id)
         if (known := self._hosts.pop(peer.id, None)) is not None:

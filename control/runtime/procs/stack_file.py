@@ -1,12 +1,12 @@
-"""The stacks of a process, for whoever may look into it, also when it hangs.
+"""The stacks of a process, for any process that may trace it, even when it hangs.
 
 A thread waits for questions in a pipe. To answer one it takes the interpreter lock and writes all stacks into a file in
-memory. While another thread does not let go of that lock it cannot. For that case there is a signal, at which
-`faulthandler` writes them from the handler, without the lock, into another such file. The signal is the last resort: a
-thread that runs Python code meanwhile changes the frames that the handler reads, and then the process dies of SIGSEGV.
+memory. It cannot do that while another thread holds the lock. For that case there is a signal: its handler,
+`faulthandler`, writes them without the lock into another such file. The signal is the last resort: a thread that runs
+Python code at that time changes the frames that the handler reads, and then the process dies of SIGSEGV.
 
-The pipe and the files have no path. Who asks finds them among the descriptors of the process (see
-`control.observe.written_stacks`): the kernel lets only those open them who may trace it.
+The pipe and the files have no path. A reader finds them among the descriptors of the process (see
+`control.observe.written_stacks`): the kernel lets only users that may trace the process open them.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from types import FrameType
 from skipper.control.runtime.procs import thread_limit
 
 SIGNAL = signal.SIGRTMIN + 7
-"""One of those that nobody uses for anything by itself."""
+"""A real-time signal that nothing uses by default."""
 
 NAME = "skipper-stacks"
-"""The file that is written at the signal: each time behind what is there already."""
+"""The file that the signal handler writes; each time it appends."""
 
 ANSWERS = "skipper-answers-1"
-"""How the name of the file of answers begins. The id of the process, as it sees itself, and the inode number of its
-pipe follow, each behind a hyphen: a forked copy of the process has that file, too, but no thread that answers."""
+"""How the name of the file of answers begins. The id of the process, as the process sees it, and the inode number of
+its pipe follow, each after a hyphen: a forked copy of the process has that file, too, but no thread that answers."""
 
 THREAD = "skipper-stacks"
-"""How the kernel calls the thread that answers."""
+"""The kernel's name for the thread that answers."""
 
 QUESTION_NBYTES = 16
-"""A question is so many hexadecimal digits that nobody else has used; no pipe tears them apart (pipe(7), PIPE_BUF)."""
+"""A question is this many hexadecimal digits, unique to it; a pipe never splits them (pipe(7), PIPE_BUF)."""
 
 _QUESTIONS_AT_ONCE = 256
 _MOST_FRAMES = 500
-"""Of a thread, beginning with the innermost."""
+"""How many frames of a thread are written, beginning with the innermost."""
 
 
 def offer() -> None:
-    """Be ready to write the stacks of this process; again is free."""
+    """Be ready to write the stacks of this process; another call does nothing."""
     global _offered
     if _offered is None:
         _offered = _Offer()
@@ -58,7 +58,7 @@ def frames_of_threads() -> dict[int, FrameType]:
     global _is_collector_off
     if sys.version_info >= (3, 12) or not gc.isenabled():
         return sys._current_frames()
-    # Before Python 3.11.12 a collection may begin in there, with a lock held that a thread needs to begin or end
+    # Before Python 3.11.12 a collection may begin in this call, with a lock held that a thread needs to start or end
     # (https://github.com/python/cpython/issues/106883): the process hangs if a finalizer lets such a thread run.
     _is_collector_off = True
     gc.disable()
@@ -101,7 +101,7 @@ class _Offer:
         faulthandler.register(SIGNAL, file=self._written_at_signal, all_threads=True)
 
     def close(self) -> None:
-        """Close what has not been closed by others."""
+        """Close what others have not closed."""
         for descriptor in list(self._inodes):
             if self._is_ours(descriptor):
                 os.close(descriptor)
@@ -112,14 +112,14 @@ class _Offer:
         return descriptor
 
     def _is_ours(self, descriptor: int) -> bool:
-        """Whether it still is what it was: the number is another file's once a program has closed all descriptors."""
+        """Whether it is still ours: once a program has closed all descriptors, the number can be another file's."""
         try:
             return _inode(descriptor) == self._inodes[descriptor]
         except OSError:
             return False
 
     def _serve(self) -> None:
-        """Answer whoever asks, until the descriptors are gone or the file cannot be written."""
+        """Answer questions until the descriptors are gone or the file cannot be written."""
         answered: deque[bytes] = deque(maxlen=_QUESTIONS_AT_ONCE)
         with contextlib.suppress(OSError):
             for number in itertools.count(1):
@@ -130,14 +130,14 @@ class _Offer:
                     break
                 answered.extend(asked[at : at + QUESTION_NBYTES] for at in range(0, len(asked), QUESTION_NBYTES))
                 self._write(number, answered)
-        faulthandler.unregister(SIGNAL)  # that nobody answers would be taken for a held interpreter lock
+        faulthandler.unregister(SIGNAL)  # readers would take the missing answers for a held interpreter lock
 
     def _write(self, number: int, answered: deque[bytes]) -> None:
         """Replace the last answer.
 
-        The first line and the first word of the last one are the same number: a reader who got parts of two answers
-        notices. The other words are the questions that it is an answer to, also earlier ones: of two who ask at once,
-        the first may come to read when the answer for the second is there.
+        The first line and the first word of the last line are the same number, so that a reader notices parts of two
+        answers. The other words are the questions that it answers, earlier ones included: if two readers ask at once,
+        the first may read only when the answer for the second is there.
         """
         try:
             stacks = _stacks()
@@ -152,10 +152,10 @@ class _Offer:
 
 
 def _stacks() -> str:
-    """All threads but this one, in the words of `faulthandler`.
+    """All threads but this one, in the format of `faulthandler`.
 
-    `faulthandler.dump_traceback` would not do. With Python 3.11 it reads the state of a thread of C that just enters
-    the interpreter before that is set up, and the process dies of SIGSEGV. `sys._current_frames` takes a lock for it.
+    `faulthandler.dump_traceback` cannot be used: with Python 3.11 it reads the state of a C thread that just enters the
+    interpreter before that state is set up, and the process dies of SIGSEGV. `sys._current_frames` takes a lock for it.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     own = threading.get_ident()
@@ -183,13 +183,13 @@ def _inode(descriptor: int) -> tuple[int, int]:
 
 
 def _forget() -> None:
-    """A forked copy shares the pipe and the files with its parent: it gets some of its own."""
+    """Reset a forked copy: it shares the pipe and the files with its parent, and gets some of its own."""
     global _offered, _is_collector_off
     if _offered is not None:
         faulthandler.unregister(SIGNAL)
         _offered.close()
         _offered = None
-    if _is_collector_off:  # the thread that was about to turn it on is none of this process
+    if _is_collector_off:  # the thread that would turn it on is not in this process
         _is_collector_off = False
         gc.enable()
 

@@ -1,4 +1,4 @@
-"""Limits of threads and processes: found out before gRPC is, which aborts a process that cannot start a thread."""
+"""Limits of threads and processes: checked before gRPC starts, which aborts a process that cannot start a thread."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from skipper.control.model.errors import ThreadLimitError
 from skipper.control.support import cgroup
 
 NEEDED = 13
-"""So many threads the runtime of a process has: its own few, and those that gRPC starts with the first link."""
+"""How many threads the runtime of a process has: its own few, and those that gRPC starts with the first link."""
 _NO_THREAD = "can't start new thread"
 
 
 def check() -> None:
-    """See whether the threads that the runtime needs can be started, by starting as many for a moment.
+    """Check that the threads that the runtime needs can be started, by starting as many for a moment.
 
     Raises:
         ThreadLimitError: they cannot.
@@ -47,7 +47,7 @@ def start(thread: threading.Thread) -> None:
 
 
 def limits() -> str:
-    """The limits that may be the reason why neither a thread nor a process can be started."""
+    """The limits that may be the reason why no thread or process can be started."""
     if is_group_full():
         maximum, count = cgroup.process_limit(), cgroup.process_count()
         reason = (

@@ -1,7 +1,7 @@
 """The main program of a child process: ``worker.py PIPE_FD PARENT_PID NAME``.
 
-And of a fork server, ``worker.py fork-server SOCKET_FD PARENT_PID``, from which such processes are forked: whatever
-`__main__` is, it is the same in all of them.
+It is also the main program of a fork server, ``worker.py fork-server SOCKET_FD PARENT_PID``, from which such processes
+are forked: so `__main__` is the same in all of them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from skipper.control.runtime.procs.binding import CpuBinding
 
 _leaves = False
-"""Whether the main thread has come to its end in good order."""
+"""Whether the main thread has ended in good order."""
 
 
 def main() -> None:
-    """Be a child, executed or forked from the server that this process is."""
+    """Run as a child, which was executed, or forked from the server that this process is."""
     take_care_of_signals_and_streams()
     from skipper.control.runtime.procs.guard import die_with
     from skipper.control.runtime.procs.worker_config import FORK_SERVER
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def be_forked(connection: int, parent_pid: int) -> None:
-    """Be a fork server until nobody needs it; go on as each process that it forks, with the arguments of a child."""
+    """Run as a fork server until it is not needed; continue in each forked process, with the arguments of a child."""
     import socket
 
     from skipper.control.runtime.procs.fork_server import ForkServer, settle
@@ -54,7 +54,7 @@ def be_forked(connection: int, parent_pid: int) -> None:
 
 
 def take_care_of_signals_and_streams() -> None:
-    """Leave Ctrl-C to the script, which then ends its children; write whole lines."""
+    """Leave Ctrl-C to the script, which then ends its children; write output in whole lines."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -104,13 +104,13 @@ def live(pipe: int) -> None:
 
 
 def collect_garbage() -> None:
-    """Have the cyclic collector begin, with what comes from now on: what has been imported stays."""
+    """Start the cyclic garbage collector for new objects only: imported modules stay out of it."""
     gc.freeze()
     gc.enable()
 
 
 def let_nobody_wait_for_children() -> None:
-    """Have `multiprocessing`, whose `atexit` handler would wait for children, kill them: they end with this process."""
+    """Make `multiprocessing`, whose `atexit` handler would wait for children, kill them: they end with this process."""
     if (util := sys.modules.get("multiprocessing.util")) is None:
         return
     import multiprocessing
@@ -119,22 +119,22 @@ def let_nobody_wait_for_children() -> None:
         for child in multiprocessing.active_children():
             child.kill()
 
-    # Of what that handler does before it waits this comes last: pools and managers have been ended in good order.
+    # This is that handler's last step before it waits: pools and managers have ended in good order by then.
     util.Finalize(None, kill, exitpriority=0)
 
 
 def end_behind_all_others() -> None:
-    """The last `atexit` handler: write open files, and end without taking down every library that is loaded.
+    """The last `atexit` handler: flush open files, and end without finalizing every loaded library.
 
-    To take an interpreter down piece by piece takes a tenth of a second, and threads of C++ may still run in it.
+    To finalize an interpreter takes a tenth of a second, and C++ threads may still run in it.
     """
     import io
 
     if not _leaves:
-        return  # it ends by an exception, which has an exit status of its own
-    for thing in (sys.stdout, sys.stderr, *gc.get_objects()):  # what has been frozen is not among those
+        return  # it ends with an exception, which has its own exit status
+    for thing in (sys.stdout, sys.stderr, *gc.get_objects()):  # frozen objects are not among them
         if type(thing) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom) and not thing.closed:
-            with contextlib.suppress(Exception):  # its device is full or gone: there is nobody to tell
+            with contextlib.suppress(Exception):  # its device is full or gone, and nobody can be told
                 thing.flush()
     os._exit(0)
 
@@ -162,7 +162,7 @@ def run_to_end(awaitable: Awaitable[object]) -> None:
 
 
 def run_bootstrap(packed: tuple[bytes, ...]) -> None:
-    """Run the callable that `spawn_procs` was given, to its end if it is ``async``."""
+    """Run the callable given to `spawn_procs`, to its end if it is ``async``."""
     import inspect
     import traceback
 
@@ -186,11 +186,11 @@ def run_bootstrap(packed: tuple[bytes, ...]) -> None:
 
 
 if __name__ == "__main__":
-    # Run as a file, so that it starts without knowing where to import from: its folder's place on the path goes to
-    # the folder that holds the package.
+    # It runs as a file, so that it starts without knowing where to import from: on the path, the folder that holds the
+    # package replaces the file's folder.
     sys.path[0] = os.path.abspath(os.path.join(__file__, *[os.pardir] * 5))
-    gc.disable()  # to look for garbage in what is imported would take a twentieth of the start
-    # The first to be registered is the last to be called.
+    gc.disable()  # searching the imports for garbage would take a twentieth of the start
+    # The handler that is registered first is called last.
     atexit.register(lambda: worker.end_behind_all_others())
     from skipper.control.runtime.procs import worker
 

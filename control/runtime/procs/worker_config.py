@@ -1,4 +1,4 @@
-"""How a worker is executed, what its exit statuses say, and `WorkerConfig`: what its launcher tells it."""
+"""How a worker is executed, what its exit statuses mean, and `WorkerConfig`: what its launcher sends it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORK_SERVER = "fork-server"
 EXIT_BOOTSTRAP = 97
 """Exit status of a child whose bootstrap callable raised."""
 EXIT_BINDING = 98
-"""Exit status of a child that the kernel did not let be bound as asked for."""
+"""Exit status of a child if the kernel refused its CPU or memory binding."""
 EXIT_THREADS = 99
 """Exit status of a child that could not start the threads that it needs."""
 
@@ -25,12 +25,12 @@ _WORKER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker.py")
 
 
 def command_of_worker(pipe: int, parent: int | str, name: str) -> list[str]:
-    """What to execute for a child that reads its config from ``pipe``."""
+    """The command for a child that reads its config from ``pipe``."""
     return [sys.executable, _WORKER, str(pipe), str(parent), name]
 
 
 def command_of_fork_server(connection: int, parent: int | str) -> list[str]:
-    """What to execute for a fork server that is asked over the socket ``connection``."""
+    """The command for a fork server that takes requests over the socket ``connection``."""
     return [sys.executable, _WORKER, FORK_SERVER, str(connection), str(parent)]
 
 
@@ -39,7 +39,7 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """What a child needs to know; it comes to it through the pipe that also tells it of its parent's end.
+    """What a child needs to know; it comes through the pipe that also closes when the parent ends.
 
     Attributes:
         me: the child.
@@ -47,12 +47,12 @@ class WorkerConfig:
         root: the script.
         secret: the job's secret.
         sys_path: where the parent imports from.
-        settings: the parent's.
+        settings: the parent's settings.
         bootstrap: a packed callable to run before anything else, or empty.
         binding: the CPUs and the memory that the child is bound to.
         certs: the folder with its certificates for TLS with other hosts; None: none.
         data_plane_is_open: whether the data plane may be used with other hosts.
-        redirection: where what it writes is to go; None: to where the parent's went.
+        redirection: where its output is to go; None: where the parent's goes.
     """
 
     me: ProcessRef
@@ -84,7 +84,7 @@ def read_config(pipe: int) -> WorkerConfig:
     """
     (nbytes,) = _LENGTH.unpack(_read_exactly(pipe, _LENGTH.size))
     config = pickle.loads(_read_exactly(pipe, nbytes))
-    assert isinstance(config, WorkerConfig)  # the other end is our own launcher
+    assert isinstance(config, WorkerConfig)  # the other end is this library's launcher
     return config
 
 
