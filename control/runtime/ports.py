@@ -415,7 +415,7 @@ class ResponseStream(Generic[T_co]):
         return await self._futures[self._next - 1]
 
     def await_from(self, pending: Pending) -> None:
-        """Say what the results depend on, for error messages. For `StreamReply`, like `push`."""
+        """Say what the results depend on, for the message of an error. For `StreamReply`, as `push` is."""
         for promise in self._futures:
             promise.pending = pending
 

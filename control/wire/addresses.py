@@ -18,7 +18,7 @@ _IFREQ = struct.Struct("16s24x")  # netdevice(7)
 
 
 def within_host(process_id: str) -> str:
-    """The gRPC target of a process for those of its host (and of its network namespace)."""
+    """The gRPC target of a process for processes on its host (and in its network namespace)."""
     return f"unix-abstract:skipper-{process_id}"
 
 
@@ -28,7 +28,7 @@ def at(host: str, port: int) -> str:
 
 
 def host_of(address: str) -> str:
-    """The IP of an address; empty for one that is good within its host alone."""
+    """The IP of an address; empty for an address that is valid only within its host."""
     if address.startswith("unix"):
         return ""
     return address.rpartition(":")[0].strip("[]")
@@ -63,9 +63,9 @@ def parse(text: str) -> tuple[str, int]:
     """The IP and the port of ``tcp://HOST:PORT``; a name is looked up, IPv4 first.
 
     Raises:
-        ValueError: it is no such address, or nobody knows the name.
+        ValueError: it is no such address, or the name is unknown.
     """
-    import ipaddress  # most processes do without
+    import ipaddress  # most processes do not need it
 
     host, colon, port = text.removeprefix(SCHEME).rpartition(":")
     host = host.strip("[]")
@@ -87,7 +87,7 @@ def own_address_towards(host: str) -> str:
     """The IP that this machine uses to reach another.
 
     Raises:
-        OSError: there is no way there.
+        OSError: there is no route to it.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -105,7 +105,7 @@ def device_of(host: str) -> str | None:
 
 
 def address_of_device(device: str) -> str | None:
-    """The IPv4 address of a network device; None where it has none, or there is no such device."""
+    """The IPv4 address of a network device; None if it has none, or does not exist."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             answer = fcntl.ioctl(probe, _SIOCGIFADDR, _IFREQ.pack(device.encode()[:15]))

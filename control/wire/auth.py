@@ -1,8 +1,8 @@
 """Mutual proof that both ends of a stream know the job's secret.
 
 Each end picks a nonce. The server proves itself in its initial metadata, the client in its first message, each with an
-HMAC-SHA256 over its role, both versions and nonces, what the client says of itself and whom it takes the server
-for. Nonces are fresh, so nothing can be replayed, and the roles differ, so nothing can be reflected.
+HMAC-SHA256 over its role, both versions and nonces, what the client says of itself, and which process it has dialed.
+Nonces are fresh, so nothing can be replayed, and the roles differ, so nothing can be reflected.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import hmac
 import secrets
 
 NOT_OUR_SECRET = "the other end does not know the job's secret"
-"""Part of the reason why a link is lost whose other end could not prove itself."""
+"""Part of the reason for a lost link whose other end could not prove itself."""
 
 NOT_ADMITTED = "the certificates do not match"
-"""Beginning of the reason why a link is lost one end of which has a certificate that the other end does not take."""
+"""Start of the reason for a lost link, if one end does not accept the other end's certificate."""
 
 NONCE_NBYTES = 32
 PROOF_NBYTES = 32
@@ -35,7 +35,7 @@ def client_proof(secret: bytes, *transcript: bytes) -> bytes:
     """The client's proof over the transcript; 32 bytes.
 
     Args:
-        secret: the job's.
+        secret: the job's secret.
         transcript: version and nonce of the client, version and nonce of the server, client, id of the server.
     """
     return _mac(secret, b"client", transcript)
@@ -47,13 +47,13 @@ def server_proof(secret: bytes, *transcript: bytes) -> bytes:
 
 
 def verify(expected: bytes, given: object) -> bool:
-    """Whether ``given`` is the expected proof, in time that does not depend on where they differ."""
+    """Whether ``given`` is the expected proof; the time does not depend on where they differ."""
     return isinstance(given, bytes) and len(given) == PROOF_NBYTES and hmac.compare_digest(expected, given)
 
 
 def _mac(secret: bytes, role: bytes, transcript: tuple[bytes, ...]) -> bytes:
     mac = hmac.new(secret, digestmod="sha256")
     for part in (b"skipper link", role, *transcript):
-        mac.update(len(part).to_bytes(8, "little"))  # lengths keep neighbouring parts apart
+        mac.update(len(part).to_bytes(8, "little"))  # the lengths separate neighbouring parts
         mac.update(part)
     return mac.digest()

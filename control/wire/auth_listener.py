@@ -1,4 +1,4 @@
-"""`AuthListener`: where others dial, and where they wait until they have proven themselves."""
+"""`AuthListener`: takes incoming gRPC connections, which wait there until they have proven themselves."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _LIMITS = (("grpc.max_concurrent_streams", 4),)
 
 
 class AuthListener:
-    """A listener that lets in only peers that know a secret.
+    """A listener that accepts only peers that know a secret.
 
     Args:
         addresses: where to listen, as gRPC's targets, each with the certificates for TLS or None.
-        name: the name that peers must have dialed: the id of this process, where it is one of a job.
-        secret: what peers have to know.
+        name: the name that peers must have dialed: the id of this process, if it belongs to a job.
+        secret: the secret that peers have to know.
         on_proven: takes the stream and the process at its other end, on the listener's thread.
-        on_closed: told when nothing is left of the listener.
-        roles: whose certificates are taken, where there is TLS.
+        on_closed: called when nothing is left of the listener.
+        roles: with TLS: the roles whose certificates are accepted.
 
     Raises:
-        WireError: an address cannot be listened on.
+        WireError: it cannot listen on an address.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class AuthListener:
         roles: Collection[Role] = (),
     ) -> None:
         self._certificates = next((each for _, each in addresses if each is not None), None)
-        """Those of all addresses that have any: a process has one folder of certificates."""
+        """The certificates of all addresses with TLS: a process has one folder of certificates."""
         self._roles = roles
         self._name = name
         self._secret = secret
@@ -61,11 +61,11 @@ class AuthListener:
         """The TCP port of each address."""
 
     def close(self) -> None:
-        """Let no more peers in; returns at once."""
+        """Accept no more peers; returns at once."""
         self._listener.close()
 
     def cut(self) -> None:
-        """End all streams that have come, whatever they are doing."""
+        """End all incoming streams, whatever they are doing."""
         self._listener.cut()
 
     def _came(self, stream: IncomingStream) -> None:
@@ -92,7 +92,7 @@ class AuthListener:
 class AuthListeners:
     """The listeners of one process of a job, opened one by one and closed together, on ``loop``.
 
-    ``name`` is the id of the process; for the rest see `AuthListener`.
+    ``name`` is the id of the process; for the other arguments see `AuthListener`.
     """
 
     def __init__(
@@ -115,10 +115,10 @@ class AuthListeners:
     def open(
         self, addresses: Sequence[tuple[str, Certificates | None]], roles: Collection[Role] = ()
     ) -> tuple[int, ...]:
-        """Open one more, as `AuthListener` takes it, from any thread; returns the TCP port of each address.
+        """Open one more, with the arguments of `AuthListener`, from any thread; returns the TCP port of each address.
 
         Raises:
-            WireError: an address cannot be listened on.
+            WireError: it cannot listen on an address.
         """
         listener = AuthListener(
             addresses, self._name, self._secret, on_proven=self._on_proven, on_closed=self._one_closed, roles=roles
@@ -127,15 +127,15 @@ class AuthListeners:
         return listener.ports
 
     async def close(self, patience_s: float) -> None:
-        """Let no more peers in, and wait until all streams have ended. After ``patience_s`` they are cut."""
+        """Accept no more peers, and wait until all streams have ended. After ``patience_s`` they are cut."""
         if not self._all:
-            return  # the only address that was asked for could not be listened on
+            return  # it could not listen on the only requested address
         for listener in self._all:
             listener.close()
         try:
             async with asyncio.timeout(patience_s):
                 await self._gone.wait()
-        except TimeoutError:  # there are strangers, or peers that do not move
+        except TimeoutError:  # there are unproven connections, or peers that do not respond
             for listener in self._all:
                 listener.cut()
             await self._gone.wait()

@@ -1,8 +1,8 @@
-"""Memory for what has been read: objects that nobody needs any more are filled again, since their pages exist.
+"""Memory for bytes that are read: objects that are not needed any more are filled again, since their pages exist.
 
-A fresh object of many megabytes costs more than the copy into it: the kernel hands out its pages one by one and clears
-each. So the pool remembers the last few objects, and an object that nothing else refers to takes the next value of its
-size. An object that anybody still holds is never touched: its reference count shows that.
+A new object of many megabytes costs more than the copy into it: the kernel provides its pages one by one and clears
+each. So the pool remembers the last few objects, and an object without other references takes the next value of its
+size. An object with other references is never touched: its reference count shows them.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from operator import itemgetter
 from typing import Any
 
 HUGE_NBYTES = 4 << 20
-"""From here on memory is asked for in huge pages."""
+"""From this size on, memory is requested in huge pages."""
 
 KEPT_NBYTES = 256 << 20
-"""The pool remembers at most so much, whether it is still in use or not."""
+"""The most bytes that the pool remembers, in use or not."""
 
 KEPT_S = 5.0
 """Objects that have not been filled for this long are forgotten."""
 
 _Kept = tuple[float, bytes | bytearray]
-"""An object, and when it was filled last."""
+"""An object, and when it was last filled."""
 
 _OBJECT = itemgetter(1)
 
@@ -35,18 +35,18 @@ _OBJECT = itemgetter(1)
 def _references(kept: Iterable[_Kept]) -> Iterator[int]:
     """How many references each object has.
 
-    C alone counts: whether a variable that is an argument has a reference of its own depends on the interpreter. From
-    3.14 on it has none, and a count that allows for it takes an object that somebody holds for one that nobody needs.
+    Only C code counts here: whether an argument variable has a reference of its own depends on the interpreter. From
+    3.14 on it has none, and a count that allows for one would take an object in use for an unused one.
     """
     return map(sys.getrefcount, map(_OBJECT, kept))
 
 
 _UNNEEDED = next(_references([(0.0, bytearray(1))]))
-"""To an object that only the pool and the counting refer to."""
+"""The references to an object that only the pool and the counting refer to."""
 
 
 class BufferPool:
-    """The objects that this process has filled last, to be filled again. Safe to use from any thread."""
+    """The objects that this process filled last, for reuse. Safe to use from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,7 +54,7 @@ class BufferPool:
         self._timer: threading.Timer | None = None
 
     def allocate(self, nbytes: int, *, is_bytes: bool) -> tuple[bytes | bytearray, memoryview]:
-        """An object of that size with undefined content, and its memory, which has to be filled before it is shared."""
+        """An object of that size with undefined content, and its memory: fill that before the object is shared."""
         value = self._take(nbytes, bytes if is_bytes else bytearray)
         if value is None:
             value, memory = _make(nbytes, is_bytes=is_bytes)
@@ -99,8 +99,8 @@ class BufferPool:
 def _make(nbytes: int, *, is_bytes: bool) -> tuple[bytes | bytearray, memoryview]:
     """A new object.
 
-    The C API documents this for objects made without content. Python's own ways to make them would write every byte,
-    and so touch every page, once more.
+    The C API documents this for objects without content. Python's own constructors would write every byte, and so touch
+    every page, once more.
     """
     make, _, advise = _c_functions(is_bytes)
     value: bytes | bytearray = make(None, nbytes)
@@ -108,12 +108,12 @@ def _make(nbytes: int, *, is_bytes: bool) -> tuple[bytes | bytearray, memoryview
     if nbytes >= HUGE_NBYTES:
         begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        advise(begin, end - begin, mmap.MADV_HUGEPAGE)  # which the system need not follow
+        advise(begin, end - begin, mmap.MADV_HUGEPAGE)  # the system may ignore it
     return value, memory
 
 
 def _memory_of(value: bytes | bytearray) -> tuple[memoryview, int]:
-    """The memory of an object's content, which keeps the object, and its address."""
+    """The memory of an object's content, which keeps the object alive, and its address."""
     _, find, _ = _c_functions(isinstance(value, bytes))
     address: int = find(value)
     array: Any = (ctypes.c_char * len(value)).from_address(address)
@@ -122,14 +122,14 @@ def _memory_of(value: bytes | bytearray) -> tuple[memoryview, int]:
 
 
 def _renew(value: bytes | bytearray, address: int) -> None:
-    """Forget the hash of what a ``bytes`` object held before: the field in front of its content, -1 where unknown."""
+    """Reset the hash of a ``bytes`` object's old content: the field before the content, -1 if unknown."""
     if isinstance(value, bytes):
         ctypes.c_ssize_t.from_address(address - ctypes.sizeof(ctypes.c_ssize_t)).value = -1
 
 
 @cache
 def _c_functions(is_bytes: bool) -> tuple[Any, Any, Any]:
-    """Make an object without content, find its content, advise the system about memory."""
+    """C functions to make an object without content, find its content, and advise the system about memory."""
     python, libc = ctypes.PyDLL(None), ctypes.CDLL(None)
     make = python.PyBytes_FromStringAndSize if is_bytes else python.PyByteArray_FromStringAndSize
     make.restype, make.argtypes = ctypes.py_object, (ctypes.c_char_p, ctypes.c_ssize_t)

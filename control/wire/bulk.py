@@ -1,18 +1,18 @@
-"""Large segments of payloads: they are lent, and the receiver of the message reads them one-sidedly.
+"""Large segments of payloads: they are lent, and the receiver reads them one-sidedly.
 
-What is sent is a descriptor. The receiver reads the bytes when it unpacks the payload, on the thread that wants the
+The sender sends a descriptor. The receiver reads the bytes when it unpacks the payload, on the thread that needs the
 value, and then gives the loan back; it also gives back the loans of a payload that is dropped unread. The loans of a
-process that is lost end. Only this file and `readv` know how; the first large segment imports `dataplane`.
+lost process end. Only this file and `readv` know the details; the first large segment imports `dataplane`.
 
-There are two ways. ``bytes``, which cannot change, stay where they are: the receiver reads them there, in one copy, and
-the sender keeps them until the loan is given back. All else is copied into memory that others can map, before the call
-returns: memory that may change, segments so large that reading through the kernel is slower, and segments for a process
-that cannot read this one's memory. The sender does not know that beforehand: each descriptor has a seal to look for,
-the receiver reports whether it found the seal, and so the first loan to a process is always a copy.
+There are two ways. ``bytes``, which cannot change, stay in place: the receiver reads them there, in one copy, and the
+sender keeps them until the loan is given back. Everything else is copied into memory that others can map, before the
+call returns: memory that may change, segments so large that reading through the kernel is slower, and segments for a
+process that cannot read this one's memory. The sender does not know the last point in advance: each descriptor has a
+seal to look for, and the receiver reports whether it found the seal. So the first loan to a process is always a copy.
 
-For a copy the sender posts the descriptor first and copies then, a block at a time, and counts in front of the bytes
-how many are there: a receiver that has nothing else to do reads behind it. So the two copies of a large value take
-little more time than one.
+For a copy, the sender first posts the descriptor and then copies, a block at a time. A counter before the bytes says
+how many are there, and an idle receiver reads right behind it. So the two copies of a large value take little more time
+than one.
 """
 
 from __future__ import annotations
@@ -41,32 +41,33 @@ BULK_NBYTES = 256 << 10
 FETCH_TIMEOUT_S = 60.0
 
 _BLOCK_NBYTES = 4 << 20
-"""The copied part that the receiver can see grows by this much at a time."""
+"""The copied part that is visible to the receiver grows by this much at a time."""
 
 _IN_PLACE_NBYTES = 2 << 20
-"""Up to here, reading through the kernel costs less than two copies."""
+"""Up to this size, reading through the kernel costs less than two copies."""
 
 _STREAM_NBYTES = 8 << 20
-"""From here on both copies go past the cache, which has no room for what they read and write."""
+"""From this size on, both copies bypass the cache, which is too small for what they read and write."""
 
 _FRONT_NBYTES = 64
-"""In front of the bytes: the count of those that are there, in the first eight, and nothing that would share a cache
-line with it."""
+"""The space before the bytes: the first eight are the count of bytes that are there; nothing else shares their cache
+line."""
 
 _LOOK_AGAIN_S = 50e-6
-"""How long a receiver that has caught up waits before it looks again."""
+"""How long a receiver that has caught up waits before its next look."""
 
 _COUNT = struct.Struct("<Q")
 _HEADER = struct.Struct(f"<QQ?IQQ{readv.SEAL_NBYTES}s")
 """The number of the loan, the size of the segment in bytes, and whether it is a ``bytes`` object; the lender's process,
-where the segment and the seal lie in it, and the seal. The pickled buffer with the copy follows, if there is one."""
+the addresses of the segment and the seal in it, and the seal. The pickled buffer with the copy follows, if there is
+one."""
 
 _buffers = BufferPool()
-"""The memory for what is read here."""
+"""The memory for segments that are read here."""
 
 
 class Outgoing:
-    """A segment to be lent. The sender has to `complete` it before its source may change."""
+    """A segment to lend. The sender must `complete` it before its source may change."""
 
     __slots__ = (
         *("__weakref__", "descriptor"),
@@ -84,7 +85,7 @@ class Outgoing:
         self._buffer: RDMABuffer | None = None
         self._holders: Counter[str] = Counter()
         self.descriptor = b""
-        """What is sent in its place, as long as it is lent."""
+        """What is sent in its place, while it is lent."""
 
     def __len__(self) -> int:
         return self._nbytes
@@ -98,12 +99,12 @@ class Outgoing:
             self._source = None
             try:
                 self._copy(source)
-            except BaseException:  # an interrupt: nobody may wait for the rest
+            except BaseException:  # an interrupt: no receiver may wait for the rest
                 self._take_back()
                 raise
 
     def fetch(self) -> bytes | bytearray:
-        """The segment for a receiver in this very process, in memory of its own or that cannot change."""
+        """The segment for a receiver in this process, in memory of its own or memory that cannot change."""
         self.complete()
         source = self._source
         content: Any = self._memory[_FRONT_NBYTES:] if source is None else source.obj if self._is_bytes else source
@@ -132,7 +133,7 @@ class Outgoing:
             self._memory = memory
 
     def _lend(self, number: int, *, in_place: bool) -> None:
-        """Describe it to one more process, which may be able to read it in place."""
+        """Make a descriptor for one more process, which may be able to read it in place."""
         in_place = in_place and self._is_fixed and self._memory is None and self._nbytes <= _IN_PLACE_NBYTES
         if self._seal is not None and (self._buffer is not None or in_place):
             return
@@ -162,11 +163,11 @@ class Incoming:
     """A segment that another process has lent to this one.
 
     Args:
-        descriptor: what `Outgoing.descriptor` was there.
-        give_back: called once with the number of the loan, and whether the lender's memory was seen to be readable.
+        descriptor: the lender's `Outgoing.descriptor`.
+        give_back: called once with the number of the loan, and whether the lender's memory was found readable.
 
     Raises:
-        struct.error: this is no descriptor.
+        struct.error: this is not a descriptor.
         ValueError: it describes more than memory can hold.
     """
 
@@ -239,7 +240,7 @@ class Loans:
         self._lent: dict[int, Outgoing] = {}
         self._number_of: dict[Outgoing, int] = {}
         self._readers: set[str] = set()
-        """Processes that have read memory of this one where it was."""
+        """Processes that have read memory of this one in place."""
 
     def __len__(self) -> int:
         return len(self._lent)
@@ -250,7 +251,7 @@ class Loans:
         return len(lent), sum(map(len, lent))
 
     def lend(self, segments: Iterable[object], process_id: str) -> None:
-        """Lend the large ones among these segments to a process that is about to get their descriptors.
+        """Lend the large ones among these segments to a process that will get their descriptors.
 
         Raises:
             PayloadError: the memory cannot be made readable for others.
@@ -260,7 +261,7 @@ class Loans:
                 self._lend(segment, process_id)
 
     def complete(self, segments: Iterable[object]) -> None:
-        """Copy what is needed so that the sources of these segments, lent or delivered in this process, may change."""
+        """Copy as needed so that the sources of these segments, lent or delivered in this process, may change."""
         for segment in segments:
             if type(segment) is Outgoing:
                 segment.complete()
@@ -279,7 +280,7 @@ class Loans:
             segment._holders[process_id] += 1
 
     def give_back(self, number: int, process_id: str, *, is_readable: bool) -> None:
-        """Note that a process has read a segment, or never will, and whether it can read this one's memory."""
+        """Note that a process has read a segment, or never will, and whether it can read this process' memory."""
         with self._lock:
             segment = self._lent.get(number)
             if segment is not None:
@@ -303,13 +304,13 @@ class Loans:
                 self._end_if_done(number, segment)
 
     def _end_if_done(self, number: int, segment: Outgoing) -> None:
-        if not +segment._holders:  # those with a positive count
+        if not +segment._holders:  # the holders with a positive count
             del self._lent[number], self._number_of[segment]
             segment._take_back()
 
 
 def traffic() -> Traffic | None:
-    """What this process has moved through the data plane; None where it has not used that. Imports nothing."""
+    """What this process has moved through the data plane; None if it has not used that. Imports nothing."""
     read: Callable[[], Traffic] | None = getattr(sys.modules.get("skipper.dataplane"), "traffic", None)
     return None if read is None else read()
 
@@ -322,7 +323,7 @@ def _is_fixed(view: memoryview) -> bool:
 
 
 def _follow(buffer: RDMABuffer, memory: memoryview) -> None:
-    """Read a segment into ``memory`` as its bytes come to be there.
+    """Read a segment into ``memory`` while its bytes are being copied there.
 
     Raises:
         DataplaneError: it cannot be read, or its owner stands still.

@@ -1,11 +1,11 @@
-"""`Certificates`: what a process shows to others and asks of them where TLS protects links between hosts.
+"""`Certificates`: what a process shows to others and requires of them if TLS protects links between hosts.
 
-Both ends of a connection show a certificate, and each takes only one that an authority of its folder has signed, of its
-own cluster, with a role that may take this part, and not revoked. Who dials checks besides that it holds the IP of the
-host that was dialed. The server has the client's certificate from TLS. The client gets the server's, in the handshake
-behind that, with a signature over it: gRPC does not tell a client whom it has met.
+Both ends of a connection show a certificate. Each end accepts only one that an authority of its folder has signed, of
+its own cluster, with a role that may take this part, and not revoked. The dialing end also checks that it contains the
+IP of the dialed host. The server has the client's certificate from TLS. The client gets the server's in the handshake
+after that, with a signature over it: gRPC does not tell a client whose certificate it got.
 
-The folder is looked at again and again, so what is replaced there holds for whatever connects from then on.
+The folder is read again and again, so replaced files count for every later connection.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ AUTHORITY, CERTIFICATE, KEY, SECRET = "ca.pem", "cert.pem", "key.pem", "secret"
 """Names of the files in a folder of certificates."""
 
 REVOKED = "revoked.pem"
-"""Another file, once something was revoked: the lists of revoked certificates of the authorities."""
+"""Another file, once a certificate was revoked: the authorities' lists of revoked certificates."""
 
 AUTHORITY_KEY = "ca-key.pem"
 """Another file, in the folder of an authority: its key."""
 
 SIGNER = "signer.pem"
-"""Another file, in the folder of an authority below another: its certificate."""
+"""Another file, in the folder of an intermediate authority: its certificate."""
 
 REVIEW_S = 2.0
-"""How often a process looks whether the certificate at the other end of a connection has been revoked."""
+"""How often a process checks whether the certificate at the other end of a connection has been revoked."""
 
 _LOOK_S = 0.5
-"""How long the content of a folder counts as current before it is looked at again."""
+"""How long the content of a folder counts as current before it is read again."""
 
 _MOST_NBYTES = 1 << 20
-"""The most bytes of a file: enough for a list of some ten thousand revoked certificates."""
+"""The most bytes of a file: enough for a list of about ten thousand revoked certificates."""
 
 _log = logging.getLogger("skipper.control")
 
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What a folder holds: its files as PEM, and what was read in them. ``revoked``: issuers and serial numbers."""
+    """What a folder contains: its files as PEM, and the parsed data. ``revoked``: issuers and serial numbers."""
 
     authority: bytes
     certificate: bytes
@@ -71,13 +71,13 @@ class _Content:
 
 
 class Certificates:
-    """The certificates in a folder, as they are there by now. Its methods may be called from any thread.
+    """The current certificates in a folder. Its methods may be called from any thread.
 
     Args:
         folder: with ``ca.pem``, ``cert.pem``, ``key.pem`` and perhaps ``revoked.pem``.
 
     Raises:
-        CertificateError: a file is missing or not what it should be, others than its owner can read the key or write
+        CertificateError: a file is missing or has wrong content, users other than its owner can read the key or write
             one of the files, the certificate has no role or is not valid now, or cryptography is not installed.
     """
 
@@ -90,7 +90,7 @@ class Certificates:
 
     @property
     def authority(self) -> bytes:
-        """PEM: certificates of those whose signature counts."""
+        """PEM: the certificates of the trusted authorities."""
         return self._now().authority
 
     def pems(self) -> tuple[bytes, bytes, bytes]:
@@ -100,11 +100,11 @@ class Certificates:
 
     @property
     def identity(self) -> Identity:
-        """Who this end is."""
+        """The identity of this end."""
         return self._now().identity
 
     def require(self, role: Role, what: str) -> None:
-        """See that these are the certificates of who does ``what``.
+        """Check that these certificates are for a role that may do ``what``.
 
         Raises:
             CertificateError: they are for another role.
@@ -117,10 +117,10 @@ class Certificates:
             )
 
     def admit(self, pems: Sequence[bytes], roles: Collection[Role]) -> Identity:
-        """See whether the other end, which has shown these certificates to TLS, may take a part that is for some roles.
+        """Check that the other end, which has shown these certificates to TLS, has one of some roles.
 
         Raises:
-            CertificateError: it may not.
+            CertificateError: it does not.
         """
         from cryptography import x509
 
@@ -133,11 +133,11 @@ class Certificates:
         return self._judge(chain, roles)
 
     def is_revoked(self, identity: Identity) -> bool:
-        """Whether a certificate has been revoked, or one above it."""
+        """Whether a certificate, or one above it, has been revoked."""
         return not self._now().revoked.isdisjoint(identity.numbers)
 
     def sign(self, *transcript: bytes) -> tuple[bytes, bytes]:
-        """This end's certificates, and its signature over what was said before: what `check` takes."""
+        """This end's certificates, and its signature over the handshake so far, as `check` takes them."""
         from cryptography.hazmat.primitives.asymmetric import ec
         from cryptography.hazmat.primitives.serialization import Encoding
 
@@ -149,19 +149,19 @@ class Certificates:
     def check(
         self, shown: object, signature: object, transcript: Sequence[bytes], host: str, roles: Collection[Role]
     ) -> Identity:
-        """See whether the other end, dialed at ``host``, has a certificate for that and for one of some roles.
+        """Check that the other end, dialed at ``host``, has a certificate for that host and for one of some roles.
 
         Args:
-            shown: what `sign` has returned there.
-            signature: likewise.
-            transcript: what was said before.
+            shown: the certificates that `sign` returned there.
+            signature: the signature that it returned.
+            transcript: the handshake so far.
             host: an IP.
-            roles: those that the dialed end may have.
+            roles: the roles that the dialed end may have.
 
         Raises:
-            CertificateError: it has not.
+            CertificateError: it has none.
         """
-        import ipaddress  # most processes do without
+        import ipaddress  # most processes do not need it
 
         from cryptography import x509
         from cryptography.exceptions import InvalidSignature
@@ -208,7 +208,7 @@ class Certificates:
             return self._content
 
     def _look(self) -> None:
-        """Take over what has changed, all of it or nothing: files are replaced one by one."""
+        """Take over changes, all or none of them: files are replaced one by one."""
         seen = _stamp(self._folder)
         if seen == self._seen:
             return
@@ -220,7 +220,7 @@ class Certificates:
         except CertificateError as error:
             _log.warning("the certificates in %s were not reloaded: %s", self._folder, error)
         else:
-            # What was revoked stays revoked for this process, even if the list disappears.
+            # For this process, revoked certificates stay revoked even if the list disappears.
             self._content = dataclasses.replace(found, revoked=found.revoked | before.revoked)
         self._seen = seen
 
@@ -229,7 +229,7 @@ class Certificates:
 
 
 def _stamp(folder: Path) -> tuple[object, ...]:
-    """What differs once a file in a folder was written or replaced."""
+    """A value that changes when a file in a folder is written or replaced."""
 
     def of(name: str) -> tuple[int, ...] | None:
         try:
@@ -278,9 +278,9 @@ def _load(folder: Path) -> _Content:
 
 
 def _read(path: Path, *, is_private: bool = False, is_needed: bool = True) -> bytes:
-    """The content of a PEM file that nobody else could have written, nor read where it is private."""
+    """The content of a PEM file that no other user could have written or, if it is private, read."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # not to wait where it is a pipe
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # do not block if it is a pipe
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not is_needed:
             return b""
@@ -322,7 +322,7 @@ def _revoked(pem: bytes, authorities: Sequence[x509.Certificate]) -> frozenset[t
 
 
 def _text(shown: bytes, transcript: Sequence[bytes]) -> bytes:
-    """What is signed; the lengths keep neighbouring parts apart."""
+    """The bytes to sign; the lengths separate neighbouring parts."""
     return b"".join(map(_sized, (b"skipper certificate of who was dialed", shown, *transcript)))
 
 
@@ -342,7 +342,7 @@ def _parts(shown: bytes) -> list[bytes]:
 
 
 def _kind(*, is_rsa: bool) -> tuple[object, ...]:
-    """How a key of this kind signs."""
+    """The signature algorithm for a key of this kind."""
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec, padding
 

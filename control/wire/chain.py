@@ -1,4 +1,4 @@
-"""What a chain of certificates says, and whether it leads to an authority: what gRPC's TLS does not tell."""
+"""What a chain of certificates says, and whether it leads to an authority: gRPC's TLS does not report that."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cluster_of(authority: x509.Certificate) -> str:
     """The cluster that an authority of ``skipper certs init`` is for.
 
     Raises:
-        CertificateError: it names none.
+        CertificateError: it has no cluster.
     """
     found = uris(authority)
     if len(found) != 1:
@@ -36,7 +36,7 @@ def cluster_of(authority: x509.Certificate) -> str:
 
 
 def identity_of(chain: Sequence[x509.Certificate]) -> Identity:
-    """Who the first certificate of a chain is for; the chain is not checked otherwise.
+    """The identity in the first certificate of a chain; nothing else of the chain is checked.
 
     Raises:
         CertificateError: it has no role, or one that an authority in the chain does not sign for.
@@ -60,7 +60,7 @@ def identity_of(chain: Sequence[x509.Certificate]) -> Identity:
 
 
 def verify(chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certificate]) -> None:
-    """See that a chain of certificates is valid now, and leads to an authority.
+    """Check that a chain of certificates is valid now, and leads to an authority.
 
     Raises:
         CertificateError: it is not, or does not.
@@ -82,7 +82,7 @@ def verify(chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certifi
 
 
 def _has_signed(issuer: x509.Certificate, certificate: x509.Certificate, below: int) -> bool:
-    """Whether an authority, with so many others below it in the chain, has signed a certificate."""
+    """Whether an authority, with ``below`` others below it in the chain, has signed a certificate."""
     try:
         constraints = issuer.extensions.get_extension_for_class(x509.BasicConstraints).value
         certificate.verify_directly_issued_by(issuer)

@@ -1,7 +1,7 @@
-"""Messages to bytes and back, as their definitions in `control.wire.messages` say.
+"""Messages to bytes and back, according to their definitions in `control.wire.messages`.
 
-A message is packed and unpacked four times on the way of a call there and back, so this is where microseconds are made
-or lost: what can be known of a class is worked out once.
+A call and its reply pack and unpack messages four times, so microseconds count here: what depends only on the class is
+computed once.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from skipper.control.wire.messages import MESSAGES, Fixed, Message, Since, Sized
 HEADER = struct.Struct("<BBII")
 """Kind, options, size in bytes of the fields, number of segments."""
 SIZE = struct.Struct("<Q")
-"""The size of a segment; one of each stands behind the header."""
+"""The size of a segment; the header is followed by the size of each."""
 
 TRACED, NUMBERED = 1, 2
-"""Options: behind the fields stands of which trace it is (its size, 8 bits, and it), and its number (64 bits)."""
+"""Options: the fields are followed by the trace (its size, 8 bits, and its bytes), and the number (64 bits)."""
 OPTIONS = TRACED | NUMBERED
 
 
@@ -31,8 +31,8 @@ class FieldLayout:
 
     Attributes:
         name: as in its class.
-        form: how it is laid out.
-        since: the minor version with which it came.
+        form: its layout.
+        since: the minor version that added it.
     """
 
     name: str
@@ -41,15 +41,15 @@ class FieldLayout:
 
 
 class _Part:
-    """The fields that came with one minor version: those of fixed size, the sizes of the others, and those.
+    """The fields that one minor version added: those of fixed size, the sizes of the others, and the others.
 
     Attributes:
         names: of the fields.
-        nbytes: of what has a fixed size.
-        codes: its layout.
-        pack: of a message: what the layout takes, and the bytes behind that.
-        unpack: of a frame, a position and the end of the message: the values, and the position behind them; raises
-            ProtocolError where they exceed the end, and what decoding raises.
+        nbytes: the size of the fixed part.
+        codes: the layout of that part.
+        pack: takes a message; returns the values for the layout, and the bytes after them.
+        unpack: takes a frame, a position and the end of the message; returns the values, and the position after them.
+            Raises ProtocolError if they exceed the end, and what decoding raises.
     """
 
     pack: Callable[[Message], tuple[tuple[Any, ...], bytes]]
@@ -67,12 +67,12 @@ class _Part:
         made: dict[str, Any] = {"struct_of": self.layout, "Late": ProtocolError}
         for name, form in sized.items():
             made[f"encode_{name}"], made[f"decode_{name}"] = form.encode, form.decode
-        exec("\n".join(_source(fixed, list(sized))), made)  # as dataclasses make theirs: of nothing but names of fields
+        exec("\n".join(_source(fixed, list(sized))), made)  # as dataclasses do; only field names go into the source
         self.pack, self.unpack = made["pack"], made["unpack"]
 
 
 def _source(fixed: list[str], sized: list[str]) -> list[str]:
-    """Two functions without a loop: at some microseconds for each message, it would be a third of them."""
+    """The source of two functions without a loop: a loop would take a third of the few microseconds per message."""
     values = "".join(f"message.{name}, " for name in fixed) + "".join(f"len({name}), " for name in sized)
     lines = ["def pack(message):"]
     lines += [f"    {name} = encode_{name}(message.{name})" for name in sized]
@@ -93,12 +93,12 @@ def _source(fixed: list[str], sized: list[str]) -> list[str]:
 
 
 class MessageLayout:
-    """How messages of one class are laid out.
+    """The layout of the messages of one class.
 
     Attributes:
         kind: its number.
         fields: in the order of the class.
-        codes: the layout of what has a fixed size of those that all versions know.
+        codes: the layout of the fixed-size fields that all versions know.
     """
 
     def __init__(self, cls: type[Message]) -> None:
@@ -119,7 +119,7 @@ class MessageLayout:
         self._pack_head = struct.Struct(HEADER.format + "Q" + self._first.codes).pack
 
     def encode(self, message: Message, options: int, nbytes: int) -> tuple[bytes, bytes]:
-        """A message of one segment of this size: header, size and fields."""
+        """A message with one segment of this size: header, size and fields."""
         values, behind = self._first.pack(message)
         if self._later:
             behind += self._encode_later(message)
@@ -140,17 +140,17 @@ class MessageLayout:
         return b"".join(parts)
 
     def decode(self, frame: bytes, begin: int, end: int) -> Message:
-        """The message whose fields stand there; what follows behind those that this version knows is skipped.
+        """The message with the fields at this place; fields after those that this version knows are skipped.
 
         Raises:
-            ProtocolError: they are not as the class says.
+            ProtocolError: they do not fit the class.
             ValueError, TypeError, struct.error: from decoding them.
         """
         values, position = self._first.unpack(frame, begin, end)
         message = self._make(*values)
         for part in self._later:
             if position == end:
-                break  # of who does not know these
+                break  # the sender does not know these
             values, position = part.unpack(frame, position, end)
             for name, value in zip(part.names, values, strict=True):
                 setattr(message, name, value)

@@ -22,15 +22,15 @@ MAX_MESSAGE_NBYTES = 1 << 20
 stranger can make a process buffer no more than this."""
 
 MAX_FRAME_NBYTES = 16 << 30
-"""Largest frame that is put together again from pieces."""
+"""Largest frame that is assembled from pieces."""
 
 _WHOLE, _PIECE, _LAST = b"\x00", b"\x01", b"\x02"
 _REPLIES = bytes((REPLIES,))
-"""A whole frame of answers to calls, nothing of which is lent: whoever is interrupted may deliver it again."""
+"""A whole frame of answers to calls with no lent segments: a reader that was interrupted may deliver it again."""
 _LENT = 1 << 63
-"""Set in the size of a segment that is a descriptor of one that is lent."""
+"""Flag in the size of a segment that is the descriptor of a lent one."""
 _WHOLE_BYTES = 1 << 62
-"""Set in the size of a segment that is to arrive as `Whole`."""
+"""Flag in the size of a segment that must arrive as `Whole`."""
 
 
 def encode(messages: Collection[Message], max_nbytes: int = MAX_MESSAGE_NBYTES) -> Iterator[bytes]:
@@ -65,7 +65,7 @@ def encode(messages: Collection[Message], max_nbytes: int = MAX_MESSAGE_NBYTES) 
 
 
 def is_whole(piece: bytes) -> bool:
-    """Whether what `encode` made holds a whole frame: no other piece belongs to it."""
+    """Whether a piece from `encode` is a whole frame: no other piece belongs to it."""
     return piece.startswith((_WHOLE, _REPLIES))
 
 
@@ -82,11 +82,11 @@ def _encode_segments(payload: Payload) -> tuple[bytes, list[bytes | bytearray | 
 
 
 class Decoder:
-    """Puts one stream's frames together again.
+    """Assembles the frames of one stream.
 
     Args:
-        give_back: takes the numbers of segments that the other side has lent and that are not needed any more, and
-            whether its memory was seen to be readable; from any thread.
+        give_back: takes the numbers of lent segments of the other side that are not needed any more, and whether its
+            memory was found readable; from any thread.
     """
 
     def __init__(self, give_back: Callable[[int, bool], None] = lambda number, is_readable: None) -> None:
@@ -141,9 +141,9 @@ class Decoder:
 def _decode_message(
     frame: bytes, view: memoryview, position: int, give_back: Callable[[int, bool], None]
 ) -> tuple[Message | None, int]:
-    """The message at a position, and the position behind it; None for one that may be skipped, and is.
+    """The message at a position, and the position after it; None for a message that is skipped.
 
-    Of a frame both the bytes, parts of which are cheap to take, and a view, for payloads that are not copied.
+    It takes a frame both as bytes, whose parts are cheap to take, and as a view, for payloads that are not copied.
     """
     kind, options, nbytes, count = HEADER.unpack_from(frame, position)
     position += HEADER.size
@@ -170,7 +170,7 @@ def _decode_message(
         if message is not None:
             message.trace, message.sequence = trace, sequence
         elif sequence:
-            message = Filler(sequence=sequence)  # what is skipped counts, too
+            message = Filler(sequence=sequence)  # a skipped message counts, too
     if count == 1 and sizes[0] < _WHOLE_BYTES:  # nearly all are of this form
         begin, position = position, position + sizes[0]
         payload: Payload = (view[begin:position],)
@@ -188,7 +188,7 @@ def _decode_message(
 def _decode_segments(
     sizes: Iterable[int], view: memoryview, position: int, give_back: Callable[[int, bool], None]
 ) -> tuple[Payload, int]:
-    """The segments of these sizes, and the position behind them."""
+    """The segments of these sizes, and the position after them."""
     payload: list[memoryview | Whole | Incoming] = []
     for size in sizes:
         nbytes = size & ~(_LENT | _WHOLE_BYTES)
@@ -202,7 +202,7 @@ def _decode_segments(
 
 
 def _decode_options(options: int, frame: bytes, position: int) -> tuple[bytes, int, int]:
-    """The trace and the number that the options tell of, and the position behind them."""
+    """The trace and the number, if the options say so, and the position after them."""
     if options & ~OPTIONS:
         raise ProtocolError(f"this process speaks version {VERSION}, which has no options {options:#x}")
     trace, sequence = b"", 0
@@ -217,7 +217,7 @@ def _decode_options(options: int, frame: bytes, position: int) -> tuple[bytes, i
 
 
 def encode_process(process: ProcessRef) -> bytes:
-    """A process' reference as it stands in the metadata."""
+    """A process reference in the form for the metadata."""
     return pb.Process(id=process.id, address=process.address, name=process.name).SerializeToString(deterministic=True)
 
 

@@ -1,9 +1,9 @@
-"""gRPC's C core as Python has it: the only file that imports gRPC.
+"""gRPC's C core in Python: the only file that imports gRPC.
 
 gRPC's public Python interfaces have threads between the socket and the receiver of a message: `grpc` one that consumes
-requests and one that notifies, `grpc.aio` a poller and an event loop. Each costs a hand-over, and these are most of the
-time of a call. All of them stand on the module that is used here. It has a leading underscore and promises nothing; so
-what is needed of it is checked once, and only `streams` builds on it.
+requests and one that notifies, `grpc.aio` a poller and an event loop. Each costs a switch between threads, and these
+switches are most of the time of a call. All of them are built on the module that is used here. It has a leading
+underscore and promises nothing; so the names used of it are checked once, and only `streams` builds on it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from skipper.control.model.errors import WireError
 __all__ = ["NO_COMPRESSION", "core", "missing_in", "server_certificates"]
 
 NO_COMPRESSION = (("grpc.per_message_decompression", 0), ("grpc.per_message_compression", 0))
-"""For every channel and server: what comes is taken as it is.
+"""For every channel and server: incoming messages are not decompressed.
 
-gRPC bounds the size of a message before it is inflated, and not after: two megabytes of a stranger's were one
-gigabyte of ours. What is compressed all the same then fails its proof, or does not parse.
+gRPC limits the size of a message before decompression, and not after: two megabytes from an unknown peer became one
+gigabyte here. A message that is compressed anyway then fails its proof, or does not parse.
 """
 
 _TESTED = "from 1.66 to 1.85"
@@ -72,12 +72,12 @@ _NEEDED = {
 
 
 def server_certificates(authority: bytes, certificate: bytes, key: bytes) -> Any:
-    """What a server shows and asks for from now on."""
+    """The certificates that a server shows and accepts from now on."""
     return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
 
 
 def missing_in(module: Any) -> list[str]:
-    """What a module lacks of what is used of gRPC's core."""
+    """The names of gRPC's core that are used here and that a module lacks."""
     missing: list[str] = []
     for name, attributes in _NEEDED.items():
         thing = getattr(module, name, None)

@@ -1,8 +1,8 @@
-"""`GrpcDoor`: where gRPC would listen within this host, for as long as nobody comes.
+"""`GrpcDoor`: listens in place of gRPC within this host, until the first connection comes.
 
-Processes of a host speak through sockets of packets. What dials by gRPC within a host is of another user, or of another
-language: rare, and what gRPC needs is threads that wake some times in a second and a tenth of a second of imports. So
-a socket listens in its place, and with the first that comes gRPC is begun behind it.
+Processes of a host talk through packet sockets. A process that dials gRPC within a host belongs to another user, or is
+in another language. That is rare, and gRPC needs threads that wake several times a second and a tenth of a second of
+imports. So a socket listens in its place, and gRPC starts behind it with the first connection.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class GrpcDoor:
     """The door of one process.
 
     Args:
-        process_id: of this process, as which it is dialed.
-        poller: looks out for the first that comes.
-        open_listener: has gRPC listen at the target that it is given; on a thread of the door's.
+        process_id: of this process, by which it is dialed.
+        poller: waits for the first connection.
+        open_listener: makes gRPC listen at a target; on a thread of the door.
 
     Raises:
-        WireError: it cannot be listened.
+        WireError: it cannot listen.
     """
 
     def __init__(self, process_id: str, poller: Poller, open_listener: Callable[[str], object]) -> None:
@@ -55,7 +55,7 @@ class GrpcDoor:
             raise WireError(f"cannot listen within this host: {error}") from error
 
     async def close(self) -> None:
-        """Let no more in, and cut what has come; idempotent."""
+        """Accept no more connections, and cut the present ones; idempotent."""
         with self._lock:
             self._is_closed, thread = True, self._thread
         if thread is None:
@@ -63,14 +63,14 @@ class GrpcDoor:
                 self._poller.unwatch(self._socket.fileno())
                 self._socket.close()
         else:
-            # While the interpreter ends no thread may be started any more that would tell of these ends.
+            # While the interpreter ends, a thread that would report these ends can no longer be started.
             while thread.is_alive():  # noqa: ASYNC110
                 await asyncio.sleep(_LOOK_S)
             while self._forwarder is not None and not self._forwarder.end():  # noqa: ASYNC110
                 await asyncio.sleep(_LOOK_S)
 
     def fall_silent(self) -> None:
-        """Let go of the socket: this is a forked copy of the process, and what is watched is the original's."""
+        """Close the socket: this is a forked copy of the process, and the poller belongs to the original."""
         self._socket.close()
 
     def _knocked(self) -> None:
@@ -92,6 +92,6 @@ class GrpcDoor:
 
 
 def _most_connections() -> int:
-    """What leaves most of the descriptors to the rest of the process: each connection takes three."""
+    """A limit that leaves most descriptors to the rest of the process: each connection takes three."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 30 if soft == resource.RLIM_INFINITY else max(soft // 6, 8)

@@ -1,4 +1,4 @@
-"""`StreamListener`: where the streams of other processes come in."""
+"""`StreamListener`: takes the incoming streams of other processes."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from skipper.control.wire.grpc_streams import IncomingStream, to_listen
 _log = logging.getLogger("skipper.control")
 
 _MAX_PENDING = 16_384
-"""Streams that have come and not been looked at. From this many on gRPC drops some, whoever's they are; by itself it
-begins with that at a thousand, which a stranger opens at one go."""
+"""Streams that have come and were not looked at. From this many on gRPC drops some at random; its own limit is a
+thousand, which an unknown peer can open at once."""
 
 
 class StreamListener:
-    """Takes the streams of those who dial; their thread is its own.
+    """Takes the streams of dialing processes; they run on its thread.
 
     gRPC aborts a process that begins an operation on a completion queue that is shut down. So the queue is shut down
-    last: once the server is, no request for a stream is left with it, and every stream that has come is closed, behind
-    which `IncomingStream` begins nothing more. All three are known on the listener's thread alone.
+    last: after the server is shut down, after no request for a stream is left with it, and after every incoming stream
+    is closed, since `IncomingStream` then begins nothing more. Only the listener's thread knows all three.
 
     Args:
         addresses: where to listen, as gRPC's targets, each with the certificates for TLS or None.
-        greeting_s: a connection whose other end has not finished its greeting after this long is closed.
-        options: of gRPC's, for the server.
-        on_stream: takes a stream that has come, and has to set its user.
-        patience: called after everything that happens and after as many seconds as it returned the last time.
-        on_closed: told when the listener has been closed and nothing of it is left.
+        greeting_s: a connection is closed if its other end has not finished its greeting after this time.
+        options: gRPC options for the server.
+        on_stream: takes an incoming stream, and must set its user.
+        patience: called after every event, and after the number of seconds that it returned the last time.
+        on_closed: called when the listener has been closed and nothing of it is left.
         name: of its thread.
 
     Raises:
-        WireError: an address cannot be listened on; then none is.
+        WireError: it cannot listen on an address; then it listens on none.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class StreamListener:
         self._patience = patience
         self._on_closed = on_closed
         self._lock = threading.Lock()
-        """Held while the server is told something: it must not be told anything once it is shut down or gone."""
+        """Held during calls to the server, which must not be called once it is shut down or gone."""
         self._closing = False
         self._is_shut_down = False
         self._expects = False
-        """Whether the server has been asked for a stream, and has not answered. On the listener's thread."""
+        """Whether a stream was requested from the server, and has not come. On the listener's thread."""
         self._streams: set[IncomingStream] = set()
-        """Those that are not closed. On the listener's thread."""
+        """The streams that are not closed. On the listener's thread."""
         bound_ms = int(1000 * greeting_s)
         limits = (
             ("grpc.server_handshake_timeout_ms", bound_ms),
@@ -86,21 +86,21 @@ class StreamListener:
             self._expect()
 
     def close(self) -> None:
-        """Take no more streams and wait for those that there are; returns at once. Idempotent."""
+        """Take no more streams, and end once the present ones have ended; returns at once. Idempotent."""
         with self._lock:
             if not self._closing:
                 self._closing = True
                 self._server.shutdown(self._queue, self._shut_down)
 
     def cut(self) -> None:
-        """End all streams, whatever they are doing. Does nothing before `close`, and where nothing is left."""
+        """End all streams, whatever they are doing. Does nothing before `close`, or if nothing is left."""
         with self._lock:
             if self._closing and not self._is_shut_down:
                 self._server.cancel_all_calls()
 
     def _abandon(self) -> None:
-        """Let go of the addresses that are listened on already; nobody has the listener yet."""
-        self._server.start()  # one that was never started cannot be shut down
+        """Release the addresses on which it listens already; the listener is not in use yet."""
+        self._server.start()  # a server that was never started cannot be shut down
         self.close()
         while (event := self._queue.poll()).completion_type != core.CompletionType.queue_shutdown:
             event.tag(event)
@@ -148,7 +148,7 @@ class StreamListener:
         try:
             self._on_stream(stream)
         except BaseException:
-            stream.cancel()  # nobody has it
+            stream.cancel()  # it has no owner
             raise
 
     def _stream_closed(self, stream: IncomingStream) -> None:
@@ -167,6 +167,6 @@ class StreamListener:
 
 
 def _most_connections() -> int:
-    """What leaves a quarter of the descriptors to the rest of the process, however many strangers connect."""
+    """A limit that leaves a quarter of the descriptors to the rest of the process, however many peers connect."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (1 << 31) - 1 if soft == resource.RLIM_INFINITY else min(3 * soft // 4, (1 << 31) - 1)

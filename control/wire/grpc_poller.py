@@ -1,15 +1,14 @@
-"""Which of gRPC's I/O engines this process uses: one that has no thread between the socket and its reader.
+"""Which of gRPC's I/O engines this process uses: one without a thread between the socket and its reader.
 
-gRPC's *event engine* reads sockets on threads of its own and hands what came to the thread that waits for it. The
-older engines let a waiting thread read by itself, which takes a hand-over out of every message; for long Python had no
-other, and the library can still be told to use them. Of these, the one that is the default has one of the waiting
-threads read for all. In a process with streams that it dialed and streams that came, that is nearly always the wrong
-one, and there is the hand-over again. ``poll`` lets every thread wait for its own sockets: a call takes little more
-than half as long. It looks at each of them at every turn, so a process with a thousand streams may want another: a
-user's own `GRPC_POLL_STRATEGY` stands.
+gRPC's *event engine* reads sockets on threads of its own and passes the data to the thread that waits for it. The older
+engines let a waiting thread read by itself, which saves one thread switch per message; for a long time Python had no
+others, and the library can still be told to use them. The default one of these makes one of the waiting threads read
+for all. In a process with dialed and incoming streams, that is nearly always the wrong thread, so the switch is back.
+``poll`` lets every thread wait for its own sockets: a call takes little more than half as long. It checks every socket
+each time, so a process with a thousand streams may need another engine: a `GRPC_POLL_STRATEGY` of the user is kept.
 
-The fork handlers of gRPC are turned off with it. They cannot do anything while a thread waits in gRPC, as one always
-does here, and say so on standard error at every fork. A forked copy of a process is no part of the job in any case.
+gRPC's fork handlers are turned off, too. They cannot do anything while a thread waits in gRPC, which is always so here,
+and they say so on standard error at every fork. A forked copy of a process does not belong to the job in any case.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ _CHOICE = {
     "GRPC_VERBOSITY": "ERROR",
 }
 _KNOWN_UNTIL = (1, 85)
-"""The last release that was seen to know these names; one that does not complains about them on standard error."""
+"""The last release that is known to support these names; a release without them complains on standard error."""
 
 
 def choose() -> None:
-    """Import gRPC with the engine of our choice.
+    """Import gRPC with the chosen engine.
 
-    gRPC reads its environment while it is imported, and the variables are removed right after. What the user has set
-    stands, and nothing is changed if the user has imported gRPC before: that costs only speed.
+    gRPC reads its environment while it is imported, and the variables are removed right after. The user's own values
+    are kept, and nothing is changed if the user has imported gRPC before: that costs only speed.
     """
     if "grpc" in sys.modules or not _is_known():
         return
@@ -54,12 +53,12 @@ def _is_known() -> bool:
 
 
 def _version() -> str:
-    """That of gRPC, which is not imported yet."""
+    """The version of gRPC, which is not imported yet."""
     spec = find_spec("grpc")
     if spec is not None and spec.origin is not None:
         file = Path(spec.origin).with_name("_grpcio_metadata.py")
         if file.exists() and (said := re.search(r"\d+\.\d+[.\w]*", file.read_text())) is not None:
             return said[0]
-    from importlib.metadata import version  # which takes as long to import as a quarter of this package
+    from importlib.metadata import version  # its import takes a quarter of the time of this package's
 
     return version("grpcio")

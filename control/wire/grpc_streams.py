@@ -1,7 +1,7 @@
-"""Streams of messages between hosts, straight on gRPC's completion queues.
+"""Streams of messages between hosts, directly on gRPC's completion queues.
 
-Any thread sends by itself, and the one thread that waits at a completion queue reads the socket and has the message in
-its hands: on its way from one process to another a message wakes nobody but its receiver.
+Any thread sends by itself, and the one thread that waits at a completion queue reads the socket and gets the message:
+on its way from one process to another a message wakes only its receiver.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def _to_dial(certificates: Certificates | None) -> Any:
 
 
 def to_listen(certificates: Certificates | Tls | None) -> Any:
-    """What a server is given so that it speaks TLS, and only with those whose certificate it takes, if it asks.
+    """The gRPC credentials for a server with TLS that accepts only certain client certificates, if it asks for them.
 
-    gRPC asks for `Certificates` anew for every connection.
+    gRPC gets `Certificates` again for every connection.
     """
     if certificates is None:
         return None
@@ -60,7 +60,7 @@ def to_listen(certificates: Certificates | Tls | None) -> Any:
         nonlocal last
         now = certificates.pems()
         if now == last:
-            return None  # as they were
+            return None  # unchanged
         last = now
         return server_certificates(*now)
 
@@ -81,12 +81,12 @@ class GrpcStream:
         self._over = False
 
     def send(self, message: bytes) -> bool:
-        """Send a message; from any thread, and not again before `User.sent` was called. Does nothing after the end."""
+        """Send a message; from any thread, but not again before `User.sent` was called. Does nothing after the end."""
         self._start((core.SendMessageOperation(message, _NO_FLAGS),), self._sent)
         return False
 
     def flush_soon(self, flush: Callable[[], object]) -> bool:
-        """False: whatever is posted while a message is on its way waits for that, and leaves with it."""
+        """False: messages that are posted while one is being sent wait for that, and then leave together."""
         return False
 
     def receive(self) -> None:
@@ -94,11 +94,11 @@ class GrpcStream:
         self._start((core.ReceiveMessageOperation(_NO_FLAGS),), self._received)
 
     def end(self) -> None:
-        """End the stream; from any thread, and as often as one likes."""
+        """End the stream; from any thread. It may be called again."""
         raise NotImplementedError
 
     def _start(self, operations: tuple[Any, ...], then: Callable[[Any], None]) -> None:
-        """Have gRPC begin with operations; ``then`` takes the event of their completion."""
+        """Start operations of gRPC; ``then`` takes the event of their completion."""
         raise NotImplementedError
 
     def _sent(self, event: Any) -> None:
@@ -110,14 +110,14 @@ class GrpcStream:
         if message is None:
             self._dried_up()
         elif self.flows:
-            # First, since it releases the interpreter lock, which the receiver of the message is about to need.
+            # First, since it releases the interpreter lock, which the receiver of the message will need.
             self.receive()
             self.user.received(message)
         elif self.user.received(message):
             self.receive()
 
     def _dried_up(self) -> None:
-        """Nothing more will come from the other side."""
+        """Note that nothing more will come from the other side."""
 
     def _finish(self, status: Status) -> None:
         if not self._over:
@@ -140,18 +140,18 @@ class OutgoingStream(GrpcStream):
             ((core.ReceiveInitialMetadataOperation(_NO_FLAGS),), self._opened),
             ((core.ReceiveStatusOnClientOperation(_NO_FLAGS),), self._closed),
         )
-        self._lock = threading.RLock()  # reentrant, as there
+        self._lock = threading.RLock()  # reentrant, as in `IncomingStream`
         self._due: set[Callable[[Any], None]] = {then for _, then in operations}
-        """What gRPC still has to complete: it must not be asked for more events than that."""
+        """What gRPC still has to complete: no more events than these may be requested."""
         self._call = self._channel.segregated_call(
             core.PropagationConstants.GRPC_PROPAGATE_DEFAULTS,
             METHOD.encode(),
-            None,  # the host that is said to be called: that of the address
+            None,  # the called host: that of the address
             None,  # no deadline for the stream as a whole
             metadata,
             None,  # no credentials of gRPC's own
             operations,
-            None,  # nobody traces it
+            None,  # it is not traced
         )
 
     def start(self, name: str) -> None:
@@ -181,7 +181,7 @@ class OutgoingStream(GrpcStream):
     def _start(self, operations: tuple[Any, ...], then: Callable[[Any], None]) -> None:
         with self._lock:
             self._due.add(then)
-            if not self._call.operate(operations, then):  # the call is over, as its user is told apart from this
+            if not self._call.operate(operations, then):  # the call is over, which its user learns separately
                 self._due.discard(then)
 
     def _is_drained(self) -> bool:
@@ -199,21 +199,21 @@ class OutgoingStream(GrpcStream):
 
 
 class IncomingStream(GrpcStream):
-    """The end of a process that was dialed.
+    """The end at the process that was dialed.
 
-    gRPC aborts the process if a message is sent behind the status, or anything is begun once the completion queue of
-    its listener is shut down. So whoever begins something has the lock of the stream, or is the listener's thread; the
-    latter learns that a stream is closed, and only then may the listener end.
+    gRPC aborts the process if a message is sent after the status, or an operation begins once the completion queue of
+    its listener is shut down. So code that begins an operation holds the lock of the stream, or runs on the listener's
+    thread; this thread learns that a stream is closed, and only then may the listener end.
 
     Args:
-        event: what has brought it.
-        on_closed: told on the listener's thread that nothing will be begun any more.
+        event: the event that has brought it.
+        on_closed: called on the listener's thread when no more operations will begin.
 
     Attributes:
         metadata: what the other side said first.
-        method: what it asks for, as gRPC's path.
-        deadline: until when it waits, as `time.time` counts.
-        connection: on which it came: gRPC's name for the other end, such as ``ipv4:10.0.0.1:40000``.
+        method: the requested method, as gRPC's path.
+        deadline: when it stops waiting, as `time.time` counts.
+        connection: the connection it came on: gRPC's name for the other end, such as ``ipv4:10.0.0.1:40000``.
     """
 
     def __init__(self, event: Any, on_closed: Callable[[IncomingStream], None]) -> None:
@@ -229,12 +229,12 @@ class IncomingStream(GrpcStream):
         self._sending = False
         self._is_closed = False
         self._lock = threading.RLock()
-        """Reentrant, since the collector of garbage may have a thread send in the middle of sending: what is dropped
-        unread is given back."""
+        """Reentrant, since garbage collection may make a thread send while it sends: loans that are dropped unread are
+        given back."""
         self._start((core.ReceiveCloseOnServerOperation(_NO_FLAGS),), self._closed)
 
     def shown(self) -> list[bytes] | None:
-        """PEM: the certificates that the other end has shown to TLS, its own first; None where there is no TLS."""
+        """PEM: the certificates that the other end has shown to TLS, its own first; None without TLS."""
         context: dict[bytes, Sequence[bytes]] = core.auth_context(self._call)
         if list(context.get(b"transport_security_type", ())) == [b"insecure"]:
             return None
@@ -253,18 +253,18 @@ class IncomingStream(GrpcStream):
         super()._sent(event)
 
     def answer(self, metadata: Metadata) -> None:
-        """Say the first thing, and ask for the first message."""
+        """Send the metadata, and ask for the first message."""
         self._answered = True
         self._start((core.SendInitialMetadataOperation(metadata, _NO_FLAGS),), _ignore)
         self.receive()
 
     def turn_away(self, name: str, details: str) -> None:
-        """End the stream with a status of gRPC's (its name in lower case) and a reason; from any thread."""
+        """End the stream with a gRPC status (its name in lower case) and a reason; from any thread."""
         with self._lock:
             if self._finished:
                 return
             self._finished = True
-            if self._sending:  # that may last: the other side may not be reading
+            if self._sending:  # that may take long: the other side may not be reading
                 self._call.cancel()
                 return
             first = () if self._answered else (core.SendInitialMetadataOperation((), _NO_FLAGS),)
@@ -273,7 +273,7 @@ class IncomingStream(GrpcStream):
             self._start((*first, last), _ignore)
 
     def conclude(self, message: bytes) -> None:
-        """Answer with one message, and say that this was all; from any thread, where nothing has been said yet."""
+        """Answer with one message, and end the stream; from any thread, if nothing was sent yet."""
         with self._lock:
             if self._finished:
                 return
@@ -286,17 +286,17 @@ class IncomingStream(GrpcStream):
             self._start(operations, _ignore)
 
     def cancel(self) -> None:
-        """End the stream without a word; from any thread."""
+        """End the stream without a status; from any thread."""
         with self._lock:
             self._finished = True
             self._call.cancel()
 
     def end(self) -> None:
-        """Say that all is well, and that this was all."""
+        """End the stream with the status OK."""
         self.turn_away("ok", "")
 
     def _start(self, operations: tuple[Any, ...], then: Callable[[Any], None]) -> None:
-        if not self._is_closed:  # the caller is the thread that changes it, or has the lock that this takes
+        if not self._is_closed:  # the caller is the thread that changes it, or holds the lock for it
             self._call.start_server_batch(operations, then)
 
     def _dried_up(self) -> None:

@@ -28,21 +28,21 @@ _VERSION_KEY, _PROCESS_KEY, _NONCE_KEY, _PROOF_KEY, _SHOWN_KEY, _SIGNATURE_KEY =
 
 
 class Dial:
-    """The dialing end: proves itself to a listener that has proven to know the secret, too.
+    """The dialing end: proves itself to a listener that has proven that it knows the secret.
 
     Args:
         me: this process.
         peer: the process that is dialed.
         secret: the job's secret.
-        on_open: takes the stream once both sides are content; its user has to be set then.
-        on_failure: told why there is no stream, in words and as gRPC's status.
-        address: the gRPC target to dial; None: the one within this host.
-        connect: makes a stream that gRPC does not carry; it sends the metadata that it is given, and tells the user.
-        certificates: for TLS; None: none.
+        on_open: takes the stream once both sides have accepted; it must then set the stream's user.
+        on_failure: called with the reason why there is no stream, in words and as gRPC's status.
+        address: the gRPC target to dial; None: the target within this host.
+        connect: makes a stream without gRPC; it sends the given metadata, and reports to the user.
+        certificates: for TLS; None: no TLS.
         roles: with TLS: those of which the other end has to have one.
 
     Attributes:
-        stream: that it takes place on; it begins with its `DialingStream.start`.
+        stream: the stream of the handshake, which begins with its `DialingStream.start`.
         identity: with TLS: what the certificate of the other end says, once the stream is open.
 
     Raises:
@@ -82,16 +82,16 @@ class Dial:
             self.stream = connect(metadata, self)
 
     def give_up(self, reason: str) -> None:
-        """End it, unless it has succeeded; from any thread."""
+        """End the dial, unless it has succeeded; from any thread."""
         if self._missing:
             self._reason = self._reason or reason
             self.stream.end()
 
     def opened(self, metadata: dict[str, Any]) -> None:
-        """The other side has said who it is."""
+        """Take the metadata, by which the other side identifies itself."""
         theirs, version = metadata.get(_NONCE_KEY), metadata.get(_VERSION_KEY)
         if not isinstance(theirs, bytes) or len(theirs) != auth.NONCE_NBYTES:
-            return  # it turns us away: why is about to follow
+            return  # it refuses: the reason follows
         if (why := obstacle(version)) is not None:
             self.give_up(why)
             return
@@ -114,7 +114,7 @@ class Dial:
             self.sent()
 
     def received(self, message: bytes) -> bool:
-        """The other side is content, or nobody that we know."""
+        """Take the answer: the other side has accepted, or is unknown."""
         if message != WELCOME:
             self.give_up("it gave an answer that this version does not know")
         else:
@@ -122,34 +122,34 @@ class Dial:
         return False
 
     def sent(self) -> None:
-        """The proof is out."""
+        """Note that the proof is sent."""
         self._done("sent")
 
     def ended(self, status: Status) -> None:
-        """There will be no stream."""
+        """Note that there will be no stream."""
         self._on_failure(self._reason or f"turned away: {status.details}", status)
 
     def _done(self, step: str) -> None:
         self._missing.discard(step)
         if not self._missing:
             self._on_open(self.stream)
-            self.stream.receive()  # not before: what follows is for the next user
+            self.stream.receive()  # not earlier: later messages are for the next user
 
 
 class Guest:
-    """The end that was dialed: a stranger gets no further than the comparison of 32 bytes.
+    """The end that was dialed: a peer without the secret gets no further than the comparison of 32 bytes.
 
     Args:
-        stream: what has come.
-        name: the id of this process, or what else it is dialed as.
+        stream: the incoming stream.
+        name: the id of this process, or another name by which it is dialed.
         secret: the job's secret.
         on_proven: takes the stream and the process at its other end, once that has proven itself.
-        on_gone: told when it has left without that.
-        certificates: where it may have come by TLS; None: nowhere.
+        on_gone: called when the peer has left without a proof.
+        certificates: for a stream that may use TLS; None: it cannot.
         roles: with TLS: those of which the other end has to have one.
 
     Attributes:
-        identity: with TLS: what the certificate of the other end says, once that was heard.
+        identity: with TLS: what the certificate of the other end says, once it is known.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class Guest:
         stream.user = self
 
     def receive(self) -> bool:
-        """Hear what it has to say; False where it was turned away at once."""
+        """Read its metadata; False if it was turned away at once."""
         metadata = self.stream.metadata
         nonce, version = metadata.get(_NONCE_KEY, b""), metadata.get(_VERSION_KEY)
         if (why := obstacle(version)) is not None:
@@ -197,13 +197,13 @@ class Guest:
         return False
 
     def _admit(self) -> tuple[tuple[str, bytes], ...]:
-        """Look at the certificate of the other end; returns what shows it ours. Nothing of both without TLS.
+        """Check the certificate of the other end; returns the metadata with this end's. Does nothing without TLS.
 
         Raises:
-            CertificateError: it may not take part here.
+            CertificateError: the certificate is not accepted here.
         """
         if self._certificates is None or (shown := self.stream.shown()) is None:
-            return ()  # it has come by a socket within this host
+            return ()  # it has come through a socket within this host
         self.identity = self._certificates.admit(shown, self._roles)
         ours, signature = self._certificates.sign(*self._transcript)
         return (_SHOWN_KEY, ours), (_SIGNATURE_KEY, signature)
@@ -212,7 +212,7 @@ class Guest:
         """Do nothing: the other side dials."""
 
     def received(self, message: bytes) -> bool:
-        """Its proof, or what it takes for one."""
+        """Check its proof."""
         if not auth.verify(auth.client_proof(self._secret, *self._transcript), message):
             self.stream.turn_away("unauthenticated", "wrong proof")
             return False
@@ -225,9 +225,9 @@ class Guest:
         return self.stream.user is not self
 
     def sent(self) -> None:
-        """Do nothing: nothing is sent to strangers."""
+        """Do nothing: nothing is sent before the proof."""
 
     def ended(self, status: Status) -> None:
-        """It has left, or closed its side without a proof."""
+        """Note that it has left, or closed its side, without a proof."""
         self.stream.turn_away("unauthenticated", "no proof came")
         self._on_gone(self)

@@ -1,12 +1,12 @@
 """`Heartbeats`: signs of life on every link, and the end of links that show none.
 
-The time limit counts from the last sign of life that has come, and silence is judged when nine tenths of it are over,
-so that those who wait are told within it. Silence alone is no proof. For a process of this host the kernel is asked
-first: one that is stopped or gone is given up; one that is alive is short of CPU time or of its interpreter lock, and
-gets a second, longer limit, which does not count the time for which it was kept from running. A process of another host
-is left to its launcher there, which looks in the same way, as long as the launcher is heard; silence decides only if
-the whole host is silent. So a script and the processes of other hosts seldom show each other signs of life: hosts do,
-and the script hears as many of them as there are hosts, however many processes these have.
+The time limit starts with the last sign of life, and silence is judged after nine tenths of it, so that waiting callers
+are told within it. Silence alone is no proof. For a process on this host, the kernel is asked first. A process that is
+stopped or gone is given up. One that is alive lacks CPU time or its interpreter lock, and gets a second, longer limit,
+which does not count the time during which it was kept from running. A process on another host is left to its launcher
+there, which checks it in the same way, while the launcher is heard; silence decides only if the whole host is silent.
+So a script and the processes on other hosts seldom send each other signs of life. Hosts do, and the script gets as many
+of them as there are hosts, however many processes these have.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Heartbeats:
 
     Args:
         me: this process.
-        links: its links, as they come and go, by the process at the other end.
-        silence_s: how long a process may be silent that is stopped, or of which nothing else is known.
-        unresponsive_s: how long a process may be silent that is alive for the operating system.
+        links: its current links, by the process at the other end.
+        silence_s: how long a process may be silent if it is stopped, or nothing else is known about it.
+        unresponsive_s: how long a process may be silent if the operating system says that it is alive.
         is_elsewhere: whether a process is on another host.
         lose: gives up the link to a process, with the reason.
         script_id: the id of the script's process.
-        pid: where this host's table of processes has this one; 0: nowhere, it shares its place with others.
+        pid: this process' id on this host; 0: it shares one with others.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Heartbeats:
         self._namespace = own_namespace()
         self._sign = Ping(pid, self._namespace)
         self._doubted: dict[str, tuple[Vitals, Vitals]] = {}
-        """Processes that are silent and alive, with what was seen first and last."""
+        """Processes that are silent but alive, with the first and the last look at them."""
 
     def be_patient_with(self, peer: ProcessRef) -> None:
         """Let silence alone never count as this peer's death. From any thread."""
@@ -75,11 +75,11 @@ class Heartbeats:
         return peer.id in self._patient
 
     def greet(self, link: Link) -> None:
-        """Show a sign of life on a link; it says where in this host's table of processes this one is found."""
+        """Send a sign of life on a link, with the process id of this process on this host."""
         link.post(self._sign)
 
     async def run(self) -> None:
-        """Look after the links until cancelled; on the loop thread."""
+        """Watch the links until cancelled; on the loop thread."""
         interval = self._silence_s / BEATS
         beat_s = time.monotonic() + interval
         due_s, seldom_s = beat_s, beat_s
@@ -117,7 +117,7 @@ class Heartbeats:
         return math.inf
 
     def _find_reason(self, link: Link, silence: float, now: float) -> str | None:
-        """Why a silent process is to be given up, as the end of a sentence; None where it is not."""
+        """Why a silent process must be given up, as the end of a sentence; None if it need not be."""
         if self._is_elsewhere(link.peer):
             is_over = silence >= self._unresponsive_s or not self._is_left_to_launcher(link, now)
             return "" if is_over else None
@@ -149,7 +149,7 @@ class Heartbeats:
     def _is_quiet(self, link: Link, now: float) -> bool:
         """Whether no sign of life is due, as on a link between the script and a process of another host.
 
-        Both ends have to agree, and the script knows the launchers of those that it has dialed itself.
+        Both ends must agree, and the script knows the launchers of the processes that it has dialed itself.
         """
         is_of_script = link.is_dialed and self._me.id == self._script_id
         return (is_of_script or self._is_from_script(link)) and self._is_left_to_launcher(link, now)
@@ -158,10 +158,10 @@ class Heartbeats:
         return link.peer.id == self._script_id and not link.is_dialed
 
     def _is_left_to_launcher(self, link: Link, now: float) -> bool:
-        """Whether the launcher of a process of another host is there, too, and heard: then it tells of the end.
+        """Whether the launcher of a process on another host is there, too, and heard: then it reports the end.
 
-        The end of a script that has dialed is told by the launcher of this process, which ends with the script; the
-        kernel tells of that.
+        If the script has dialed, the launcher of this process reports the script's end: the launcher ends with the
+        script, and the kernel reports that.
         """
         if not self._is_elsewhere(link.peer):
             return False

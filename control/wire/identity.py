@@ -1,8 +1,8 @@
-"""`Identity`: who a certificate says that its holder is, which part that one may take, and in which cluster.
+"""`Identity`: the holder of a certificate, the role that it may take, and in which cluster.
 
-A certificate says so in one name, the URI ``spiffe://CLUSTER/ROLE/NAME`` among its subject's alternative names, which
-is what SPIFFE's certificates have and what other authorities can issue, too. An authority between the one that is
-trusted and the certificate may have ``spiffe://CLUSTER/ROLE``: then it signs for that role alone.
+A certificate says so in one name, the URI ``spiffe://CLUSTER/ROLE/NAME`` among its subject's alternative names.
+SPIFFE's certificates have such names, and other authorities can issue them, too. An intermediate authority may have
+``spiffe://CLUSTER/ROLE``: then it signs only for that role.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from skipper.control.model.errors import CertificateError
 
 SCHEME = "spiffe://"
-"""How the name begins that says who the holder of a certificate is."""
+"""The prefix of the name that identifies the holder of a certificate."""
 
 _CLUSTER = re.compile(r"[a-z0-9_-][a-z0-9._-]{0,254}")
 _NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,255}")
 
 
 class Role(enum.StrEnum):
-    """The part that the holder of a certificate may take.
+    """The role that the holder of a certificate may take.
 
     Attributes:
         SCRIPT: it attaches hosts and has processes started there.
@@ -44,11 +44,12 @@ class Identity:
     """What a certificate says.
 
     Attributes:
-        cluster: whose certificate it is.
+        cluster: the cluster of the certificate.
         role: what its holder may do there.
         name: of the holder, for people and for revocation.
         hosts: the IPs at which it is reached.
-        numbers: issuer and serial number, as in lists of revoked certificates, of it and of those above it.
+        numbers: issuer and serial number, as in lists of revoked certificates, of the certificate and of those above
+            it.
     """
 
     cluster: str
@@ -62,7 +63,7 @@ class Identity:
 
 
 def uri_of(cluster: str, role: Role, name: str | None = None) -> str:
-    """The name that a certificate has, or without ``name`` an authority that signs for one role alone.
+    """The name of a certificate, or without ``name``, of an authority that signs only for one role.
 
     Raises:
         CertificateError: ``cluster`` or ``name`` has characters that are not allowed there.
@@ -75,8 +76,8 @@ def uri_of(cluster: str, role: Role, name: str | None = None) -> str:
 
 
 def default_name(hosts: Sequence[str]) -> str:
-    """The name of a machine in its certificate where none is given: the first of those at which it is reached."""
-    import ipaddress  # most processes do without
+    """The default name of a machine in its certificate: the first of its addresses."""
+    import ipaddress  # most processes do not need it
 
     try:
         return ipaddress.ip_address(hosts[0]).compressed.replace(":", "-")

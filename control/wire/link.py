@@ -1,7 +1,7 @@
-"""`Link`: everything that this process says to one other process, and hears from it, in order.
+"""`Link`: everything that this process sends to one other process, and gets from it, in order.
 
-A link exists before its stream does: what is posted waits in the outbox until the stream is up. A link is lost only
-once, for ever: a process that comes back after a broken stream counts, for ordering and delivery, as another process.
+A link exists before its stream: posted messages wait in the outbox until the stream is up. A link is lost only once and
+for ever: for ordering and delivery, a process that comes back after a broken stream counts as another process.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from skipper.control.wire.process_ref import STOPPED, ProcessRef
 
 _SHARING = frozenset((Kind.CALL, Kind.REPLY, Kind.CREDIT, Kind.VALUE))
 _BURST_S = 50e-6
-"""What is posted no later than this after the last message belongs to a burst."""
+"""Messages that are posted no later than this after the last one belong to a burst."""
 _ONE_WAY_BURST_S = 1e-3
-"""The same for calls that nobody waits for. A broadcast comes around to each of its receivers more slowly, and it costs
-receivers less to be woken for many than for each."""
+"""The same for calls that nobody waits for. A broadcast returns to each of its receivers more slowly, and it costs
+receivers less to be woken once for many than for each."""
 _MOST_TOGETHER = 32
-"""Messages of a burst that leave together."""
+"""How many messages of a burst leave together."""
 
 Deliver = Callable[[ProcessRef, Message], None]
 """Takes a message that arrived; runs on the stream's thread and must not block."""
@@ -41,59 +41,59 @@ class Link:
     Args:
         peer: the other process.
         deliver: takes what arrives.
-        on_end: told once, on the stream's thread, when the stream is over, and why.
+        on_end: called once, on the stream's thread, when the stream is over, with the reason.
     """
 
     def __init__(self, peer: ProcessRef, deliver: Deliver, on_end: Callable[[Link, str], None]) -> None:
         self.peer = peer
         self.identity: Identity | None = None
-        """What the peer's certificate says, where the stream came to be by TLS."""
+        """What the peer's certificate says, if the stream uses TLS."""
         self.lost: str | None = None
-        """Why nothing can be sent any more, once that is so."""
+        """Why nothing can be sent any more, once the link is lost."""
         self.unsent: list[Call | Cast] = []
-        """Once the link is lost: what nobody waits for and was still to be sent."""
+        """Once the link is lost: the unsent messages that nobody waits for."""
         self.connected = False
         self.has_stood = False
-        """Whether there ever was a stream. Where there was none and the link is lost, nothing has gone out."""
+        """Whether there ever was a stream. If there was none and the link is lost, nothing was sent."""
         self.dialing = False
         self.is_dialed = False
-        """Whether this end has dialed, where the stream stands."""
+        """Whether this end has dialed, once the stream stands."""
         self.last_heard_s = _now()
         self.peer_pid = 0
-        """The process id of the peer, as it says itself; 0 until it has."""
+        """The process id of the peer, as the peer says; 0 until then."""
         self.peer_namespace = 0
         """The pid namespace that this id belongs to."""
         self.heard_messages = 0
-        """How many messages have come."""
+        """How many messages have arrived."""
         self.heard_signs = 0
         """How many of them were signs of life."""
         self.heard_nbytes = 0
-        """How many bytes have, of whole frames and of pieces."""
+        """How many bytes have arrived, in whole frames and in pieces."""
         self._deliver = deliver
         self._on_end = on_end
         self._ended = False
         self._stream: MessageStream | None = None
         self._not_ours: MessageStream | None = None
-        """In a forked copy the stream of the original, kept because dropping it would end a call of the original."""
+        """In a forked copy: the stream of the original, kept because dropping it would end a call of the original."""
         self._outbox: deque[Message] = deque()
         self._posted_s = 0.0
         self._takes_turns = False
-        """Whether something had come between the last two messages that were posted."""
+        """Whether a message had come between the last two posted messages."""
         self._is_flushed_soon = False
-        """Whether `_flush` is going to be called."""
+        """Whether `_flush` will be called."""
         self._pieces: Iterator[bytes] | None = None
         """The rest of a frame that is too large for one piece."""
         self._writing = threading.Lock()
-        """Held from the beginning of a piece until it is out, whichever thread writes it."""
+        """Held from the start of a piece until it is sent, whichever thread writes it."""
         self._decoder = Decoder(self._give_back)
 
     def post(self, message: Message) -> None:
-        """Send a message; of one thread they arrive in the order of posting. Dropped if the link is lost.
+        """Send a message; messages of one thread arrive in the order of posting. Dropped if the link is lost.
 
-        If nothing is on its way out, this thread writes it. Otherwise it leaves with whatever else has queued up when
-        what is on its way is out: so bursts share frames, and single messages wait for nobody. Where sending takes
-        no time, what comes in quick succession leaves together in a moment, unless the two ends take turns: then
-        nothing is going to follow before the other end has answered.
+        If nothing is being sent, this thread writes it. Otherwise it leaves with the other queued messages when the
+        current send is done: so bursts share frames, and single messages do not wait. If sending takes no time,
+        messages in quick succession leave together after a moment, unless the two ends take turns: then no other
+        message will follow before the other end has answered.
         """
         now = _now()
         is_quick = now - self._posted_s < (_ONE_WAY_BURST_S if is_noticed(message) else _BURST_S)
@@ -110,10 +110,10 @@ class Link:
     def open(self, stream: MessageStream, *, greeting: bytes = b"") -> None:
         """Serve the link over an authenticated stream, on its thread; ``greeting`` is a message to send first."""
         self.last_heard_s = _now()
-        self._writing.acquire()  # it is free: nothing is written without a stream
+        self._writing.acquire()  # it is free: without a stream nothing is written
         stream.user, stream.flows = self, True
         self._stream = stream
-        self.has_stood = True  # before the look at `lost`
+        self.has_stood = True  # before `lost` is checked
         if self.lost is not None:
             stream.end()
         elif not greeting or stream.send(greeting):
@@ -133,27 +133,27 @@ class Link:
         return True
 
     def excuse(self, late_s: float) -> None:
-        """Do not count as the peer's silence a time in which this process could not listen."""
+        """Do not count a time in which this process could not listen as the peer's silence."""
         self.last_heard_s = min(self.last_heard_s + late_s, _now())
 
     def fall_silent(self) -> None:
-        """Queue for ever what is posted: the stream is that of the process that this one was forked from."""
+        """Queue posted messages for ever: the stream belongs to the process that this one was forked from."""
         self._not_ours, self._stream = self._stream, None
 
     def stand_still(self) -> None:
-        """Drop what is posted and what comes, though the stream is open: this process does as if it were stopped."""
+        """Drop posted and incoming messages, though the stream is open: this process behaves as if it were stopped."""
         setattr(self, "post", _drop)  # noqa: B010  (no message of other links is to pay for a look at a flag)
         if self._stream is not None:
             self._stream.user = _Deaf(self)
-            self._stream.flows = True  # which has it note who takes messages
+            self._stream.flows = True  # so that it checks its user before each message
 
-    # What the stream tells
+    # Events of the stream
 
     def opened(self, metadata: dict[str, Any]) -> None:
-        """Do nothing: that was before the stream became this link's."""
+        """Do nothing: that was before this link got the stream."""
 
     def received(self, piece: bytes) -> bool:
-        """Deliver what a piece of a frame brings."""
+        """Deliver the messages in a piece of a frame."""
         if self._ended or self.lost is not None:
             return False
         self.last_heard_s = _now()
@@ -176,15 +176,15 @@ class Link:
         return True
 
     def sent(self) -> None:
-        """Send what has queued up meanwhile."""
+        """Send what has queued up since."""
         if self._send_all():
             return
         self._writing.release()
-        if self._outbox:  # it came after the look and before the release
+        if self._outbox:  # it came between the check and the release
             self._write()
 
     def ended(self, status: Status) -> None:
-        """Note that the stream is over, and let go of it: lost links are remembered for long."""
+        """Note that the stream is over, and release it: lost links are kept for a long time."""
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.end()
@@ -196,28 +196,28 @@ class Link:
             self._on_end(self, reason)
 
     def _give_back(self, number: int, is_readable: bool) -> None:
-        """Tell the peer that a segment that it has lent is not needed any more."""
+        """Tell the peer that one of its lent segments is not needed any more."""
         if self.lost is None:
             with contextlib.suppress(RuntimeError):  # the interpreter ends
                 self.post(LoanReturned(number, is_readable))
 
     def _is_flushed_in_a_moment(self) -> bool:
-        """Whether `_flush` is going to be called, which sends what is in the outbox now."""
+        """Whether `_flush` will be called, which sends what is in the outbox now."""
         if self._is_flushed_soon:
             return True
         stream = self._stream
         self._is_flushed_soon = stream is not None  # first: it may be called before `flush_soon` returns
         if stream is None or stream.flush_soon(self._flush):
             return stream is not None
-        self._is_flushed_soon = False  # and the caller writes, also for those who have relied on it
+        self._is_flushed_soon = False  # and the caller writes, also for threads that have relied on the flush
         return False
 
     def _flush(self) -> None:
-        self._is_flushed_soon = False  # before the look at what there is
+        self._is_flushed_soon = False  # before the outbox is checked
         self._write()
 
     def _write_alone(self, message: Message) -> bool:
-        """Write a message of the usual form by the shortest way, where nothing is before it; whether that was done."""
+        """Write a message of the usual form in the shortest way, if nothing is before it; returns whether it did."""
         stream = self._stream
         if stream is None or self._outbox or stream.max_nbytes < MOST_NBYTES:
             return False
@@ -230,23 +230,23 @@ class Link:
             except Exception:  # noqa: BLE001  (the usual way meets it again, and ends the link)
                 piece = None
         if piece is not None and not stream.send(piece):
-            return True  # `sent` goes on from here
+            return True  # `sent` continues from here
         self._writing.release()
-        if piece is not None and self._outbox:  # it came after the look and before the release
+        if piece is not None and self._outbox:  # it came between the check and the release
             self._write()
         return piece is not None
 
     def _write(self) -> None:
         while self._outbox and self._stream is not None and self._writing.acquire(blocking=False):
             if self._send_all():
-                return  # `sent` goes on from here
+                return  # `sent` continues from here
             self._writing.release()
 
     def _send_all(self) -> bool:
-        """Send until nothing is left, or a piece is on its way out. The caller holds the lock.
+        """Send until nothing is left, or a piece is being sent. The caller holds the lock.
 
         Returns:
-            Whether the lock stays with what is on its way.
+            Whether the piece that is being sent keeps the lock.
         """
         while (self._outbox or self._pieces is not None) and (stream := self._stream) is not None:
             try:
@@ -259,7 +259,7 @@ class Link:
         return False
 
     def _next_piece(self, max_nbytes: int) -> bytes | None:
-        """The next piece of the frame that is on its way, or else the beginning of the next one."""
+        """The next piece of the current frame, or else the first piece of the next one."""
         if self._pieces is not None and (piece := next(self._pieces, None)) is not None:
             return piece
         self._pieces = None
@@ -273,7 +273,7 @@ class Link:
         return piece
 
     def _next_batch(self, enough_nbytes: int) -> list[Message]:
-        """What goes into the next frame: everything that queued up, to about this size."""
+        """The messages for the next frame: everything that has queued up, to about this size."""
         batch: list[Message] = []
         nbytes = 0
         while nbytes < enough_nbytes:
@@ -287,27 +287,27 @@ class Link:
 
 
 def _drop(message: Message) -> None:
-    """Do not send it."""
+    """Drop a message."""
 
 
 class _Deaf:
-    """Has the stream of a link that stands still."""
+    """The user of the stream of a link that stands still."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
 
     def opened(self, metadata: dict[str, Any]) -> None:
-        """Do nothing: the stream has been open for long."""
+        """Do nothing: the stream is already open."""
 
     def received(self, piece: bytes) -> bool:
-        """Hear nothing."""
+        """Drop the message."""
         return True
 
     def sent(self) -> None:
         """Send nothing."""
 
     def ended(self, status: Status) -> None:
-        """The other end has given it up."""
+        """Do nothing: the other end has given up the link."""
         self._link.ended(status)
 
 

@@ -1,4 +1,4 @@
-"""`LocalListener`: where the streams of other processes of this host come in, until they have proven themselves."""
+"""`LocalListener`: takes the streams of other processes of this host, until they have proven themselves."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _log = logging.getLogger("skipper.control")
 _BACKLOG = 512
 _AT_A_TIME = 64
 _PAUSE_S = 0.1
-"""How long nobody is let in where the system has no room for one more connection."""
+"""How long no connection is accepted if the system has no room for one more."""
 
 
 class LocalListener:
-    """Lets in processes of this user on this host that know a secret.
+    """Accepts processes of this user on this host that know a secret.
 
     Args:
-        process_id: of this process, as which it is dialed.
-        secret: what the others have to know.
-        poller: reads for the streams; what comes is taken on its threads.
-        loop: on which time is kept.
+        process_id: of this process, by which it is dialed.
+        secret: the secret that the others have to know.
+        poller: reads for the streams; connections are accepted on its threads.
+        loop: for timers.
         on_proven: takes the stream and the process at its other end, on the stream's thread.
 
     Raises:
-        WireError: it cannot be listened.
+        WireError: it cannot listen.
     """
 
     def __init__(
@@ -64,27 +64,27 @@ class LocalListener:
             raise WireError(f"cannot listen within this host: {error}") from error
 
     def close(self) -> None:
-        """Let no more in, and turn away those that have not proven themselves; idempotent."""
+        """Accept no more, and turn away the streams that have not proven themselves; idempotent."""
         if self._socket.fileno() >= 0:
             self._poller.unwatch(self._socket.fileno())
             self._socket.close()
         self._strangers.turn_away_all()
 
     def fall_silent(self) -> None:
-        """Let go of the socket: this is a forked copy of the process."""
+        """Close the socket: this is a forked copy of the process."""
         self._socket.close()
 
     def let_in(self, guest: Guest, peer: ProcessRef) -> None:
-        """A stranger has proven itself. For its `_Arrival`."""
+        """Take a stream that has proven itself. For its `_Arrival`."""
         self._strangers.forget(guest.stream)
         self._on_proven(guest, peer)
 
     def forget(self, stream: IncomingLocalStream) -> None:
-        """A stranger has left. For its `_Arrival`."""
+        """Forget a stream that has left. For its `_Arrival`."""
         self._strangers.forget(stream)
 
     def greet(self, stream: IncomingLocalStream) -> None:
-        """A stranger has said who it is. For its `_Arrival`."""
+        """Begin the handshake of a stream with its metadata. For its `_Arrival`."""
         guest = Guest(
             stream,
             self._process_id,
@@ -132,14 +132,14 @@ class LocalListener:
 
 
 class _Arrival:
-    """Has a stream until the other end has said who it is."""
+    """The user of a stream until the other end has sent its metadata."""
 
     def __init__(self, listener: LocalListener) -> None:
         self._listener = listener
         self.stream: IncomingLocalStream | None = None
 
     def opened(self, metadata: dict[str, Any]) -> None:
-        """Have it prove that."""
+        """Let it prove itself."""
         if self.stream is not None:
             self._listener.greet(self.stream)
 
@@ -148,9 +148,9 @@ class _Arrival:
         return False
 
     def sent(self) -> None:
-        """Do nothing: nothing is sent to strangers."""
+        """Do nothing: nothing is sent before the proof."""
 
     def ended(self, status: Status) -> None:
-        """It has left."""
+        """Note that it has left."""
         if self.stream is not None:
             self._listener.forget(self.stream)

@@ -1,7 +1,7 @@
-"""Streams of messages within a host: one AF_UNIX socket of packets, a packet for each message.
+"""Streams of messages within a host: one AF_UNIX packet socket, one packet per message.
 
-A packet arrives whole or not at all, and the end of the other process is the end of the file. The first packet in each
-direction is metadata. A packet of the dialed end that begins with `_STATUS` is the last one and says why.
+A packet arrives whole or not at all, and the end of the other process shows as end of file. The first packet in each
+direction is metadata. A packet of the dialed end that begins with `_STATUS` is the last one and has the reason.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _CREDENTIALS = struct.Struct("iII")  # ucred: pid, uid, gid
 
 
 def socket_name(process_id: str) -> bytes:
-    """Where a process listens for those of its host (and of its network namespace)."""
+    """Where a process listens for processes on its host (and in its network namespace)."""
     return b"\0skipper-%s/local" % process_id.encode()
 
 
 def new_socket() -> socket.socket:
-    """A socket for streams, which does not wait.
+    """A non-blocking socket for streams.
 
     Raises:
         OSError: there is no room for one more.
@@ -40,7 +40,7 @@ def new_socket() -> socket.socket:
 
 
 def is_of_this_user(connected: socket.socket) -> bool:
-    """Whether the process at the other end was one of the user of this process when it connected."""
+    """Whether the process at the other end belonged to this process' user when it connected."""
     packed = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     uid: int = _CREDENTIALS.unpack(packed)[1]
     return uid == os.geteuid()
@@ -59,7 +59,7 @@ def unpack_metadata(packet: bytes) -> dict[str, Any]:
     """The inverse of `pack_metadata`.
 
     Raises:
-        ProtocolError: it is no such packet.
+        ProtocolError: it is not such a packet.
     """
     metadata: dict[str, Any] = {}
     position = 0
@@ -84,13 +84,13 @@ class LocalStream:
 
     Args:
         connected: taken over.
-        poller: reads it; whoever reads for it is the stream's thread.
+        poller: reads it; the thread that reads is the stream's thread.
 
     Attributes:
         user: as in `MessageStream`.
-        flows: as there; what has come is delivered at once in any case.
+        flows: as there; messages are delivered at once in any case.
         max_nbytes: as there.
-        send: as there, from any thread, one at a time: it is that of the socket, with nothing in between.
+        send: as there, from any thread, one at a time: it is the socket's own method.
     """
 
     max_nbytes = MAX_NBYTES
@@ -107,7 +107,7 @@ class LocalStream:
         self.send = self._socket.post
 
     def start(self, name: str = "") -> None:
-        """Have the poller read.
+        """Register the stream with the poller.
 
         Raises:
             OSError: the system has no room for it.
@@ -120,7 +120,7 @@ class LocalStream:
 
     @property
     def flows(self) -> bool:
-        """Whether those that may be interrupted may deliver answers: nothing but frames of a link comes any more."""
+        """Whether threads that may be interrupted may deliver answers: from now on only frames of a link come."""
         return self._socket.repeats
 
     @flows.setter
@@ -134,15 +134,15 @@ class LocalStream:
         return True
 
     def receive(self) -> None:
-        """Do nothing: whatever comes is delivered."""
+        """Do nothing: every message is delivered."""
 
     def end(self) -> None:
-        """End the stream; from any thread, and as often as one likes. The user is told on the stream's thread."""
+        """End the stream; from any thread. It may be called again. The user is told on the stream's thread."""
         with self._ending:
             self._is_ended = True
             self._socket.shut_down()
 
-    # What the poller tells
+    # Events of the poller
 
     def received(self, packet: bytes) -> None:
         """Take a packet."""
@@ -159,18 +159,18 @@ class LocalStream:
             self.end()
 
     def blocked(self, message: bytes) -> None:
-        """Keep a message that has found no room."""
+        """Keep a message for which there was no room."""
         self._unsent = message
         self._poller.want_out(self._socket)
 
     def writable(self) -> None:
-        """Send what found no room."""
+        """Send the messages that were kept."""
         message, self._unsent = self._unsent, None
         if message is not None and self.send(message) and not self._over:
             self.user.sent()
 
     def hung_up(self) -> None:
-        """Take note of the end: nothing comes any more, and nothing more can be sent."""
+        """Note the end: nothing comes any more, and nothing more can be sent."""
         self._poller.remove(self._socket)
         self._finish(CLOSED)
         with self._ending:
@@ -180,7 +180,7 @@ class LocalStream:
         """Take the first packet.
 
         Raises:
-            ProtocolError: it is no metadata.
+            ProtocolError: it is not metadata.
         """
         raise NotImplementedError
 
@@ -235,7 +235,7 @@ class IncomingLocalStream(LocalStream):
 
     Args:
         accepted: the connection, taken over.
-        user: has the stream at first; told of its metadata as ``opened``.
+        user: has the stream at first; gets its metadata by ``opened``.
         poller: reads it.
 
     Attributes:
@@ -251,11 +251,11 @@ class IncomingLocalStream(LocalStream):
         return None
 
     def answer(self, metadata: Metadata) -> None:
-        """Say the first thing."""
+        """Send the metadata."""
         self.send(pack_metadata(metadata))
 
     def turn_away(self, name: str, details: str) -> None:
-        """End the stream with a status of gRPC's (its name in lower case) and a reason; from any thread."""
+        """End the stream with a gRPC status (its name in lower case) and a reason; from any thread."""
         if not self._is_ended:
             self.send(_STATUS + f"{name}:{details}".encode()[:1024])
             self.end()

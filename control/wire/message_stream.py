@@ -1,4 +1,4 @@
-"""`MessageStream`: one end of a stream of messages of raw bytes between two processes, whatever carries it."""
+"""`MessageStream`: one end of a stream of messages of raw bytes between two processes, on any transport."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How a stream ended: gRPC's name for it, and words."""
+    """How a stream ended: gRPC's name for it, and a text."""
 
     name: str
     details: str = ""
@@ -25,27 +25,27 @@ CLOSED = Status("OK")
 
 
 class User(Protocol):
-    """Who has a stream, and is told of everything about it on the stream's thread."""
+    """The user of a stream; gets all its events on the stream's thread."""
 
     def opened(self, metadata: dict[str, Any]) -> None:
-        """The other side has answered; on the dialing side only."""
+        """The other side has answered; only on the dialing side."""
 
     def received(self, message: bytes) -> bool:
-        """A message has come; False where no more are wanted."""
+        """A message has come; return False if no more are wanted."""
 
     def sent(self) -> None:
-        """The last message is out, and the next may be sent."""
+        """The last message is sent, and the next may follow."""
 
     def ended(self, status: Status) -> None:
-        """The stream is over; told once."""
+        """The stream is over; called once."""
 
 
 class MessageStream(Protocol):
     """One end of a stream.
 
     Attributes:
-        user: the object that is told what happens; it may be replaced on the stream's thread.
-        flows: whether to ask for the next message whatever the user says to the last.
+        user: the object that gets the events; it may be replaced on the stream's thread.
+        flows: whether to ask for the next message whatever the user returns for the last.
         max_nbytes: of one message.
     """
 
@@ -57,24 +57,24 @@ class MessageStream(Protocol):
         """Send a message; from any thread, one at a time. Does nothing after the end.
 
         Returns:
-            Whether it is out already. If not, the next one may be sent once `User.sent` was called.
+            Whether it is sent already. If not, the next one may be sent once `User.sent` was called.
         """
 
     def flush_soon(self, flush: Callable[[], object]) -> bool:
-        """Call ``flush()`` in a moment: at the latest when a thread of this process waits. False where nobody will."""
+        """Call ``flush()`` in a moment: at the latest when a thread of this process waits. False: it will not be."""
 
     def receive(self) -> None:
         """Ask for the first message; the others follow."""
 
     def end(self) -> None:
-        """End the stream; from any thread, and as often as one likes."""
+        """End the stream; from any thread. It may be called again."""
 
 
 class DialingStream(MessageStream, Protocol):
     """The end that dials."""
 
     def start(self, name: str) -> None:
-        """Begin to tell the user; ``name`` is that of the stream's thread, where it has one of its own."""
+        """Begin to report to the user; ``name``: of the stream's thread, if it has one of its own."""
 
 
 class DialedStream(MessageStream, Protocol):
@@ -87,10 +87,10 @@ class DialedStream(MessageStream, Protocol):
     metadata: dict[str, Any]
 
     def shown(self) -> list[bytes] | None:
-        """PEM: the certificates that the other end has shown to TLS, its own first; None where there is no TLS."""
+        """PEM: the certificates that the other end has shown to TLS, its own first; None without TLS."""
 
     def answer(self, metadata: Metadata) -> None:
-        """Say the first thing, and ask for the first message."""
+        """Send the metadata, and ask for the first message."""
 
     def turn_away(self, name: str, details: str) -> None:
-        """End the stream with a status of gRPC's (its name in lower case) and a reason; from any thread."""
+        """End the stream with a gRPC status (its name in lower case) and a reason; from any thread."""

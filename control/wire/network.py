@@ -1,4 +1,4 @@
-"""`Network`: where a transport listens, and by what it dials. `sockets` is the one of a real process."""
+"""`Network`: how a transport listens and dials. `sockets` has the network of a real process."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from skipper.control.wire.message_stream import DialingStream, Metadata, User
 from skipper.control.wire.process_ref import ProcessRef
 
 Connect: TypeAlias = Callable[[Metadata, User], DialingStream]
-"""Makes the stream of a dial; OSError where nobody listens."""
+"""Makes the stream of a dial; OSError if no process listens."""
 
 OnProven: TypeAlias = Callable[[Guest, ProcessRef], None]
-"""Takes the stream and the process at its other end, once that has proven itself; on the stream's thread."""
+"""Takes a stream and the process at its other end, once that has proven itself; on the stream's thread."""
 
 
 class Network(Protocol):
-    """The network as one process has it.
+    """The network of one process.
 
-    A transport decides what becomes of links; whatever waits, listens or connects is done here. So a transport also
-    runs on a network that is none, as in `tests/simulation`.
+    A transport decides about links; everything that waits, listens or connects is done here. So a transport also runs
+    on a simulated network, as in `tests/simulation`.
 
     Attributes:
-        pid: where this host's table of processes has this one; 0: nowhere, it shares its place with others.
+        pid: this process' id on this host; 0: it shares one with others.
     """
 
     pid: int
 
     def listen(self, me: ProcessRef, certificates: Certificates | None, on_proven: OnProven) -> ProcessRef:
-        """Listen within the host and, where the address of ``me`` says so, beyond it; returns ``me`` with the port.
+        """Listen within the host and, if the address of ``me`` says so, beyond it; returns ``me`` with the port.
 
         Raises:
             WireError: the address cannot be listened on.
@@ -44,16 +44,16 @@ class Network(Protocol):
         """
 
     def within(self, process_id: str) -> Connect:
-        """What dials a process of this host; PermissionError where only `beyond` reaches it."""
+        """A function that dials a process of this host; PermissionError if only `beyond` reaches it."""
 
     def beyond(self, address: str | None) -> Connect | None:
-        """What dials an ``IP:PORT``, or with None a process of this host; None: gRPC, which the dial knows."""
+        """A function that dials an ``IP:PORT``, or with None a process of this host; None: the dial uses gRPC."""
 
     def is_current(self) -> bool:
-        """Whether the current thread is one of those that deliver."""
+        """Whether the current thread delivers messages."""
 
     def fall_silent(self) -> None:
-        """Let go of every socket: this is a forked copy of the process."""
+        """Close every socket: this is a forked copy of the process."""
 
     async def close(self, patience_s: float) -> None:
-        """Let nobody in any more, and end what is left; streams that do not end are cut after ``patience_s``."""
+        """Accept no more, and end what is left; streams that do not end are cut after ``patience_s``."""

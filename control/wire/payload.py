@@ -26,22 +26,22 @@ from skipper.control.wire.bulk import BULK_NBYTES, Incoming, Outgoing
 from skipper.control.wire.messages import Payload, Whole
 
 OUT_OF_BAND_NBYTES = 16 << 10
-"""Buffers from this size on travel beside the pickle instead of within it."""
+"""Buffers from this size on travel next to the pickle instead of within it."""
 
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
-"""Types that the C pickler handles alone, whatever their values."""
+"""Types that the C pickler handles by itself, whatever their values."""
 
 _ARGUMENTS = ("args", "kwargs")
 
 _NAMED = (type, types.FunctionType)
-"""What travels by name, or by value where nobody else would find that name."""
+"""Types whose objects travel by name, or by value if other processes would not find that name."""
 
 _NO_FILE = "<dynamic-code>"
-"""What cloudpickle has for the name of every file."""
+"""The file name that cloudpickle gives to all code."""
 
 _examined: set[str] = {"__main__", "builtins"}
 _found: set[str] = {"builtins"}
-"""Of these, the modules that other processes find, too."""
+"""The examined modules that other processes find, too."""
 
 
 def pack(value: object, *, lend: bool = False, name: str | tuple[str, ...] = "the value") -> Payload:
@@ -69,7 +69,7 @@ def pack(value: object, *, lend: bool = False, name: str | tuple[str, ...] = "th
                 return True
             if lend and raw.nbytes >= BULK_NBYTES:
                 source = raw.obj
-                # A view of a part of ``bytes`` names the whole as its source.
+                # A view of a part of ``bytes`` has the whole object as its source.
                 buffers.append(Outgoing(source if isinstance(source, bytes) and len(source) == raw.nbytes else raw))
             else:
                 buffers.append(bytearray(raw))
@@ -86,7 +86,7 @@ def pack(value: object, *, lend: bool = False, name: str | tuple[str, ...] = "th
 
 
 def pack_inert(value: object, *, name: str | tuple[str, ...] = "the value") -> tuple[bytes, ...]:
-    """`pack`, as plain bytes that can be pickled again.
+    """`pack`, but as plain bytes that can be pickled again.
 
     Raises:
         PayloadError: the value cannot be pickled.
@@ -104,7 +104,7 @@ def pack_construction(cls: Callable[..., object], args: tuple[object, ...], kwar
 
 
 def pack_arguments(args: tuple[object, ...], kwargs: dict[str, object]) -> Payload:
-    """`pack((args, kwargs), lend=True)`, by a shorter way for plain arguments.
+    """`pack((args, kwargs), lend=True)`, with a fast path for plain arguments.
 
     Raises:
         PayloadError: an argument cannot be pickled.
@@ -118,7 +118,7 @@ def pack_arguments(args: tuple[object, ...], kwargs: dict[str, object]) -> Paylo
 
 
 def pack_inert_arguments(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[bytes, ...]:
-    """`pack_inert((args, kwargs))`, by a shorter way for plain arguments.
+    """`pack_inert((args, kwargs))`, with a fast path for plain arguments.
 
     Raises:
         PayloadError: an argument cannot be pickled.
@@ -134,7 +134,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _lift(value: object) -> object:
-    """Have large ``bytes`` go beside the pickle; other types see to that by themselves."""
+    """Make large ``bytes`` travel next to the pickle; other types do that by themselves."""
     return pickle.PickleBuffer(value) if type(value) is bytes and len(value) >= BULK_NBYTES else value
 
 
@@ -143,14 +143,14 @@ def _head(pickled: bytes, *, lend: bool) -> bytes | Outgoing:
 
 
 def unpack(payload: Payload, name: str = "what arrived") -> Any:
-    """The value of a payload, in memory of its own: arrays are writable where the sender's were.
+    """The value of a payload, in memory of its own: arrays are writable if the sender's were.
 
     Args:
         payload: what `pack` made of it.
         name: of the value, for people.
 
     Raises:
-        PayloadError: the value cannot be unpickled in this process, or what was lent cannot be read any more.
+        PayloadError: the value cannot be unpickled in this process, or lent segments cannot be read any more.
     """
     head = payload[0]
     buffers: list[bytes | bytearray] = []
@@ -161,7 +161,7 @@ def unpack(payload: Payload, name: str = "what arrived") -> Any:
         ]
     try:
         return pickle.loads(pickled, buffers=buffers)
-    except BaseException as error:  # what is unpickled may run code of a user, which may also want to exit
+    except BaseException as error:  # unpickling may run user code, which may also exit
         if is_interrupt(error):
             raise
         hint = "; it has to be importable in this process, too" if isinstance(error, ImportError) else ""
@@ -203,7 +203,7 @@ def _culprit(value: object, name: str | tuple[str, ...]) -> str:
 
 
 def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
-    """What `cloudpickle` says, with the name of the file, which 3.1.3 leaves out: tracebacks and stacks name it."""
+    """What `cloudpickle` returns, with the file name, which 3.1.3 leaves out: tracebacks and stacks show it."""
     make, arguments = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
     is_left_out = [isinstance(argument, str) and argument == _NO_FILE for argument in arguments]
     named = zip(arguments, is_left_out, strict=True)
@@ -214,13 +214,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is not
     dispatch_table = cloudpickle.Pickler.dispatch_table.new_child({types.CodeType: _reduce_code})
 
     def reducer_override(self, obj: Any) -> Any:
-        """What `cloudpickle` says, but sooner where that is clear: this is asked of every object and of its class."""
+        """What `cloudpickle` returns, but faster in clear cases: this is called for every object and for its class."""
         if not isinstance(obj, _NAMED):
             return NotImplemented
         name = obj.__module__
         if name not in _examined:
             _examine(name)
-        # Registered modules, by users too, may be packages of others: that is left to cloudpickle.
+        # Registered modules may be packages that contain others: cloudpickle handles that.
         if name not in _found or cloudpickle.list_registry_pickle_by_value():
             return super().reducer_override(obj)
         is_there = getattr(sys.modules.get(name), "__dict__", {}).get(obj.__qualname__) is obj
@@ -240,7 +240,7 @@ def _examine(name: str | None) -> None:
 
 
 def _importable(module: types.ModuleType) -> bool:
-    """Whether the import system would find this very module, had it not been imported already."""
+    """Whether the import system would find this same module if it were not imported already."""
     parts = module.__name__.split(".")
     path = None
     spec = None
@@ -268,9 +268,9 @@ _MOST_KEY = 60
 def find_culprit(
     value: object, name: str | tuple[str, ...], can_pickle: Callable[[object], bool]
 ) -> tuple[str, object]:
-    """The innermost part of a value that cannot be pickled, and the way to it, such as ``args[1]['lock']``.
+    """The innermost part of a value that cannot be pickled, and its path, such as ``args[1]['lock']``.
 
-    ``name`` is that of the value, for people, or of each element of a tuple; ``can_pickle`` tries one value.
+    ``name``: of the value, for people, or of each element of a tuple; ``can_pickle`` tries one value.
     """
     deadline = time.monotonic() + _PATIENCE_S
     if isinstance(name, tuple):
@@ -298,7 +298,7 @@ def _first(
 
 
 def _parts(where: str, value: object) -> Iterator[tuple[str, object]]:
-    """What a value is made of, as far as pickle would look at it part by part; each part with the way to it."""
+    """The parts of a value that pickle would look at one by one, each with its path."""
     kind = type(value)
     if isinstance(value, dict) and kind is dict:
         for key, part in value.items():
@@ -315,7 +315,7 @@ def _parts(where: str, value: object) -> Iterator[tuple[str, object]]:
         for variable, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             try:
                 yield f"the variable {variable!r} that {where} uses", cell.cell_contents
-            except ValueError:  # it is not set yet
+            except ValueError:  # the cell is not set yet
                 continue
     elif kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__:
         attributes = getattr(value, "__dict__", None)

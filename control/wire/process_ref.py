@@ -1,4 +1,4 @@
-"""`ProcessRef`: where a process is reached; and what is said of one whose link has ended."""
+"""`ProcessRef`: the address of a process; and the reasons why its link has ended."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from dataclasses import dataclass, field
 from skipper.control.model.growing import growing
 
 STOPPED = "it has stopped"
-"""Why a link is lost whose other end said goodbye."""
+"""The reason for a lost link whose other end said goodbye."""
 
 NO_SIGN_OF_LIFE = "no sign of life"
-"""Part of the reason why a link is lost whose other end has been silent for too long."""
+"""Part of the reason for a lost link whose other end has been silent for too long."""
 
 BEATS = 8
-"""How many signs of life are sent in the time for which a process may be silent."""
+"""How many signs of life are sent during the time that a process may be silent."""
 
 JUDGED = 0.9
-"""The part of that time after which silence is judged: the rest is for the news to reach those who wait."""
+"""The fraction of that time after which silence is judged: in the rest, the news reaches the waiting callers."""
 
 
 @growing
 @dataclass(frozen=True, slots=True)
 class ProcessRef:
-    """A process of the job, as others refer to it.
+    """A reference to a process of the job.
 
     Attributes:
-        id: unique for ever, so that a restarted process is another one; begins with the id of the job and a dash.
-        address: ``unix-abstract:NAME`` where only its host reaches it, else ``IP:PORT`` (see `addresses`).
+        id: unique for ever, so a restarted process has another one; begins with the id of the job and a dash.
+        address: ``unix-abstract:NAME`` if only its host reaches it, else ``IP:PORT`` (see `addresses`).
         name: for people.
         launcher: the process that launched it and knows whether it lives; None for the script.
     """

@@ -89,7 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def tables() -> Iterator[str]:
-    """The part of the page that tells of each message."""
+    """The part of the page that describes each message."""
     examples = {type(example): example for example in EXAMPLES}
     for cls in MESSAGES:
         words, fields = _said_of(cls)
@@ -106,7 +106,7 @@ def tables() -> Iterator[str]:
 
 
 def _said_of(cls: type[Message]) -> tuple[str, dict[str, str]]:
-    """What the docstring says of a message, and of each of its fields."""
+    """What the docstring says about a message, and about each of its fields."""
     words, _, attributes = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:")
     fields = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", attributes, re.MULTILINE)
     return _in_line(words), {name: _in_line(text) for name, text in fields}

@@ -1,10 +1,10 @@
 """Reading the memory of another process of this host through the kernel, without mapping it.
 
-That takes one copy instead of two, a slower one, page by page. The system permits it where it would permit tracing that
-process: for the same user, if neither a container nor a security module forbids it. Only trying shows whether it does.
+That takes one copy instead of two, but a slower one, page by page. The system permits it if it would permit tracing
+that process: for the same user, if neither a container nor a security module forbids it. Only an attempt shows that.
 
-The kernel reads whatever lies at an address now. So a `MemorySeal` lies beside what is lent, and is destroyed before
-the memory may hold anything else: a reader that finds the seal whole after reading has read what was meant. A process
+The kernel reads whatever is at an address now. So each lent segment has a `MemorySeal`, which is destroyed before the
+memory may hold anything else: a reader that finds the seal intact after reading has read the right bytes. A process
 that has got the pid of a dead one, or has that pid in another container, has no such seal.
 """
 
@@ -19,7 +19,7 @@ SEAL_NBYTES = 16
 
 
 class MemorySeal:
-    """Random bytes of this process at an address that can be told to others."""
+    """Random bytes of this process at an address that can be sent to others."""
 
     __slots__ = ("_memory", "address", "content")
 
@@ -29,12 +29,12 @@ class MemorySeal:
         self.address = ctypes.addressof(self._memory)
 
     def destroy(self) -> None:
-        """Let nobody find it whole any more."""
+        """Overwrite it, so that no reader finds it intact any more."""
         ctypes.memset(self._memory, 0, SEAL_NBYTES)
 
 
 def address_of(memory: memoryview) -> int:
-    """Where the bytes of a view lie in this process."""
+    """The address of a view's bytes in this process."""
     import numpy as np
 
     address: int = np.frombuffer(memory, "u1").__array_interface__["data"][0]
@@ -42,7 +42,7 @@ def address_of(memory: memoryview) -> int:
 
 
 def is_whole(pid: int, address: int, content: bytes) -> bool:
-    """Whether a process that can be read from here has a seal with this content there."""
+    """Whether a process that is readable from here has a seal with this content at this address."""
     found = bytearray(SEAL_NBYTES)
     try:
         _read(pid, address, address_of(memoryview(found)), SEAL_NBYTES)
@@ -52,12 +52,12 @@ def is_whole(pid: int, address: int, content: bytes) -> bool:
 
 
 def read(pid: int, address: int, memory: memoryview) -> None:
-    """Fill writable memory with what lies at an address of a process, which takes no part in that.
+    """Fill writable memory from an address of a process, which does nothing for it.
 
-    The kernel copies without waiting for anybody, so there is no deadline: a process that stands still is read, too.
+    The kernel copies without waiting, so there is no deadline: a stopped process is read, too.
 
     Raises:
-        OSError: that process, or that memory, cannot be read, or not any more; ``memory`` may be filled in part.
+        OSError: that process, or that memory, cannot be read (any more); ``memory`` may be partly filled.
     """
     _read(pid, address, address_of(memory), len(memory))
 
@@ -86,6 +86,6 @@ def _process_vm_readv() -> Any:
     function.restype = ctypes.c_ssize_t
     function.argtypes = (
         *(ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong),  # the process; what is filled here
-        *(ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong),  # what is read there; flags, of which there are none
+        *(ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong),  # what is read there; flags: none
     )
     return function

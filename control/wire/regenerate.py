@@ -39,7 +39,7 @@ def difference() -> list[str]:
 
 
 def main() -> int:
-    """Return 0, or 1 where ``--check`` found a difference."""
+    """Return 0, or 1 if ``--check`` found a difference."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, fail where the committed code is stale")
     if not parser.parse_args().check:

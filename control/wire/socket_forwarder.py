@@ -1,7 +1,7 @@
-"""`SocketForwarder`: brings connections to gRPC that come in at a socket which gRPC has not made.
+"""`SocketForwarder`: forwards connections from a socket that gRPC has not made to gRPC.
 
-gRPC listens on its own sockets only. So a thread forwards the bytes of each connection, in both directions and
-unchanged (TLS included), to a socket of this host at which gRPC listens.
+gRPC listens only on its own sockets. So a thread forwards the bytes of each connection, in both directions and
+unchanged (TLS included), to a socket of this host on which gRPC listens.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ _CHUNK_NBYTES = 1 << 16
 
 
 class SocketForwarder:
-    """Forwards connections of a socket to another one of this host, in a thread of its own, until it is closed.
+    """Forwards connections of a socket to another socket of this host, in a thread of its own, until it is closed.
 
     Args:
         listening: the socket; it is closed with this.
         name: of the other socket, in the abstract namespace.
-        most: connections that are open at a time; what comes beyond them is closed.
+        most: how many connections may be open at a time; more are closed.
     """
 
     def __init__(self, listening: socket.socket, name: str, most: int = 1 << 30) -> None:
         self._listening = listening
         self._most = most
         self._running: set[asyncio.Task[None] | None] = set()
-        """Nothing else holds a task that waits while its own connection is half closed."""
+        """Keeps the tasks alive: nothing else holds a task that waits while its connection is half closed."""
         self._path = f"\0{name}"
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
@@ -50,7 +50,7 @@ class SocketForwarder:
             runner.run(self._serve())
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._pass_on, sock=self._listening)  # a unix socket will do, too
+        server = await asyncio.start_server(self._pass_on, sock=self._listening)  # a unix socket works, too
         await self._closing.wait()
         server.close()  # the tasks of its connections are cancelled with the loop
 
@@ -69,7 +69,7 @@ class SocketForwarder:
         try:
             inner_reader, inner_writer = await asyncio.open_unix_connection(self._path)
         except OSError:
-            writer.close()  # nobody listens there any more
+            writer.close()  # no process listens there any more
             return
         try:
             await asyncio.gather(_copy(reader, inner_writer), _copy(inner_reader, writer))
@@ -88,4 +88,4 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             await writer.drain()
         writer.write_eof()
     except OSError:
-        writer.close()  # one side is gone, so nobody needs the other
+        writer.close()  # one side is gone, so the other is not needed

@@ -1,4 +1,4 @@
-"""`Sockets`: the network of a process: sockets of packets within its host, gRPC between hosts."""
+"""`Sockets`: the network of a process: packet sockets within its host, gRPC between hosts."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 class Sockets:
-    """A `Network` of the kernel's.
+    """A `Network` of the kernel's sockets.
 
     Args:
         me: the process that has it.
-        secret: the job's.
+        secret: the job's secret.
         loop: the process' loop.
-        poller: reads what comes within the host, for others, too, which close it; None: one of its own.
+        poller: reads within the host, also for others, which then close it; None: it makes its own.
     """
 
     def __init__(
@@ -103,12 +103,12 @@ class Sockets:
         self._poller.close()
 
     def _listeners(self) -> AuthListeners:
-        """Where others dial by gRPC, which is imported with the first of them. From any thread."""
+        """The gRPC listeners; the first one imports gRPC. From any thread."""
         grpc_poller.choose()
         from skipper.control.wire.auth_listener import AuthListeners
 
         with self._lock:
             if self._auth_listeners is None:
-                assert self._on_proven is not None  # nothing is listened at before `listen`
+                assert self._on_proven is not None  # nothing listens before `listen`
                 self._auth_listeners = AuthListeners(self._id, self._secret, self._loop, on_proven=self._on_proven)
             return self._auth_listeners

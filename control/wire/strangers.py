@@ -1,4 +1,4 @@
-"""`Strangers`: those who have connected and not proven themselves yet."""
+"""`Strangers`: streams whose other end has not proven itself yet."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HANDSHAKE_TIMEOUT_S = 10.0
 """A peer that connects and sends no proof is turned away after this long."""
 
 MAX_STRANGERS = 256
-"""Streams that have not proven themselves yet. One more, and the oldest of them is turned away."""
+"""The most streams that have not proven themselves yet. With one more, the oldest is turned away."""
 
 
 class Strangers:
@@ -18,23 +18,23 @@ class Strangers:
 
     def __init__(self) -> None:
         self._until: dict[DialedStream, float] = {}
-        """Until when each may prove itself, in the order of arrival."""
+        """The deadline for the proof of each stream, in the order of arrival."""
 
     def __len__(self) -> int:
         return len(self._until)
 
     def add(self, stream: DialedStream) -> None:
-        """Give one more its time; the oldest has to go where there are too many."""
+        """Add a stream with its deadline; if there are too many, the oldest is turned away."""
         if len(self._until) >= MAX_STRANGERS:
             self._turn_away(next(iter(self._until)))
         self._until[stream] = time.monotonic() + HANDSHAKE_TIMEOUT_S
 
     def forget(self, stream: DialedStream) -> None:
-        """Do not wait for this one any more."""
+        """Do not wait for this stream any more."""
         self._until.pop(stream, None)
 
     def lose_patience(self) -> float | None:
-        """Turn away those that took too long. Returns the seconds until the next one may have to go."""
+        """Turn away streams that took too long. Returns the seconds until the next deadline."""
         while self._until:
             stream, until = next(iter(self._until.items()))
             remaining = until - time.monotonic()

@@ -1,4 +1,4 @@
-"""Whether the other side of a TCP connection has hung up. gRPC looks at a connection only while a call waits for it."""
+"""Whether the other side of a TCP connection has closed it. gRPC checks a connection only while a call waits for it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ _HUNG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
 class ConnectionWatch:
-    """Finds the connection that a library is about to make without telling its descriptor. For any thread.
+    """Finds the connection that a library will make, but whose descriptor it does not expose. For any thread.
 
     Args:
-        target: host and port that it will lead to. Connections that others make there at the same moment are taken for
-            it, too.
+        target: host and port of the connection. Connections that others make there at the same moment count as it, too.
     """
 
     def __init__(self, target: str) -> None:
@@ -25,11 +24,11 @@ class ConnectionWatch:
         self._fds: tuple[int, ...] = ()
 
     def begin(self) -> None:
-        """Note that the connection has been made."""
+        """Note that the connection is made."""
         self._fds = tuple(self._connections() - self._before)
 
     def has_hung_up(self) -> bool:
-        """Whether the other side has closed it, or this process has; False where it was not found. A system call."""
+        """Whether the other side, or this process, has closed it; False if it was not found. One system call."""
         if not self._fds:
             return False
         poll = select.poll()
@@ -46,12 +45,12 @@ class ConnectionWatch:
 
 
 def _peer_port(fd: int) -> int | None:
-    """The port that a descriptor is connected to by TCP; None where it is anything else."""
+    """The port that a descriptor is connected to by TCP; None if it is anything else."""
     try:
         if not stat.S_ISSOCK(os.fstat(fd).st_mode):
             return None
-        copy = os.dup(fd)  # `socket` closes what it is given
-    except OSError:  # closed meanwhile
+        copy = os.dup(fd)  # `socket` closes its descriptor
+    except OSError:  # it was closed just now
         return None
     try:
         connection = socket.socket(fileno=copy)
@@ -62,6 +61,6 @@ def _peer_port(fd: int) -> int | None:
         try:
             if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
                 return int(connection.getpeername()[1])
-        except OSError:  # it listens, or has ended
+        except OSError:  # the socket listens, or its connection has ended
             return None
     return None

@@ -1,13 +1,13 @@
 """`Transport`: one long-lived stream for each other process that this one talks to.
 
-Within a host a stream is a socket of packets (see `local_stream`), between hosts a plain bidirectional gRPC call that
-carries raw bytes, one connection each. Before anything of a stream is decoded, both ends prove that they know the job's
-secret (see `auth`). Between two processes there is one stream, whichever end dialed it; when both dial at once, the
-dial of the process with the smaller id stands, and the other is turned away.
+Within a host a stream is a packet socket (see `local_stream`), between hosts a plain bidirectional gRPC call with raw
+bytes, with one connection each. Before anything of a stream is decoded, both ends prove that they know the job's secret
+(see `auth`). Between two processes there is one stream, whichever end dialed it; if both dial at once, the dial of the
+process with the smaller id counts, and the other is turned away.
 
-What comes within the host is delivered by whichever thread reads for the others (see `_poller`). Every stream of gRPC's
-that was dialed has a thread of its own, those that came share one, and what arrives is delivered there. What happens to
-links is told on the loop thread.
+Messages within the host are delivered by the thread that reads for the others (see `_poller`). Every dialed gRPC stream
+has a thread of its own, incoming ones share a thread, and these threads deliver the messages. Events of links are
+reported on the loop thread.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ from skipper.control.wire.network import Connect, Network
 from skipper.control.wire.process_ref import ProcessRef
 
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
-"""How long to wait for a process of this host that does not listen yet, at first and later."""
+"""How long to wait, at first and later, for a process of this host that does not listen yet."""
 
 
 class Transport:
     """The links of one process.
 
     Args:
-        me: this process; it listens within its host and, where ``me.address`` says so, on TCP.
+        me: this process; it listens within its host and, if ``me.address`` says so, on TCP.
         secret: the job's secret.
-        deliver: takes every message that arrives, those of one process in order, on the thread of its stream.
-        on_lost: told once for each process whose link is lost, on the loop thread, with the reason.
-        on_connected: told when a link's stream stands, on the loop thread.
-        on_dial: told when a process is being dialed, on the loop thread.
-        find_address: asks where a process of another host listens; on the loop thread.
-        home: the IP of the script's host; empty where no other host takes part.
-        heartbeat_s: silence after which a process counts as unreachable that nobody knows to be alive.
-        unresponsive_s: silence after which one does that is alive for the operating system.
+        deliver: takes every message that arrives, in order for each process, on the thread of its stream.
+        on_lost: called once for each process whose link is lost, on the loop thread, with the reason.
+        on_connected: called when a link's stream stands, on the loop thread.
+        on_dial: called when a process is being dialed, on the loop thread.
+        find_address: finds where a process on another host listens; on the loop thread.
+        home: the IP of the script's host; empty if no other host takes part.
+        heartbeat_s: the silence after which a process counts as unreachable if it is not known to be alive.
+        unresponsive_s: the same for a process that the operating system says is alive.
         connect_timeout_s: how long to wait for a process to become reachable.
-        script_id: the id of the script's process, which has to have a script's certificate.
-        certificates: for TLS with other hosts; None: none.
+        script_id: the id of the script's process, which must have a script's certificate.
+        certificates: for TLS with other hosts; None: no TLS.
         network: listens and dials.
     """
 
@@ -110,7 +110,7 @@ class Transport:
         self._closed = False
         self._stands_still = False
         self._unheard = asyncio.Event()
-        """Set, while closing, once no stream stands any more."""
+        """Set, during `close`, once no stream stands any more."""
 
     async def start(self) -> None:
         """Listen.
@@ -125,7 +125,7 @@ class Transport:
 
     @property
     def me(self) -> ProcessRef:
-        """This process, with the address at which it is reached."""
+        """This process, with its address."""
         return self._me
 
     def listen_beyond(self, host: str, certificates: Certificates | None) -> None:
@@ -142,16 +142,16 @@ class Transport:
 
     def is_elsewhere(self, peer: ProcessRef) -> bool:
         """Whether a process is on another host."""
-        # Without an IP of its own a process is on the script's host: on the others all have one.
+        # A process without an IP is on the script's host: on other hosts all have one.
         here, there = addresses.host_of(self._me.address), addresses.host_of(peer.address)
         return (here or self._home()) != (there or self._home())
 
     def connected(self) -> int:
-        """How many processes this one is connected with."""
+        """How many processes this one is connected to."""
         return sum(link.connected for link in list(self._links.values()))
 
     def heard(self) -> tuple[int, int]:
-        """How many messages have come from others, and how many bytes."""
+        """How many messages, and how many bytes, have come from others."""
         links = list(self._links.values())
         messages, nbytes = self._heard_of_forgotten
         return messages + sum(link.heard_messages for link in links), nbytes + sum(link.heard_nbytes for link in links)
@@ -161,7 +161,7 @@ class Transport:
         return self._signs_of_forgotten + sum(link.heard_signs for link in list(self._links.values()))
 
     def heard_from_elsewhere(self) -> int:
-        """How many messages have come from processes on other hosts with which this one has a link."""
+        """How many messages have come from processes on other hosts that this one has a link to."""
         return sum(link.heard_messages for link in list(self._links.values()) if self.is_elsewhere(link.peer))
 
     def find(self, process_id: str) -> Link | None:
@@ -169,7 +169,7 @@ class Transport:
         return self._links.get(process_id)
 
     def link(self, peer: ProcessRef) -> Link:
-        """The link to ``peer``, which is dialed if nobody did before. From any thread."""
+        """The link to ``peer``, which is dialed unless it was before. From any thread."""
         link = self._links.get(peer.id)
         if link is None:
             link = self._new_link(peer)
@@ -177,15 +177,15 @@ class Transport:
         return link
 
     def expect(self, peer: ProcessRef) -> Link:
-        """The link to a process that will dial us, as one does that we launch. From any thread."""
+        """The link to a process that will dial this one, as its children do. From any thread."""
         return self._links.get(peer.id) or self._new_link(peer)
 
     def is_current(self) -> bool:
-        """Whether the current thread is one of those that deliver."""
+        """Whether the current thread delivers messages."""
         return self._network.is_current()
 
     def be_patient_with(self, peer: ProcessRef) -> None:
-        """Never count this peer's silence as its death, nor a long dial as a failure: it launched this process."""
+        """Never count this peer's silence as its death, or a long dial as a failure: it launched this process."""
         self._heartbeats.be_patient_with(peer)
 
     def lose(self, peer: ProcessRef, reason: str) -> None:
@@ -212,7 +212,7 @@ class Transport:
             self._signs_of_forgotten += link.heard_signs
 
     def stand_still(self) -> None:
-        """Send nothing more and hear nothing, with every stream still open, as a process that is stopped. For good."""
+        """Send and receive nothing more, with every stream still open, like a stopped process. For ever."""
         self._stands_still = True
         for task in list(self._tasks):
             task.cancel()
@@ -220,7 +220,7 @@ class Transport:
             link.stand_still()
 
     async def close(self, *, flush_timeout_s: float = 0.5) -> None:
-        """Say goodbye, hand what was posted to the transport, and end every stream."""
+        """Say goodbye, send posted messages, and end every stream."""
         if self._closed:
             return
         self._closed = True
@@ -233,7 +233,7 @@ class Transport:
         await self._end_all(flush_timeout_s)
 
     async def cut(self) -> None:
-        """End every stream at once and without a word, as the kernel does for a process that is killed."""
+        """End every stream at once, without a goodbye, as the kernel does for a killed process."""
         if not self._closed:
             self._closed = True
             await self._end_all(0.0)
@@ -259,12 +259,12 @@ class Transport:
         task.add_done_callback(self._tasks.discard)
 
     def _tell(self, callback: Callable[..., object], *args: object) -> None:
-        """Have something done on the loop thread."""
+        """Call a function on the loop thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: this process ends
             self._loop.call_soon_threadsafe(callback, *args)
 
     async def _review(self, certificates: Certificates) -> None:
-        """Give up the links to those whose certificates are revoked."""
+        """Give up the links to processes whose certificates are revoked."""
         while not self._closed:
             await asyncio.sleep(REVIEW_S)
             for link in list(self._links.values()):
@@ -272,7 +272,7 @@ class Transport:
                     self.lose(link.peer, f"the certificate of {link.identity} was revoked")
 
     def _roles_of(self, peer: ProcessRef) -> Collection[Role]:
-        """The roles of which a process may have a certificate."""
+        """The roles that a process' certificate may have."""
         return (Role.SCRIPT,) if peer.id == self._script_id else MEMBERS
 
     # Links and their streams
@@ -290,7 +290,7 @@ class Transport:
             self._unheard.set()
 
     def _open(self, link: Link, stream: MessageStream, *, greeting: bytes = b"") -> None:
-        """Begin to serve a link over a stream that is authenticated; on the stream's thread."""
+        """Begin to serve a link over an authenticated stream; on the stream's thread."""
         self._tell(self._on_connected, link.peer)
         link.open(stream, greeting=greeting)
         self._heartbeats.greet(link)
@@ -303,7 +303,7 @@ class Transport:
                 return
             link.dialing = True
         peer = link.peer
-        # A frozen launcher answers when it continues, and the kernel tells of its death: no limit for such peers.
+        # A frozen launcher answers when it continues, and the kernel reports its death: no limit for such peers.
         patience_s = math.inf if self._heartbeats.is_patient_with(peer) else self._connect_timeout_s
         deadline = self._loop.time() + patience_s
         if not self.is_elsewhere(peer):
@@ -320,7 +320,7 @@ class Transport:
         self._on_dial(peer)
 
     def _dial_once_found(self, link: Link, deadline: float) -> None:
-        """Ask where the process listens, and dial it there."""
+        """Find out where the process listens, and dial it there."""
 
         def found(answer: Future[str]) -> None:
             try:
@@ -347,7 +347,7 @@ class Transport:
         try:
             self._dial(link, deadline, connect=self._network.within(link.peer.id))
         except PermissionError:
-            self._dial(link, deadline)  # gRPC asks for no user
+            self._dial(link, deadline)  # gRPC does not check the user
         except OSError as error:
             if self._loop.time() + pause_s < deadline:
                 self._loop.call_later(pause_s, self._dial_here, link, deadline, min(2 * pause_s, _LONGEST_PAUSE_S))
@@ -400,11 +400,11 @@ class Transport:
 
     def _dial_failed(self, link: Link, reason: str, status: Status, again: Callable[[], None] | None = None) -> None:
         if again is not None and status.name == "DEADLINE_EXCEEDED" and not (link.lost or self._closed):
-            again()  # a flood of strangers pushed this dial out, or the other process gets too little CPU time
+            again()  # too many unproven streams pushed this dial out, or the other process gets too little CPU time
             return
         with self._lock:
             link.dialing = False
-        if status.name == "ALREADY_EXISTS":  # both dialed at once and theirs stands: it is on its way
+        if status.name == "ALREADY_EXISTS":  # both dialed at once and the other dial counts: it is on its way
             self._loop.call_later(self._connect_timeout_s, self._give_up_waiting, link)
         else:
             self.lose(link.peer, f"it could not be reached ({reason})")
@@ -416,7 +416,7 @@ class Transport:
     def _take_in(self, guest: Guest, peer: ProcessRef) -> None:
         """Serve a process that has dialed and proven itself; on the listener's thread."""
         if self._stands_still:
-            return  # it waits for an answer in vain
+            return  # the process waits for an answer in vain
         if guest.identity is not None and guest.identity.role not in self._roles_of(peer):
             reason = f"{NOT_ADMITTED}: {guest.identity} is not the script of this job"
             guest.stream.turn_away("permission_denied", reason)

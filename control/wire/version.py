@@ -1,7 +1,7 @@
-"""The version of the protocol between processes, and who may talk with whom.
+"""The version of the protocol between processes, and which versions can talk to each other.
 
-Two processes talk where their major versions are the same. Of a minor version more are fields that others leave out
-and skip, and kinds of messages that they skip (see `control.wire.messages`).
+Two processes talk if their major versions are the same. A newer minor version adds fields that others leave out and
+skip, and kinds of messages that others skip (see `control.wire.messages`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 MAJOR, MINOR = 5, 0
 
 VERSION = f"{MAJOR}.{MINOR}"
-"""As it is said in the handshake."""
+"""The form in the handshake."""
 
 
 DO_NOT_GO_TOGETHER = "of the protocol do not go together"
@@ -17,7 +17,7 @@ DO_NOT_GO_TOGETHER = "of the protocol do not go together"
 
 
 def obstacle(theirs: object) -> str | None:
-    """Why this process does not talk with one that says it speaks that version, for people; None: it does."""
+    """Why this process does not talk to one with that version, for people; None: it does."""
     major, _, minor = theirs.partition(".") if isinstance(theirs, str) and len(theirs) < 16 else ("", "", "")
     if not (major.isdecimal() and minor.isdecimal()):
         return f"version {VERSION} and the version of the other process {DO_NOT_GO_TOGETHER}"

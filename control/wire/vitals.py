@@ -1,7 +1,7 @@
-"""What the operating system says of another process of this host: whether it runs, is stopped, or has ended.
+"""What the operating system says about another process of this host: whether it runs, is stopped, or has ended.
 
-A process that is short of CPU time, or in which one thread holds the interpreter lock, is silent for long although it
-is well. The kernel knows better.
+A process that lacks CPU time, or in which one thread holds the interpreter lock, can be silent for a long time although
+it works. The kernel knows that.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 _STOPPED = frozenset("tT")
 _ENDED = frozenset("ZXx")
 _STATE, _UTIME, _STIME = 0, 11, 12
-"""Fields behind the name of the program in /proc/PID/stat: proc(5), less three."""
+"""Fields after the program name in /proc/PID/stat: the numbers of proc(5), minus three."""
 
 
 class Condition(enum.Enum):
-    """How a process is."""
+    """The condition of a process."""
 
     ALIVE = "alive"
     STOPPED = "stopped"
@@ -28,13 +28,13 @@ class Condition(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """What a thread has had of the CPUs in its life.
+    """The CPU time of a thread during its life.
 
     Attributes:
-        is_runnable: whether it runs, or would if there were a CPU for it.
-        ran_ns: for how long it has run.
-        waited_ns: for how long it has waited for a CPU, up to when it last got one.
-        is_in_kernel: whether it waits there for something that no signal interrupts, as for memory from a disk.
+        is_runnable: whether it runs, or would run if a CPU were free.
+        ran_ns: how long it has run.
+        waited_ns: how long it has waited for a CPU, until it last got one.
+        is_in_kernel: whether it waits there uninterruptibly, for example for memory from a disk.
     """
 
     is_runnable: bool = False
@@ -48,13 +48,13 @@ _NEW = Thread()
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """How a process was when it was looked at.
+    """The state of a process at one moment.
 
     Attributes:
-        condition: as the kernel says.
-        state: the letter that stands for it in ``ps``; empty where it is not known.
+        condition: from the kernel.
+        state: its letter in ``ps``; empty if unknown.
         cpu_s: the CPU time that it has used in its life.
-        threads: its threads, by their ids; empty where the kernel does not tell.
+        threads: its threads, by their ids; empty if the kernel does not report them.
     """
 
     condition: Condition
@@ -63,17 +63,17 @@ class Vitals:
     threads: Mapping[int, Thread] = field(default_factory=dict)
 
     def waited_s(self, before: Vitals) -> float:
-        """How long it has been kept from running since an earlier look: that of its threads that was kept longest."""
+        """How long it was kept from running since an earlier look: the maximum over its threads."""
         grown = (thread.waited_ns - before.threads.get(tid, _NEW).waited_ns for tid, thread in self.threads.items())
         return max(grown, default=0) / 1e9
 
     def ran_s(self, before: Vitals) -> dict[int, float]:
-        """For how long each thread has run since an earlier look, by its id."""
+        """How long each thread has run since an earlier look, by its id."""
         then = before.threads
         return {tid: (thread.ran_ns - then.get(tid, _NEW).ran_ns) / 1e9 for tid, thread in self.threads.items()}
 
     def is_kept_waiting(self, before: Vitals) -> bool:
-        """Whether a thread wants to run and has not since an earlier look: its wait is not counted yet."""
+        """Whether a thread is runnable but has not run since an earlier look: its wait is not counted yet."""
         return any(
             thread.is_runnable and thread.ran_ns == before.threads.get(tid, _NEW).ran_ns
             for tid, thread in self.threads.items()
@@ -81,7 +81,7 @@ class Vitals:
 
 
 def own_namespace() -> int:
-    """The namespace of this process in which process ids have a meaning; 0 where that cannot be known."""
+    """The pid namespace of this process; 0 if it cannot be known."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino & 0xFFFF_FFFF
     except OSError:
@@ -89,7 +89,7 @@ def own_namespace() -> int:
 
 
 def look_at(pid: int) -> Vitals:
-    """How the process with this id is, in the namespace of this process."""
+    """The state of the process with this id, in the namespace of this process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -109,7 +109,7 @@ def _threads_of(pid: int) -> dict[int, Thread]:
     try:
         for tid in map(int, os.listdir(f"/proc/{pid}/task")):
             threads[tid] = _thread(f"/proc/{pid}/task/{tid}")
-    except (OSError, ValueError, IndexError):  # it ends, or this kernel does not count
+    except (OSError, ValueError, IndexError):  # the thread ends, or this kernel does not count
         return threads
     return threads
 
@@ -123,7 +123,7 @@ def _thread(folder: str) -> Thread:
 
 
 def _existence(pid: int) -> Condition:
-    """Whether there is a process, where its state cannot be read: /proc may hide it, or be another's."""
+    """Whether a process exists if its state cannot be read: /proc may hide it, or belong to another namespace."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
