@@ -61,7 +61,7 @@ class MessageStream(Protocol):
         """
 
     def flush_soon(self, flush: Callable[[], object]) -> bool:
-        """Call ``flush()`` in a moment: at the latest when a thread of this process waits. False: it will not be."""
+        """Call ``flush()`` soon, at the latest when a thread of this process waits; False if it will not be called."""
 
     def receive(self) -> None:
         """Ask for the first message; the others follow."""

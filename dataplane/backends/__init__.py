@@ -1,4 +1,4 @@
-"""The ways to reach memory, one file or folder each behind the interface of `base`.
+"""The backends that reach memory, one file or folder each, behind the interface of `base`.
 
-`handshake` is what UCX and verbs share: the proofs that two processes exchange before a connection.
+UCX and verbs share `handshake`: the proofs that two processes exchange before a connection.
 """

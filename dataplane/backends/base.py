@@ -1,8 +1,8 @@
 """The interface of a backend: a way to reach memory that was registered in another process (or in this one).
 
-A `Backend` knows whether it is usable, adds its section to exported handles, and connects. A `Peer` is one
-owner as a backend reaches it. A `Remote` is one registration of a peer. A `Transfer` is a compiled batch to one peer,
-to be started any number of times.
+A `Backend` knows whether it is usable, adds its section to exported handles, and connects. A `Peer` is one owner that a
+backend reaches. A `Remote` is one registration of a peer. A `Transfer` is a compiled batch to one peer, which can be
+started any number of times.
 """
 
 import time
@@ -46,7 +46,7 @@ class BackendStatus:
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A peer's registration: where it begins, and the backend's own `key` to reach it."""
+    """A peer's registration: its address, and the backend's own `key` to reach it."""
 
     handle: Handle
     address: int
@@ -59,10 +59,10 @@ class Transfer(ABC):
 
     @abstractmethod
     def start(self, deadline: float, done: Done) -> Helper | None:
-        """Begin; call `done` once, from any thread, maybe before returning. The helper lets a waiting thread work."""
+        """Begin; call `done` once, from any thread, perhaps before returning. The helper lets a waiting thread work."""
 
     def submit(self, timeout: float) -> Operation:
-        """Begin it as an operation of its own; `DONE` where all has succeeded at once."""
+        """Begin it as an operation of its own; `DONE` if all has succeeded at once."""
         operation = Operation(1)
         helper = self.start(time.monotonic() + timeout, operation.part_done)
         if helper is not None:
@@ -71,37 +71,37 @@ class Transfer(ABC):
 
 
 class Peer(ABC):
-    """One owner of memory, as one backend reaches it. Thread-safe."""
+    """One owner of memory that one backend reaches. Thread-safe."""
 
     backend: str
 
     @abstractmethod
     def resolve(self, handle: Handle) -> Remote:
-        """Check the handle against what is really there, without moving data."""
+        """Check the handle against the owner's real memory, without moving data."""
 
     @abstractmethod
     def copy(self, local: Region, remote: Remote, offset: int, *, to_remote: bool, timeout: float) -> Operation:
         """Move `local.nbytes` bytes between `local` and `offset` of the registration."""
 
     def stream(self, local: Region, remote: Remote, offset: int, *, timeout: float) -> Operation:
-        """Read like `copy`, and where that is a copy of the processor's, past the cache."""
+        """Read like `copy`; if the CPU copies, bypass the cache."""
         return self.copy(local, remote, offset, to_remote=False, timeout=timeout)
 
     @abstractmethod
     def compile(self, rows: Rows, remotes: Sequence[Remote], locals_: Sequence[Region], *, to_remote: bool) -> Transfer:
-        """Prepare rows whose remote addresses and keys (indices) are those of `remotes`, and pin `locals_`."""
+        """Prepare rows whose remote addresses and keys (indices) refer to `remotes`, and pin `locals_`."""
 
     @abstractmethod
     def atomic(self, remote: Remote, offset: int, atomic: Atomic, *, timeout: float) -> FetchOperation:
-        """Change the aligned word at `offset` of the registration, at most once: never again on another way."""
+        """Change the aligned word at `offset` of the registration, at most once: never again over another path."""
 
     @abstractmethod
     def usable(self) -> bool:
-        """Whether a new use may go through this object; if not, the caller connects anew."""
+        """Whether this object may be used again; if not, the caller makes a new connection."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give connections and mappings back. Idempotent."""
+        """Release connections and mappings. Idempotent."""
 
 
 class Backend(ABC):
@@ -110,7 +110,7 @@ class Backend(ABC):
     Attributes:
         name: As in `configure` and `RDMABuffer.backend`.
         number: Of its section in handles.
-        reaches_all: Whether every process of the host reaches memory by its sections, so that no others are needed.
+        reaches_all: Whether its sections are enough for every process of the host, so that no others are needed.
     """
 
     name: str
@@ -118,10 +118,10 @@ class Backend(ABC):
     reaches_all: bool = True
 
     def check(self, config: Config) -> None:  # noqa: B027 - most backends have nothing to refuse
-        """Raise ConfigurationError for a configuration that comes too late, or that is impossible. Changes nothing."""
+        """Raise ConfigurationError for a configuration that is too late or impossible. Changes nothing."""
 
     def configure(self, config: Config) -> None:  # noqa: B027 - most backends have nothing to configure
-        """Take over a new configuration, that `check` has passed."""
+        """Apply a new configuration, which `check` has accepted."""
 
     @abstractmethod
     def status(self) -> BackendStatus:
@@ -129,7 +129,7 @@ class Backend(ABC):
 
     @abstractmethod
     def obstacle(self, handle: Handle) -> str | None:
-        """Why this handle cannot be reached; None when it can."""
+        """Why this handle cannot be reached; None if it can."""
 
     @abstractmethod
     def connect(self, card: Card) -> Peer:
@@ -140,6 +140,6 @@ class Backend(ABC):
         """Sections of the card and of the body, by which peers reach a registration; None if they cannot.
 
         Raises:
-            BackendUnavailableError: The same, with the reason.
-            RegistrationError: It should, and failed.
+            BackendUnavailableError: They cannot; says why.
+            RegistrationError: They should, but the registration failed.
         """

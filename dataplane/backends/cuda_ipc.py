@@ -1,8 +1,8 @@
-"""Memory of a GPU, mapped by a peer of the same host (CUDA IPC): a copy is one of the GPU's own, at its speed.
+"""Memory of a GPU, mapped by a peer of the same host (CUDA IPC): the GPU copies, at its own speed.
 
-CUDA maps whole allocations, and memory that a peer has mapped is not free until the peer lets go of it. So a mapping
-lasts as long as something here uses it, and no longer. As with shared memory of the host, the owner's epoch words are
-looked at around every copy, and its pidfd.
+CUDA maps whole allocations, and memory that a peer has mapped is not free until the peer unmaps it. So a mapping lasts
+only while something here uses it. As with shared memory of the host, the owner's epoch words and its pidfd are checked
+before and after every copy.
 """
 
 import struct
@@ -25,7 +25,7 @@ from skipper.dataplane.registration import Registration
 
 _PAGE = struct.Struct("<I")  # descriptor of the epoch page; its token is in the card already
 _DATA = struct.Struct(f"<{cuda_driver.IPC_NBYTES}s{cuda_driver.GPU_NBYTES}sQQ")
-"""The driver's handle, the GPU's UUID, the number of the allocation, the offset of the registration in it."""
+"""The driver's handle, the GPU's UUID, the number of the allocation, and the offset of the registration in it."""
 
 _REFUSALS = 1024  # remembered
 
@@ -33,7 +33,7 @@ _Refusals = OrderedDict[tuple[OwnerId, bytes], str]
 
 
 class CudaIpcBackend(Backend):
-    """Usable between processes of one host, user and pid namespace that CUDA lets share memory."""
+    """Usable between processes of one host, user and pid namespace, if CUDA lets them share memory."""
 
     name = "cuda_ipc"
     number = CUDA_IPC
@@ -45,7 +45,7 @@ class CudaIpcBackend(Backend):
         self._refusals: _Refusals = OrderedDict()
 
     def status(self) -> BackendStatus:
-        """Whether there are CUDA and its driver; which memory can be shared is known when it is handed out."""
+        """Whether CUDA and its driver exist; which memory can be shared is known at its registration."""
         why = _missing()
         if why is not None:
             return BackendStatus(self.name, False, why)
@@ -76,12 +76,12 @@ class CudaIpcBackend(Backend):
 
 
 class MappedAllocation:
-    """An allocation of another process, mapped here; until the last reference goes.
+    """An allocation of another process, mapped here until the last reference goes.
 
     Attributes:
         number: Of the allocation in its owner.
         device: The GPU of this process for which it is mapped.
-        address: Where.
+        address: Where it is mapped.
         nbytes: Its length.
     """
 
@@ -91,11 +91,11 @@ class MappedAllocation:
         """Map it.
 
         Raises:
-            BackendUnavailableError: CUDA does not do it, or torch cannot use what it does.
+            BackendUnavailableError: CUDA cannot map it, or torch cannot use the mapping.
         """
         tensors.start_cuda()
         device = cuda_driver.gpus().get(gpu)
-        # A GPU that this process does not see is reached from the one that it uses.
+        # If this process does not see that GPU, it reaches it from the one that it uses.
         self.device = tensors.current_gpu() if device is None else device
         self.number = number
         self.address, self.nbytes = cuda_driver.open_shared(ipc, self.device)
@@ -105,7 +105,7 @@ class MappedAllocation:
 
 
 class CudaIpcPeer(Peer):
-    """Another process of this host, and what of its GPU memory is mapped here."""
+    """Another process of this host, and its GPU memory that is mapped here."""
 
     backend = "cuda_ipc"
 
@@ -123,12 +123,12 @@ class CudaIpcPeer(Peer):
         return not self._watch.gone
 
     def close(self) -> None:
-        """Forget the mappings. They go with the last handle and transfer that use them."""
+        """Forget the mappings. Each is unmapped with the last handle and transfer that use it."""
         with self._lock:
             self._pages.clear()
 
     def resolve(self, handle: Handle) -> Remote:
-        """Map what the handle speaks of, and check its bounds against what is really there."""
+        """Map the handle's memory, and check its bounds against the real allocation."""
         (page_fd,) = unpack_section(_PAGE, handle.card.sections[CUDA_IPC], "CUDA IPC")
         ipc, gpu, number, offset = unpack_section(_DATA, handle.sections[CUDA_IPC], "CUDA IPC")
         with self._lock:
@@ -179,7 +179,7 @@ class CudaIpcPeer(Peer):
                     self._refusals.popitem(last=False)
                 raise
         elif known.number != number:
-            # The driver would give the old one again.
+            # The driver would return the old mapping again.
             raise BackendUnavailableError("this process still uses memory that the owner had at that address before")
         return known
 
@@ -190,7 +190,7 @@ def _gpu_of(handle: Handle) -> bytes:
 
 
 def _missing() -> str | None:
-    """Why this process cannot use CUDA; None where it can, as far as that is known without starting it."""
+    """Why this process cannot use CUDA; None if it can, as far as that is known without starting CUDA."""
     if tensors.built_for_cuda() is None:
         return "torch was built without CUDA"
     if tensors.forked_from_cuda():

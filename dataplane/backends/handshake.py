@@ -1,16 +1,17 @@
-"""The handshakes by which two processes prove to each other that they belong together, before anything is parsed.
+"""The handshakes by which two processes prove that they belong together, before anything is parsed.
 
 This file has the rules that hold for all handshakes; UCX adds its messages in `ucx.admission`, verbs in
 `verbs.handshake`. An *initiator* connects to an *owner* of memory.
 
-An owner listens on a unix socket without a file (an abstract name, reachable on its host only), or on a TCP address.
+An owner listens on a unix socket without a file (an abstract name, reachable only on its host), or on a TCP address.
 Messages have fixed sizes, and nothing is unpickled. Each side proves two things with an HMAC over fresh nonces and all
-that was said before: that it knows a secret of the other side (the job's or the user's), and that it means this owner,
-by the token and the address that are in every handle of the owner. So neither a handle that was read on its way nor a
-secret without a handle opens anything.
+earlier messages: that it knows a secret of the other side (the job's or the user's), and that it means this owner, by
+the token and the address that are in every handle of the owner. So neither an intercepted handle nor a secret without a
+handle is enough.
 
-A process may have several secrets and does not tell a stranger which ones. So the first proof of a handshake comes
-once for each secret of its sender, filled up to `MOST_KEYS` proofs. The owner answers with the first key that it knows.
+A process may have several secrets, and does not tell an unknown peer which ones. So the first message with a proof
+contains one for each secret of its sender, filled up to `MOST_KEYS` proofs. The owner answers with the first key that
+it knows.
 """
 
 import contextlib
@@ -41,7 +42,7 @@ from skipper.dataplane.keys import MOST_KEYS
 TOKEN_BYTES = 16
 DIGEST_BYTES = 32
 PROOFS_BYTES = MOST_KEYS * DIGEST_BYTES
-"""Length of the proofs of a message that is proved by each secret."""
+"""Length of the proofs of a message that has one for each secret."""
 
 _TCP = re.compile(r"[0-9A-Za-z.:_%-]{1,253}:[0-9]{1,5}")
 
@@ -51,7 +52,7 @@ WireUpKeys = Callable[[], tuple[bytes, ...]]
 GREETING_S = 5.0
 """Seconds for a whole handshake."""
 MOST_UNPROVED = 64
-"""Connections to an owner that have not proved themselves yet."""
+"""The most connections to an owner that have not proved themselves yet."""
 MOST_ALIKE = 16
 """The same for connections from one address, or from one user of this host."""
 
@@ -60,27 +61,27 @@ _CREDENTIALS = struct.Struct("3i")  # ucred of unix(7)
 
 
 def proof_keys(wire_up_keys: Sequence[bytes], token: bytes, address: str) -> tuple[bytes, ...]:
-    """The keys that the proofs of a handshake with one owner are made with, for each wire-up key in turn."""
+    """The keys for the proofs of a handshake with one owner, one for each wire-up key."""
     return tuple([hmac.digest(key, token + address.encode(), "sha256") for key in wire_up_keys[:MOST_KEYS]])
 
 
 def prove(key: bytes, role: bytes, *transcript: bytes) -> bytes:
-    """Shows that a side knows the key and has said all of the transcript, whose messages have fixed sizes."""
+    """Proves that a side knows the key and agrees on the transcript, whose messages have fixed sizes."""
     return hmac.digest(key, role + b"".join(transcript), "sha256")
 
 
 def prove_by_each(keys: Sequence[bytes], role: bytes, *transcript: bytes) -> bytes:
-    """A proof for each of these keys, and random bytes up to `MOST_KEYS` of them, which look the same."""
+    """A proof for each of these keys, filled up to `MOST_KEYS` with random bytes, which look the same."""
     proofs = [prove(key, role, *transcript) for key in keys]
     return b"".join(proofs) + secrets.token_bytes(PROOFS_BYTES - len(proofs) * DIGEST_BYTES)
 
 
 def proved_by(proofs: bytes, keys: Sequence[bytes], role: bytes, *transcript: bytes) -> bytes | None:
-    """The first of these keys under which one of the proofs is good; None where there is none."""
+    """The first of these keys under which one of the proofs is good; None if there is none."""
     told = [proofs[at : at + DIGEST_BYTES] for at in range(0, len(proofs), DIGEST_BYTES)]
     for key in keys:
         good = prove(key, role, *transcript)
-        if any(hmac.compare_digest(proof, good) for proof in told):  # takes as long wherever they differ
+        if any(hmac.compare_digest(proof, good) for proof in told):  # takes the same time wherever they differ
             return key
     return None
 
@@ -93,7 +94,7 @@ def bind(listen: str | None, name: str) -> tuple[socket.socket, str]:
         name: Of the unix socket.
 
     Raises:
-        BackendUnavailableError: The address cannot be had.
+        BackendUnavailableError: The address cannot be used.
     """
     host, _, port = (listen or "").rpartition(":")
     host = host.strip("[]")
@@ -117,7 +118,7 @@ def bind(listen: str | None, name: str) -> tuple[socket.socket, str]:
 
 
 def socket_for(address: str) -> socket.socket:
-    """A socket to connect to an address of `bind` with.
+    """A socket for a connection to an address of `bind`.
 
     Raises:
         OSError: No descriptor is left.
@@ -132,7 +133,7 @@ def socket_for(address: str) -> socket.socket:
 
 
 def target(address: str) -> "str | tuple[str, int]":
-    """An address of `bind` as `socket.connect` takes it."""
+    """An address of `bind` in the form for `socket.connect`."""
     kind, _, where = address.partition(":")
     if kind == "unix":
         return f"\0{where}"
@@ -141,7 +142,7 @@ def target(address: str) -> "str | tuple[str, int]":
 
 
 def is_target(address: str) -> bool:
-    """Whether that is an address as `bind` returns it."""
+    """Whether this is an address such as `bind` returns."""
     kind, _, where = address.partition(":")
     if kind == "unix":
         return bool(where)
@@ -149,7 +150,7 @@ def is_target(address: str) -> bool:
 
 
 def set_timeout(connection: socket.socket, deadline: float) -> None:
-    """Have the next call on a socket end by a deadline.
+    """Make the next call on a socket end by a deadline.
 
     Raises:
         TimeoutError: It has passed.
@@ -164,7 +165,7 @@ def receive(connection: socket.socket, nbytes: int, deadline: float) -> bytes:
     """Receive `nbytes` bytes from the owner.
 
     Raises:
-        TransferError: It hangs up.
+        TransferError: The owner closes the connection.
         TimeoutError: The deadline has passed.
     """
     received = b""
@@ -186,7 +187,7 @@ class Handshake:
 
     Attributes:
         socket: Connected to the owner after `greet`.
-        key: The key under which the owner has answered; None before it has.
+        key: The key under which the owner has answered; None before.
     """
 
     def __init__(self, address: str, token: bytes, wire_up_keys: Sequence[bytes], deadline: float) -> None:
@@ -195,7 +196,7 @@ class Handshake:
         Args:
             address: Where the owner listens, as `bind` returns it.
             token: Of the handle.
-            wire_up_keys: One of which the owner has, too; see `WireUpKeys`.
+            wire_up_keys: Keys, one of which the owner also has; see `WireUpKeys`.
             deadline: On CLOCK_MONOTONIC.
 
         Raises:
@@ -213,11 +214,11 @@ class Handshake:
             raise TransferError(message, status=error.errno) from error
 
     def greet(self, mine: bytes, magic: bytes) -> bytes:
-        """Connect and send a greeting. Returns that of the owner, as long as ours and with the same magic.
+        """Connect and send a greeting. Returns the owner's greeting, which has the same length and magic.
 
         Raises:
             OSError: As `errors` translates it.
-            TransferError: The owner hangs up, or is of another version.
+            TransferError: The owner closes the connection, or has another version.
         """
         set_timeout(self.socket, self._deadline)
         self.socket.connect(target(self._address))
@@ -243,7 +244,7 @@ class Handshake:
         self.socket.sendall(message)
 
     def hear(self, role: bytes, nbytes: int) -> bytes:
-        """A message of the owner, of that many bytes, whose proof was good.
+        """Receive a message of that many bytes from the owner, and check its proof.
 
         Raises:
             OSError: As `errors` translates it.
@@ -259,10 +260,10 @@ class Handshake:
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
-        """Turns what goes wrong with the socket into errors of this package.
+        """Turns errors of the socket into errors of this package.
 
         Raises:
-            OwnerDiedError: Nobody listens there any more.
+            OwnerDiedError: No process listens there any more.
             TransferError: The connection failed.
             TransferTimeoutError: The deadline passed.
         """
@@ -281,7 +282,7 @@ class Handshake:
             raise TransferError(message, status=error.errno) from error
 
     def close(self) -> None:
-        """Hang up. Idempotent."""
+        """Close the connection. Idempotent."""
         self.socket.close()
 
 
@@ -292,13 +293,13 @@ class Initiator:
     Attributes:
         connection: Its socket.
         origin: Where it comes from, see `UnprovedInitiators.enter`.
-        due: Until when the handshake has to be over, on CLOCK_MONOTONIC.
-        wanted: Bytes of the message that is due.
+        due: When the handshake has to be over, on CLOCK_MONOTONIC.
+        wanted: Size of the next message, in bytes.
         proved: Whether it has proved itself.
-        silent: Whether it has nothing more to say: whatever it sends ends it.
-        received: What has come of the message that is due.
-        transcript: All that both sides have said, without proofs.
-        keys: Keys that its proofs may be made with; the one that it has used, once it has proved itself.
+        silent: Whether it must send nothing more: anything that it sends ends it.
+        received: The part of the next message that has come.
+        transcript: All messages of both sides, without proofs.
+        keys: Keys that its proofs may use; only the used one, once it has proved itself.
     """
 
     connection: socket.socket
@@ -316,7 +317,7 @@ InitiatorT = TypeVar("InitiatorT", bound=Initiator)
 
 
 class HandshakeServer(ABC, Generic[InitiatorT]):
-    """One daemon thread that holds the handshakes. All methods but `close` are called on that thread."""
+    """One daemon thread that runs the handshakes. All methods but `close` are called on that thread."""
 
     def __init__(
         self,
@@ -331,11 +332,11 @@ class HandshakeServer(ABC, Generic[InitiatorT]):
         """Prepare; a subclass calls `_begin` when it is ready.
 
         Args:
-            listener: Where initiators connect, of `handshake.bind`; kept.
+            listener: The socket where initiators connect, from `handshake.bind`; kept.
             name: Of the thread.
-            address: Of the listener as text, as it stands in handles.
+            address: Of the listener, as text, as in handles.
             token: Of the handles.
-            wire_up_keys: One of which an initiator must have.
+            wire_up_keys: Keys, one of which an initiator must have.
             others: Sockets that are closed with the listener.
         """
         self._listener = listener
@@ -353,7 +354,7 @@ class HandshakeServer(ABC, Generic[InitiatorT]):
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
 
     def close(self) -> None:
-        """Hang up on everybody and end the thread. Idempotent."""
+        """Close all connections and end the thread. Idempotent."""
         if not self._closing:
             self._wake.send(b"x")  # first: the thread, which may be awake, closes the socket once it sees the flag
             self._closing = True
@@ -370,33 +371,33 @@ class HandshakeServer(ABC, Generic[InitiatorT]):
 
     @abstractmethod
     def _understand(self, initiator: InitiatorT, message: bytes) -> bool:
-        """Take a message; whether the handshake goes on. An answer must be smaller than any socket's buffer."""
+        """Take a message; returns whether the handshake continues. An answer must fit into any socket's buffer."""
 
     @abstractmethod
     def _stays(self, initiator: InitiatorT, now: float) -> bool:
-        """Whether it may stay; asked after everything that happens and after `_patience`."""
+        """Whether it may stay; called after every event and after `_patience`."""
 
     @abstractmethod
     def _patience(self) -> float | None:
-        """After how many seconds to look at the initiators though nothing happens; None: never."""
+        """After how many seconds without an event to check the initiators; None: never."""
 
     @abstractmethod
     def _part(self, initiator: InitiatorT) -> None:
-        """Close its connection, and undo what was done for it. It is not among the initiators any more."""
+        """Close its connection, and undo what was done for it. It is no longer among the initiators."""
 
     def _begin(self) -> None:
         self._thread.start()
 
     def _greet(self, initiator: InitiatorT, theirs: bytes, mine: bytes, magic: bytes) -> bool:
-        """Answer a greeting; whether the initiator is of our version."""
+        """Answer a greeting; returns whether the initiator has this version."""
         if theirs[: len(magic) - 1] != magic[:-1]:
-            return False  # an initiator of another version is told ours before we hang up
+            return False  # an initiator of another version gets ours before the connection closes
         initiator.transcript = theirs + mine
         initiator.connection.sendall(mine)
         return theirs[: len(magic)] == magic
 
     def _proves(self, initiator: InitiatorT, role: bytes, said: bytes, proofs: bytes) -> bool:
-        """Whether one of the proofs is good for what the initiator has said; from the first time on it is proved."""
+        """Whether one of the proofs is good for the initiator's message; the first time, this proves the initiator."""
         initiator.transcript += said
         keys = initiator.keys or proof_keys(self._wire_up_keys(), self._token, self._address)
         key = proved_by(proofs, keys, role, initiator.transcript)
@@ -414,7 +415,7 @@ class HandshakeServer(ABC, Generic[InitiatorT]):
         initiator.connection.sendall(message + prove(initiator.keys[0], role, initiator.transcript))
 
     def _hang_up(self, initiator: InitiatorT) -> None:
-        """End a handshake. Idempotent: one that was replaced may have hung up itself at the same time."""
+        """End a handshake. Idempotent: a replaced initiator may have closed its end at the same time."""
         if self._initiators.get(initiator.connection.fileno()) is not initiator:
             return
         self._selector.unregister(initiator.connection)
@@ -444,7 +445,7 @@ class HandshakeServer(ABC, Generic[InitiatorT]):
         try:
             connection, _ = self._listener.accept()
         except OSError:
-            return  # it left before it was seen, or there is no file descriptor for it now
+            return  # it left before it was seen, or there is no file descriptor left
         origin = self._unproved.enter(connection)
         if origin is None:
             connection.close()
@@ -455,7 +456,7 @@ class HandshakeServer(ABC, Generic[InitiatorT]):
         self._selector.register(connection, selectors.EVENT_READ, initiator)
 
     def _hear(self, initiator: InitiatorT) -> bool:
-        """Take what has arrived; whether the handshake goes on."""
+        """Take what has arrived; returns whether the handshake continues."""
         try:
             received = initiator.connection.recv(initiator.wanted - len(initiator.received))
             if not received or initiator.silent:
@@ -471,7 +472,7 @@ class HandshakeServer(ABC, Generic[InitiatorT]):
 
 
 class UnprovedInitiators:
-    """Counts the initiators that have not proved themselves yet, so that none of them keeps the others out."""
+    """Counts the initiators that have not proved themselves yet, so that none of them can keep the others out."""
 
     def __init__(self) -> None:
         self._count = 0

@@ -1,4 +1,4 @@
-"""Memory of this very process: a plain copy, with the same checks and errors as between processes."""
+"""Memory of this process: a plain copy, with the same checks and errors as between processes."""
 
 import operator
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _REGION = operator.attrgetter("region")
 
 
 class LocalBackend(Backend):
-    """Always usable; reaches what the registration table of this process holds."""
+    """Always usable; reaches the memory in the registration table of this process."""
 
     name = "local"
     number = 0
@@ -30,11 +30,11 @@ class LocalBackend(Backend):
         return BackendStatus(self.name, True, "memory of this process", ("host", "cuda"))
 
     def obstacle(self, handle: Handle) -> str | None:
-        """None, since the selector asks for handles of this process only."""
+        """None, since the selector asks only for handles of this process."""
         return None
 
     def connect(self, card: Card) -> Peer:
-        """The same object every time: there is one such owner."""
+        """The same object every time: there is only one such owner."""
         return self._peer
 
     def export(self, registration: Registration) -> Sections | None:
@@ -56,10 +56,10 @@ class LocalPeer(Peer):
         return True
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
     def resolve(self, handle: Handle) -> Remote:
-        """Find the registration, which the handle has to agree with in all that it says."""
+        """Find the registration, with which the whole handle must agree."""
         registration = self._registrations.of(handle)
         region = None if registration is None else registration.region
         if registration is None or region is None:
@@ -68,7 +68,7 @@ class LocalPeer(Peer):
 
     def copy(self, local: Region, remote: Remote, offset: int, *, to_remote: bool, timeout: float) -> Operation:
         """See `Peer`."""
-        region = remote.key.region  # pins the memory until we return, whatever other threads drop
+        region = remote.key.region  # pins the memory until this returns, whatever other threads drop
         if region is None:
             return Operation.failed(dropped(remote.handle))
         address = remote.address + offset
@@ -91,8 +91,8 @@ class LocalPeer(Peer):
         return self._transfer(parts_of(rows, on_host=on_host), remotes, locals_, to_remote)
 
     def atomic(self, remote: Remote, offset: int, atomic: Atomic, *, timeout: float) -> FetchOperation:
-        """See `Peer`. Atomic also with what the CPU does to that word in any process that maps it."""
-        region = remote.key.region  # pins the memory until we return
+        """See `Peer`. Also atomic with CPU operations on that word in any process that maps it."""
+        region = remote.key.region  # pins the memory until this returns
         if region is None:
             return FetchOperation.failed(dropped(remote.handle))
         if region.kind is not HOST:
@@ -111,7 +111,7 @@ class LocalPeer(Peer):
         registrations = [remote.key for remote in remotes]
 
         def pin() -> tuple[Region, ...]:
-            regions = tuple(map(_REGION, registrations))  # no Python for each: there may be thousands
+            regions = tuple(map(_REGION, registrations))  # no Python code for each: there may be thousands
             if not all(regions):
                 raise dropped(remotes[regions.index(None)].handle)
             return regions

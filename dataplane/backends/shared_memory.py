@@ -1,6 +1,6 @@
-"""Memory that its owner has put into memfds: a peer of the same host maps it once and copies at the speed of memory.
+"""Memory in memfds of its owner: a peer of the same host maps it once and copies at the speed of memory.
 
-The mapping outlives its owner, and copies from it would still give bytes. So every operation also looks at the owner's
+The mapping outlives its owner, and copies from it would still return bytes. So every operation also checks the owner's
 pidfd: a dead owner is the same error here as on any other backend.
 """
 
@@ -35,7 +35,7 @@ from skipper.dataplane.registration import Registration
 _PAGE = struct.Struct("<I")  # descriptor of the epoch page; its token is in the card already
 _DATA = struct.Struct("<IQQ")  # descriptor and token of the memfd, offset of the registration in it
 
-_MAPPINGS = 4096  # kept per owner, of those that no resolved handle holds anyway
+_MAPPINGS = 4096  # mappings kept per owner, besides those that resolved handles hold
 
 
 class SharedMemoryBackend(Backend):
@@ -49,7 +49,7 @@ class SharedMemoryBackend(Backend):
         self._pool = pool
 
     def status(self) -> BackendStatus:
-        """Always usable; which handles it reaches is another question."""
+        """Always usable, but not for every handle."""
         return BackendStatus(self.name, True, "memory made by dataplane.empty, within this host", ("host",))
 
     def obstacle(self, handle: Handle) -> str | None:
@@ -74,7 +74,7 @@ class SharedMemoryBackend(Backend):
 
 
 class SharedMemoryPeer(Peer):
-    """Another process of this host, and what of its memory is mapped here."""
+    """Another process of this host, and its memory that is mapped here."""
 
     backend = "shm"
 
@@ -91,12 +91,12 @@ class SharedMemoryPeer(Peer):
         return not self._watch.gone
 
     def close(self) -> None:
-        """Forget the mappings. They and the pidfd go with the last handle and transfer that use them."""
+        """Forget the mappings. They and the pidfd are closed with the last handle and transfer that use them."""
         with self._lock:
             self._mappings.clear()
 
     def resolve(self, handle: Handle) -> Remote:
-        """Map what the handle speaks of, and check its bounds against what is really there."""
+        """Map the handle's memory, and check its bounds against the real memfd."""
         (page_fd,) = unpack_section(_PAGE, handle.card.sections[SHM], "shared memory")
         fd, token, offset = unpack_section(_DATA, handle.sections[SHM], "shared memory")
         page = self._map(page_fd, handle.card.page_token)
@@ -104,7 +104,7 @@ class SharedMemoryPeer(Peer):
         if offset + handle.total > data.nbytes or (handle.slot + 1) * WORD > page.nbytes or handle.kind is not HOST:
             raise DescriptorError(f"the handle of {handle} reaches beyond the owner's memory")
         if handle.total >= HUGE_BLOCK:
-            data.memory.advise_huge(offset, handle.total)  # for pages that a write of ours is the first to touch
+            data.memory.advise_huge(offset, handle.total)  # for pages that a write from here touches first
         return Remote(handle, data.address + offset, page.address + handle.slot * WORD, (data, page))
 
     def stream(self, local: Region, remote: Remote, offset: int, *, timeout: float) -> Operation:
@@ -114,7 +114,7 @@ class SharedMemoryPeer(Peer):
     def copy(
         self, local: Region, remote: Remote, offset: int, *, to_remote: bool, timeout: float, stream: bool = False
     ) -> Operation:
-        """See `Peer`; `stream` goes past the cache."""
+        """See `Peer`; `stream` bypasses the cache."""
         address = remote.address + offset
         if local.kind is not HOST:
             operation = copy_by_gpu(local, remote, address, (HOST, 0), self._watch, to_remote=to_remote)
@@ -146,7 +146,7 @@ class SharedMemoryPeer(Peer):
         return self._transfer(parts, remotes, locals_, to_remote)
 
     def atomic(self, remote: Remote, offset: int, atomic: Atomic, *, timeout: float) -> FetchOperation:
-        """See `Peer`. Atomic also with what the CPU does to that word in any process that maps it."""
+        """See `Peer`. Also atomic with CPU operations on that word in any process that maps it."""
         swap = atomic.kind is AtomicKind.COMPARE_AND_SWAP
         status, previous = guarded_atomic(
             swap, remote.address + offset, atomic.operand, atomic.compare, remote.word, remote.handle.epoch, self._pidfd

@@ -1,7 +1,7 @@
-"""How a process is let in to UCX's TCP port of another one: a handshake before it connects.
+"""How a process gets access to UCX's TCP port of another one: a handshake before it connects.
 
-UCX itself asks for no proof: whoever connects to its port may read and write what its process can. So the kernel keeps
-everybody from that port (`socket_filter`), and lets in only those that the owner's process has named.
+UCX itself requires no proof: a process that connects to its port may read and write everything that the owner can. So
+the kernel closes that port to all processes (`socket_filter`) except those that the owner has named.
 
     initiator  magic, nonce
     owner      magic, nonce
@@ -10,11 +10,11 @@ everybody from that port (`socket_filter`), and lets in only those that the owne
     initiator  the ends of its connections to there, HMAC-SHA256(key, "connections" + all before)
     owner      how many of them it has found, HMAC-SHA256(key, "found" + all before)
 
-A key is HMAC-SHA256(what a secret of the job or the user gives for this, token + address of the handshake), where
-the token and the address are those of the handle; the owner uses the first key of its own that a proof is good under.
-After the third message the kernel lets those addresses connect, but delivers no data. After the fifth, which the
-initiator sends once it is connected and before it sends anything over that, data are delivered on exactly these
-connections; what else has come in meanwhile is ended, and the port closed again. All messages have a fixed size.
+A key is HMAC-SHA256(a key derived from a secret of the job or the user, token + address of the handshake). The token
+and the address come from the handle; the owner uses the first key of its own under which a proof is good. After the
+third message the kernel lets those addresses connect, but delivers no data. The initiator sends the fifth message once
+it is connected and before it sends anything over the connections. After it, data are delivered on exactly these
+connections; other connections that have come in are closed, and so is the port. All messages have a fixed size.
 """
 
 import contextlib
@@ -51,22 +51,22 @@ PLACES = struct.Struct(f"<B{MOST_PLACES * PLACE_BYTES}s")
 FOUND = struct.Struct("<B")
 
 _LOOK_S = 0.0005
-_STRAY_S = 0.1  # for a socket that is still connecting when another one is connected: it may be somebody else's
+_STRAY_S = 0.1  # for a socket that still connects when another is connected: it may belong to other code
 _PROVED_S = 20.0  # for the rest of the handshake, once an initiator has proved itself
 _ACCEPTED_LOOK_S = 0.001  # between two looks at whether UCX has accepted a connection
 
-# How many bytes an initiator's messages have, the greeting apart.
+# How many bytes an initiator's messages have, without the greeting.
 _SOURCES_BYTES = PLACES.size + PROOFS_BYTES
 _CONNECTIONS_BYTES = PLACES.size + DIGEST_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Contact:
-    """What a handle says of an owner whose UCX listens on TCP.
+    """What a handle says about an owner whose UCX listens on TCP.
 
     Attributes:
-        token: Tells which owner is meant.
-        address: Where the handshake takes place, as `handshake.bind` returns it.
+        token: Identifies the owner.
+        address: Where the owner listens for the handshake, as `handshake.bind` returns it.
         within_host: Whether it is reached over TCP even from its own host.
     """
 
@@ -80,7 +80,7 @@ class Contact:
 
     @classmethod
     def parse(cls, raw: bytes) -> Self | None:
-        """From bytes; None where there are none, since nobody listens.
+        """From bytes; None if there are none, since UCX does not listen.
 
         Raises:
             DescriptorError: They are damaged.
@@ -95,7 +95,7 @@ class Contact:
 
 
 class Admission:
-    """A handshake in which the owner has let this process connect; to be closed once this process has.
+    """A handshake after which the owner lets this process connect; to be closed once this process has connected.
 
     Attributes:
         listeners: Where the owner's UCX listens.
@@ -104,18 +104,18 @@ class Admission:
     def __init__(
         self, contact: Contact, wire_up_keys: Sequence[bytes], sources: Iterable[SocketPlace], deadline: float
     ) -> None:
-        """Ask to be let in.
+        """Ask the owner for access.
 
         Args:
-            contact: Whom to ask.
-            wire_up_keys: One of which the owner has, too; see `handshake.WireUpKeys`.
+            contact: Of the owner.
+            wire_up_keys: Keys, one of which the owner also has; see `handshake.WireUpKeys`.
             sources: The addresses from which this process will connect; their ports do not matter.
             deadline: On CLOCK_MONOTONIC.
 
         Raises:
-            OwnerDiedError: Nobody listens there any more.
-            TransferError: The owner hangs up: it knows none of the keys, has another token or too many initiators. Or
-                it is of another version.
+            OwnerDiedError: No process listens there any more.
+            TransferError: The owner closes the connection: it knows none of the keys, has another token or too many
+                initiators. Or it has another version.
             TransferTimeoutError: The deadline passed.
         """
         self._contact = contact
@@ -135,7 +135,7 @@ class Admission:
             raise
 
     def connected(self) -> None:
-        """Tell the owner which connections are this process's, once they stand; then data are delivered on them.
+        """Tell the owner which connections belong to this process, once they stand; then data are delivered on them.
 
         Raises:
             OwnerDiedError, TransferError, TransferTimeoutError: As above; or the owner has not seen one of them.
@@ -159,7 +159,7 @@ class Admission:
         self._handshake.close()
 
     def _own_ends(self) -> list[SocketPlace]:
-        """This end of each connection to the owner that was begun since it let this process in."""
+        """This end of each connection to the owner that was begun since it gave access."""
         stray = self._deadline
         while True:
             found, connecting = [], False
@@ -193,7 +193,7 @@ def parse_places(message: bytes) -> list[SocketPlace]:
 
 @dataclass(slots=True, eq=False)
 class AdmissionInitiator(Initiator):
-    """An initiator that asks to be let in.
+    """An initiator that asks for access.
 
     Attributes:
         sources: The addresses from which it may connect now.
@@ -207,21 +207,21 @@ class AdmissionInitiator(Initiator):
 
 
 class AdmissionServer(HandshakeServer[AdmissionInitiator]):
-    """Lets initiators that have proved themselves connect to UCX. The port is closed to all others."""
+    """Lets proved initiators connect to UCX. The port is closed to all others."""
 
     def __init__(
         self, listeners: Sequence[socket.socket], address: str, wire_up_keys: WireUpKeys, *, within_host: bool
     ) -> None:
-        """Close UCX's listening sockets to everybody, and listen for those who ask to be let in.
+        """Close UCX's listening sockets to all, and listen for initiators that ask for access.
 
         Args:
             listeners: Copies of UCX's sockets, kept; closed already by `socket_filter.admit`.
             address: The IP at which to listen.
-            wire_up_keys: One of which an initiator must have.
+            wire_up_keys: Keys, one of which an initiator must have.
             within_host: For `Contact`.
 
         Raises:
-            BackendUnavailableError: It cannot be listened at.
+            BackendUnavailableError: It cannot listen there.
         """
         own = f"[{address}]:0" if ":" in address else f"{address}:0"
         listener, where = bind(own, "")
@@ -275,7 +275,7 @@ class AdmissionServer(HandshakeServer[AdmissionInitiator]):
         return True
 
     def _looked_for(self, initiator: AdmissionInitiator) -> bool:
-        """Lift the restriction on what an initiator has claimed; whether some of it has not been accepted yet."""
+        """Open the connections that an initiator has claimed; returns whether some have not been accepted yet."""
         if initiator.expected:
             for place, connection in self._accepted():
                 with connection:
@@ -290,19 +290,19 @@ class AdmissionServer(HandshakeServer[AdmissionInitiator]):
         return False
 
     def _part(self, initiator: AdmissionInitiator) -> None:
-        """Close the port to it, and end the connections that it has not claimed."""
+        """Close the port to it, and end the connections that it did not claim."""
         self._close_to(initiator)
         initiator.connection.close()
 
     def _close_to(self, initiator: AdmissionInitiator) -> None:
-        """Let nobody connect from its addresses any more, and end connections that are not claimed. Idempotent."""
+        """Allow no more connections from its addresses, and end unclaimed ones. Idempotent."""
         if initiator.sources:
             initiator.sources = frozenset()
             self._restrict()
             self._sweep(self._admitted)
 
     def _restrict(self) -> None:
-        """Let those addresses connect that an initiator has named, and no others."""
+        """Let only the addresses connect that an initiator has named."""
         wanted = frozenset().union(*(initiator.sources for initiator in self._initiators.values()))
         if wanted != self._admitted:
             for listener in self._ucx_listeners:
@@ -310,7 +310,7 @@ class AdmissionServer(HandshakeServer[AdmissionInitiator]):
             self._admitted = wanted
 
     def _sweep(self, spared: Collection[ipaddress.IPv6Address]) -> None:
-        """End the connections that nobody has claimed."""
+        """End the connections that no initiator has claimed."""
         for place, connection in self._accepted():
             with connection:
                 if place.address not in spared and socket_filter.restricted(connection):

@@ -1,9 +1,9 @@
-"""Any memory, any process that UCX reaches: CMA within a host, TCP or RDMA beyond it, CUDA where UCX has it.
+"""Any memory, any process that UCX reaches: CMA within a host, TCP or RDMA beyond it, CUDA if UCX supports it.
 
-UCX itself protects nothing: it reads and writes wherever a request points to. So bounds are checked before a request is
-made, and the epoch words are looked at around every transfer: in the owner's page where it can be mapped (within the
-host), else by requests of their own. Where the owner's process itself would have to touch its memory, as over TCP,
-copies are messages of ours instead, and the owner looks up what they name among its exports.
+UCX itself protects nothing: it reads and writes wherever a request points. So bounds are checked before a request is
+made, and the epoch words before and after every transfer: in the owner's page if it can be mapped (within the host),
+otherwise by requests of their own. If the owner's process itself would have to touch its memory, as over TCP, copies
+are our own messages instead, and the owner looks up their memory among its exports.
 """
 
 import functools
@@ -26,7 +26,7 @@ class UcxBackend(Backend):
     """libucp, loaded and started when it is first needed.
 
     Attributes:
-        config: As configured last.
+        config: The latest configuration.
     """
 
     name = "ucx"
@@ -67,7 +67,7 @@ class UcxBackend(Backend):
         self.config = config
 
     def status(self) -> BackendStatus:
-        """Loads the library if need be, starts nothing. Which memory UCX can move is known once it runs."""
+        """Loads the library if needed, starts nothing. Which memory UCX can move is known once it runs."""
         if self._forbidden:
             return BackendStatus(self.name, False, _FORKED)
         library = find_library(self.config.ucx_library)

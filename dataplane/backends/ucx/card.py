@@ -1,4 +1,4 @@
-"""What a handle's card says for UCX: how to reach the owner's worker, and its page of epoch words."""
+"""The UCX part of a handle's card: how to reach the owner's worker, and its page of epoch words."""
 
 import os
 import re
@@ -17,14 +17,14 @@ HEAD = struct.Struct(
     "<QI"
 )  # the page's address and descriptor; then, by `pack_parts`, its key, the contact, the worker
 _PART = struct.Struct("<HI")  # length, CRC-32; then the bytes
-# As `ucp_rkey_pack` of UCX 1.11 to 1.22 writes it: the map of memory domains, the type of memory, then for each domain
+# The format of `ucp_rkey_pack` in UCX 1.11 to 1.22: the map of memory domains, the type of memory, then for each domain
 # a length of one byte and as many bytes; more may follow.
 _KEY = struct.Struct("<QB")
 _MARKED = struct.Struct("<4sII3H")
 _MARK = b"ucx "
 _MIXED_SINCE = (1, 22, 0)
-"""Within a host 1.18.1 and 1.22.0 have no transport in common, and an owner with 1.18.1 to which 1.22.0 connects ends
-by an assertion of UCX. The versions between have not been tried."""
+"""Within a host 1.18.1 and 1.22.0 have no transport in common. If 1.22.0 connects to an owner with 1.18.1, an assertion
+of UCX ends the owner. The versions between have not been tried."""
 _SIZE = re.compile(r"(\d+)([kmg]?)b?", re.IGNORECASE)
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SENDS, _TAKES = "TCP_TX_SEG_SIZE", "TCP_RX_SEG_SIZE"
@@ -38,7 +38,7 @@ class UcxCard:
         page_address: Where the page of epoch words begins in the owner.
         page_fd: Its descriptor there.
         page_key: Its packed key.
-        contact: Where to ask before connecting over TCP; None where UCX does not listen on TCP.
+        contact: Where to ask before connecting over TCP; None if UCX does not listen on TCP.
         worker: Address of the owner's worker, with its `Traits`.
     """
 
@@ -74,10 +74,10 @@ class UcxCard:
 
 
 def pack_parts(*parts: bytes) -> bytes:
-    """Bytes that UCX has packed for peers, one after the other, each with its length and a checksum.
+    """Bytes that UCX has packed for peers, concatenated, each with its length and a checksum.
 
-    UCX takes such bytes without a length and believes what they say. The handle's own proof keeps strangers out. The
-    checksum keeps out what a peer itself has cut short or damaged before it proved the handle.
+    UCX takes such bytes without a length and trusts their content. The handle's own proof keeps unknown peers out. The
+    checksum detects bytes that a peer itself has cut short or damaged before it proved the handle.
     """
     return b"".join([_PART.pack(len(part), zlib.crc32(part)) + part for part in parts])
 
@@ -106,7 +106,7 @@ def unpack_parts(packed: bytes, count: int) -> list[bytes]:
 
 
 def require_key(key: bytes) -> None:
-    """Check that a packed key is as long as it says. For a key without a domain UCX emulates each access.
+    """Check that a packed key has the length that it states. For a key without a domain UCX emulates each access.
 
     Raises:
         DescriptorError: It is cut short.
@@ -129,13 +129,13 @@ _UNKNOWN = (0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What peers need to know of the UCX of a process, and UCX does not tell them. So handles carry it.
+    """What peers need to know about the UCX of a process and UCX does not tell them. So handles carry it.
 
     Attributes:
-        sends: Bytes of the largest piece that it sends over TCP; 0 where that is not known. UCX ends a process that
-            gets a larger piece than it takes.
-        takes: Bytes of the largest that it can take; likewise.
-        version: Of its library; zeros where that is not known.
+        sends: Bytes of the largest piece that it sends over TCP; 0 if unknown. UCX ends a process that gets a larger
+            piece than it takes.
+        takes: Bytes of the largest piece that it can take; 0 if unknown.
+        version: Of its library; zeros if unknown.
     """
 
     sends: int
@@ -144,13 +144,13 @@ class Traits:
 
     @classmethod
     def of(cls, chosen: Mapping[str, str], version: tuple[int, int, int]) -> Self:
-        """Those of this process, from the options that are set in code and those of the environment."""
+        """The traits of this process, from the options that are set in code and in the environment."""
         sends, takes = (_size(chosen.get(name) or os.environ.get(f"UCX_{name}", "")) for name in (_SENDS, _TAKES))
         return cls(sends, takes, version)
 
     @classmethod
     def after(cls, address: bytes) -> Self:
-        """Read what `pack` has put behind a worker's address, if it has."""
+        """Read what `pack` has appended to a worker's address, if anything."""
         if len(address) >= _MARKED.size:
             mark, sends, takes, major, minor, patch = _MARKED.unpack_from(address, len(address) - _MARKED.size)
             if mark == _MARK:
@@ -158,11 +158,11 @@ class Traits:
         return cls(0, 0, _UNKNOWN)
 
     def pack(self) -> bytes:
-        """As bytes behind the worker's address; UCX itself knows where the address ends."""
+        """As bytes to append to the worker's address; UCX itself knows where the address ends."""
         return _MARKED.pack(_MARK, self.sends, self.takes, *self.version)
 
     def mismatch(self, peer: "Traits") -> str | None:
-        """Why the two cannot talk within a host; None where they can, as far as is known."""
+        """Why the two cannot talk within a host; None if they can, as far as is known."""
         versions = (self.version, peer.version)
         if self.version == peer.version or _UNKNOWN in versions or min(versions) >= _MIXED_SINCE:
             return None
@@ -174,7 +174,7 @@ class Traits:
         )
 
     def obstacle(self, peer: "Traits") -> str | None:
-        """Why the two cannot talk over TCP; None where they can, as far as is known."""
+        """Why the two cannot talk over TCP; None if they can, as far as is known."""
         ways = (self.sends, peer.takes, "here", "there"), (peer.sends, self.takes, "there", "here")
         for sends, takes, one, other in ways:
             if 0 < takes < sends:

@@ -1,6 +1,6 @@
 """The connections to one owner, one for each client worker in use.
 
-A connection that broke is made anew. It keeps the keys that were unpacked for it.
+A broken connection is made again. A connection keeps the keys that were unpacked for it.
 """
 
 import functools
@@ -33,18 +33,18 @@ _NOTHING_IN_COMMON = (
     "transports (TLS) the other must have one of them: dataplane.configure(ucx={...})"
 )
 _FIRST, _SECOND = (0,), (1,)
-_CLIENT_BYTES = 4 << 20  # for less it is not worth waking a further thread
+_CLIENT_BYTES = 4 << 20  # waking another thread does not pay for less
 _KEYS = 16384  # unpacked keys kept per connection
 _TOLD = 64
 
 _ANSWERED_S = 1.0  # for the owner's first answer; then another worker tries, with twice as much
-_ENDED_S = 1.0  # for what was under way on a connection that was closed
+_ENDED_S = 1.0  # for the operations in flight on a closed connection
 _SPIN_S = 100e-6
 _LOOK_S = 0.0005
-_NO_WORD = 0  # an address at which no buffer has its epoch word: the owner says so, and does nothing
+_NO_WORD = 0  # no buffer has its epoch word at this address: the owner says so, and does nothing
 
-# Over these alone UCX emulates copies of host memory: the owner's process itself touches it, at any address that is
-# named. Those for GPU memory are there wherever a GPU is, and do not help.
+# With only these, UCX emulates copies of host memory: the owner's process itself touches it, at any given address.
+# Transports for GPU memory exist on every host with a GPU, and do not help.
 _EMULATING = frozenset(
     {"tcp", "posix", "sysv", "ud_verbs", "ud_mlx5", "cuda_copy", "cuda_ipc", "gdr_copy", "rocm_copy", "rocm_ipc"}
 )
@@ -55,15 +55,15 @@ Unpacked = tuple["_ucp.UcpEndpoint", tuple["_ucp.RemoteKey", ...], ClientWorker]
 
 @dataclass(slots=True)
 class RemoteKeys:
-    """Packed keys of an owner's memory, and what they were unpacked to for each connection.
+    """Packed keys of an owner's memory, and the unpacked keys for each connection.
 
     Attributes:
         packed: The keys, as the owner's UCX has packed them.
-        page: The page of the epoch word, if it is mapped here. This and the rest are for a single registration.
+        page: The page of the epoch word, if it is mapped here. This and the following are for a single registration.
         far_word: The word's address in the owner.
-        way: What carries short copies, and the worker that it belongs to.
+        way: The path for short copies, and the worker that it belongs to.
         way_told: How many connections had been given up when `way` was made.
-        unpacked: By connection.
+        unpacked: The unpacked keys, by connection.
     """
 
     packed: tuple[bytes, ...]
@@ -75,13 +75,13 @@ class RemoteKeys:
 
 
 class AbandonedConnections:
-    """The numbers of the connections to one owner that were given up last. Thread-safe.
+    """The numbers of the latest connections to one owner that were given up. Thread-safe.
 
-    What such a connection had sent may still lie in a socket, until a link heals or an owner goes on. It must not
-    overwrite what was written since, so the owner is told to ignore it before anything else is sent.
+    Data of such a connection may still be in a socket, until a link recovers or an owner continues. They must not
+    overwrite later writes, so the owner is told to ignore them before anything else is sent.
 
     Attributes:
-        count: Of all that were ever given up.
+        count: How many were ever given up.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class AbandonedConnections:
         self._last: deque[int] = deque(maxlen=_TOLD)
 
     def note(self, number: int) -> None:
-        """Add one, if it was not added before."""
+        """Add a connection, if it was not added before."""
         with self._lock:
             if number not in self._last:
                 self._last.append(number)
@@ -106,7 +106,7 @@ class UcxConnection:
     """The connection of one client worker to one owner. Thread-safe. Nothing is connected before the first use.
 
     Attributes:
-        emulated: Whether it has no transport that reaches the owner's memory by itself; known once connected.
+        emulated: Whether no transport of it reaches the owner's memory by itself; known once connected.
         over_tcp: Whether bytes travel over TCP, for that reason.
     """
 
@@ -126,10 +126,10 @@ class UcxConnection:
 
         Args:
             ucp: The binding.
-            client: Carries it.
+            client: The client worker.
             worker_address: Of the owner.
-            contact: Where to ask before connecting over TCP; None where the owner does not listen on TCP.
-            wire_up_keys: To ask there.
+            contact: Where to ask before connecting over TCP; None if the owner does not listen on TCP.
+            wire_up_keys: For the handshake there.
             abandoned: The connections to this owner that were given up.
             replace_client: Returns another client worker for the same purpose.
             far: Whether the owner is on another host. Within the host TCP is used only if one side has nothing else.
@@ -154,8 +154,8 @@ class UcxConnection:
         """The endpoint that works, with these keys unpacked for it.
 
         Args:
-            keys: What the caller needs.
-            require_owner: Called before connecting anew; raises if the owner is gone.
+            keys: The keys that the caller needs.
+            require_owner: Called before a new connection; raises if the owner is gone.
             deadline: On CLOCK_MONOTONIC.
 
         Raises:
@@ -164,7 +164,7 @@ class UcxConnection:
             TransferTimeoutError: The deadline passed before the owner had answered.
         """
         known = keys.unpacked.get(self)
-        # An endpoint that was replaced was closed before.
+        # A replaced endpoint was closed before.
         if known is not None and known[0].usable and self._told == self._abandoned.count:
             return known
         if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
@@ -190,7 +190,7 @@ class UcxConnection:
             self._lock.release()
 
     def close(self) -> None:
-        """Cut it by force. Idempotent; the next use connects anew."""
+        """Cut it by force. Idempotent; the next use makes a new connection."""
         with self._lock:
             endpoint, self._endpoint = self._endpoint, None
             self._unpacked.clear()
@@ -211,11 +211,11 @@ class UcxConnection:
         return endpoint
 
     def _admitted(self, contact: Contact, deadline: float) -> "_ucp.UcpEndpoint":
-        """A connection that the owner has let in, and on which it answers.
+        """A connection that the owner has accepted, and on which it answers.
 
-        UCX tells by address and port whose connection one is, for as long as the owner lives. If a worker of another
-        process, or an earlier one of this, has had the same port, the owner takes the new one for that, and tries to
-        connect to it, where nobody listens. So another worker has to try then.
+        UCX identifies the worker of a connection by address and port, while the owner lives. If a worker of another
+        process, or an earlier worker of this one, has had the same port, the owner takes the new worker for the old
+        one, and tries to connect to it, where nothing listens. So another worker has to try then.
         """
         patience_s = _ANSWERED_S
         while True:
@@ -225,7 +225,7 @@ class UcxConnection:
             patience_s *= 2  # the owner may only be slow
 
     def _is_answered(self, endpoint: "_ucp.UcpEndpoint", due: float) -> bool:
-        """Whether the owner answers to something until then, or UCX says why it does not; closed if neither."""
+        """Whether, until then, the owner answers or UCX reports an error; the endpoint is closed if neither."""
         probe: _ucp.Batch = self._ucp.Batch.atomic(endpoint, False, 0, 0, 0, _NO_WORD, 1)
         while probe.advance(_SPIN_S, due) == self._ucp.RUNNING:
             if time.monotonic() >= due:
@@ -237,7 +237,8 @@ class UcxConnection:
 
     def _let_in(self, contact: Contact, deadline: float) -> "_ucp.UcpEndpoint":
         # Two workers number their connections. If one of them has missed any, the owner's worker tries to connect to
-        # this process, where nobody listens. So only a worker that has not met the owner's can connect to it.
+        # this process, where nothing listens. So only a worker that was never connected to the owner's can connect to
+        # it.
         if self._used_tcp:
             self._client = self._replace_client(self._client)
             self._leave_client()
@@ -270,7 +271,7 @@ class UcxConnection:
 
 
 def _may_use_tcp(endpoint: "_ucp.UcpEndpoint") -> bool:
-    """Whether bytes may travel over TCP; some versions of UCX do not tell which transports they use."""
+    """Whether bytes may travel over TCP; some versions of UCX do not report their transports."""
     return not endpoint.transports or "tcp" in endpoint.transports
 
 
@@ -279,7 +280,7 @@ class OwnerConnections:
 
     Attributes:
         engine: UCX in this process.
-        owner: Who it is.
+        owner: The owner.
         watch: Tells whether the owner lives; None beyond this host.
         worker_address: Of the owner's worker, with its traits.
         abandoned: The connections that were given up.
@@ -294,7 +295,7 @@ class OwnerConnections:
         self._contact = section.contact
         theirs = Traits.after(section.worker)
         self._obstacle = engine.traits.obstacle(theirs)
-        # Within the host the kernel knows at once what UCX may take long to find out.
+        # Within the host the kernel knows at once what UCX may find out only after a long time.
         self.watch = ProcessWatch(card.owner) if card.owner.host == host_id() else None
         self._mismatch = None if self.watch is None else engine.traits.mismatch(theirs)
         self._lock = threading.Lock()
@@ -304,26 +305,26 @@ class OwnerConnections:
 
     @property
     def asks_first(self) -> bool:
-        """Whether the owner has to let this process in before a connection is made, which may take its time."""
+        """Whether the owner must give access before a connection is made, which may take time."""
         return self._contact is not None
 
     def usable(self) -> bool:
-        """Whether the owner is not known to be dead; a broken connection is renewed at the next use."""
+        """Whether the owner is not known to be dead; the next use renews a broken connection."""
         return self.watch is None or not self.watch.gone
 
     def close(self) -> None:
-        """Cut all connections. Idempotent; the next use connects anew."""
+        """Cut all connections. Idempotent; the next use makes new ones."""
         with self._lock:
             connections = list(self._connections)
         for connection in connections:
             connection.close()
 
     def spread(self, nbytes: int) -> Sequence[int]:
-        """The client workers that are to carry so many bytes: the first alone, or some of the others together."""
+        """The client workers for so many bytes: only the first, or some of the others together."""
         if nbytes < 2 * _CLIENT_BYTES:
             return _FIRST
         if self.watch is None or any(connection.emulated for connection in self._connections):
-            return _SECOND  # the owner's one UCX thread is the bottleneck: several sockets only get in its way
+            return _SECOND  # the owner's one UCX thread is the bottleneck: several sockets only slow it down
         width = self.engine.width
         count = min(width, nbytes // _CLIENT_BYTES)
         if count == width:
@@ -332,7 +333,7 @@ class OwnerConnections:
         return [1 + (first + i) % width for i in range(count)]
 
     def connected(self, number: int, keys: RemoteKeys, deadline: float) -> "tuple[UcxConnection, Unpacked]":
-        """The connection of a client worker, made if none works, with these keys unpacked for it.
+        """The connection of a client worker, made if there is no working one, with these keys unpacked for it.
 
         Raises:
             OwnerDiedError: The owner is gone.
@@ -354,16 +355,16 @@ class OwnerConnections:
         return connection, unpacked
 
     def cut(self, endpoint: "_ucp.UcpEndpoint") -> None:
-        """Close a connection by force: what is on it ends, and the owner ignores what arrives of it later."""
+        """Close a connection by force: its operations end, and the owner ignores later data from it."""
         endpoint.close()
         self.abandoned.note(endpoint.number)
 
     def wait_for_exit(self) -> bool:
-        """Whether the owner is gone, after giving a dying one a moment."""
+        """Whether the owner is gone; waits a moment in case it is dying."""
         return self.watch is not None and self.watch.gone_soon()
 
     def failure(self, text: str, status: int) -> TransferError:
-        """The error for a failure that is final. Beyond this host nobody can tell a dead owner from a cut network."""
+        """The error for a final failure. Beyond this host, a dead owner looks the same as a cut network."""
         if self.watch is None:
             return OwnerDiedError(f"{self.owner} is gone or cannot be reached: {text}", status=status)
         if self.wait_for_exit():

@@ -1,11 +1,10 @@
 """UCX in one process: the library, its context, its workers and their threads.
 
-The *server* worker serves peers: a daemon thread progresses it and sleeps in between. What this
-process initiates is carried by *client* workers: one for short operations, so that none waits behind a large copy, and
-as many as there are copy threads for large ones, which share the bytes out between them. A short operation runs in the
-thread that submits it. What is not over after a brief spin is driven to its end by the thread of its client worker,
-which also keeps the deadlines. All of it starts with the first use, so that a process that only copies within memory
-never pays for it.
+The *server* worker serves peers: a daemon thread progresses it and sleeps in between. *Client* workers run the
+operations of this process: one for short operations, so that none waits behind a large copy, and as many as there are
+copy threads for large ones, which divide the bytes among them. A short operation runs in the thread that submits it. If
+it is not over after a brief spin, the thread of its client worker drives it to its end; that thread also checks the
+deadlines. All of this starts with the first use, so that a process that only copies within memory never pays for it.
 """
 
 import atexit
@@ -43,47 +42,48 @@ if TYPE_CHECKING:
 
 _IDLE_S = 3600.0
 _JOIN_S = 5.0
-_LOOK_S = 0.1  # between two looks at whether the owners of what is under way still live
+_LOOK_S = 0.1  # between two checks whether the owners of current operations still live
 _WITHOUT_TCP = "^sysv,tcp"
-"""The transports that are used within a host alone. UCX's port of TCP asks for no proof: whoever finds it may read and
-write what its owner can. Peers of one host would need TCP only to learn of each other's failures; posix does it too."""
+"""The transports for use only within a host. UCX's TCP port requires no proof: any process that finds it may read and
+write everything that its owner can. Peers of one host would need TCP only to detect each other's failures; posix does
+that, too."""
 _WITHOUT_TCP_SINCE = (1, 22, 0)
-"""1.13 ignores the option for posix, where it is set in code. The versions between have not been tried."""
+"""1.13 ignores the option for posix if it is set in code. The versions between have not been tried."""
 
-# Each where the environment says nothing about it and the library knows it.
+# Each is set if the environment does not set it and the library knows it.
 _DEFAULTS = {
     # With peer error handling UCX would otherwise give up zero-copy within a host (CMA) and emulate every get over TCP.
     "RNDV_THRESH": "inf",
-    # Nothing may listen beyond this host unless the user asks for it.
+    # Nothing may listen beyond this host unless the user wants it.
     "NET_DEVICES": "lo",
-    # The address of a host of virtual machines is that of a bridge. Devices are named, so nothing else comes in by it.
+    # The address of a host of virtual machines belongs to a bridge. Devices are named, so this admits no others.
     "TCP_BRIDGE_ENABLE": "y",
-    # Its segments of System V are open to the owner's group.
+    # System V segments are open to the owner's group.
     "TLS": "^sysv",
-    # So that processes of one host can do without TCP.
+    # So that processes of one host do not need TCP.
     "POSIX_ERROR_HANDLING": "y",
-    # Connecting must not block, or no deadline would hold against a silent host. And a connection that is refused at
-    # once leaks its socket.
+    # Connecting must not block, or a silent host would break deadlines. And a connection that is refused at once leaks
+    # its socket.
     "TCP_CONN_NB": "y",
-    # So that a message of ours fits into one: fewer calls of the system for as many bytes.
+    # So that one of our messages fits into a segment: fewer system calls for the same bytes.
     "TCP_TX_SEG_SIZE": "256k",
     "TCP_RX_SEG_SIZE": "256k",
-    # A copy within the host is one system call per piece that we post, not one per 512 KiB with a look at all sockets
-    # in between; many short ones are done between two such looks.
+    # A copy within the host is one system call per posted piece, not one per 512 KiB with a poll of all sockets in
+    # between; many short copies are done between two such polls.
     "CMA_SEG_SIZE": "16m",
     "CMA_TX_QUOTA": "16",
 }
-# Before 1.14 an endpoint with keepalive that is closed before it is connected aborts the process, by an assertion that
-# openucx/ucx#8175 took out. Closing is how a deadline is kept; deadlines also find out what keepalive would.
+# Before 1.14, closing an endpoint with keepalive before it is connected aborts the process, by an assertion that
+# openucx/ucx#8175 removed. Deadlines need such closing, and they also detect what keepalive would.
 _KEEPALIVE_SINCE = (1, 14, 0)
 _LIBRARY = "libucp.so.0"
 _SHARED_MEMORY = frozenset({"all", "shm", "sm", "mm", "posix", "cma", "xpmem", "knem"})
 _LOG_LEVEL = "LOG_LEVEL"
-_DESCRIPTORS = 48  # of two workers with a connection each over TCP, and of UCX's own thread
+_DESCRIPTORS = 48  # for two workers with one TCP connection each, and UCX's own thread
 
 
 class Driven(Protocol):
-    """What the thread of a client worker drives: part of an operation."""
+    """Part of an operation, which the thread of a client worker drives."""
 
     batch: "_ucp.Batch"
     deadline: float
@@ -95,14 +95,14 @@ class Driven(Protocol):
         """Called when the batch is over."""
 
     def look(self) -> None:
-        """Called now and then before that, to end the batch if its owner is gone."""
+        """Called from time to time before that, to end the batch if its owner is gone."""
 
     def expire(self) -> None:
         """Called once when the deadline has passed: make the batch end soon."""
 
 
 class ClientWorker:
-    """One worker. Its thread starts with the first batch that is handed to it. Thread-safe.
+    """One worker. Its thread starts with the first batch that it gets. Thread-safe.
 
     Attributes:
         worker: UCX's own object.
@@ -125,7 +125,7 @@ class ClientWorker:
         self._thread: threading.Thread | None = None
 
     def adopt(self, run: Driven) -> None:
-        """Have this worker's thread drive a run to its end."""
+        """Make this worker's thread drive a run to its end."""
         thread = None
         with self._condition:
             self._inbox.append(run)
@@ -133,12 +133,12 @@ class ClientWorker:
                 thread = self._thread = threading.Thread(target=self._drive, name=self._name, daemon=True)
             self._condition.notify()
         if thread is not None:
-            # Without the lock: a collection of garbage in that thread, before it has begun, may call `_left`.
+            # Without the lock: a garbage collection in that thread, before it has begun, may call `_left`.
             thread.start()
         self.worker.wake()
 
     def join(self, user: object) -> Callable[[], object]:
-        """Count a connection that uses it, until that is collected or calls what this returns."""
+        """Count a connection that uses it, until that is collected or calls the returned function."""
         with self._condition:
             self._users += 1
         leave = weakref.finalize(user, self._left)
@@ -202,7 +202,7 @@ class ClientWorker:
 
 
 def find_library(configured: str | None) -> str:
-    """Path or name of libucp to load: as configured, the one of this process, the wheel's, or what the loader finds."""
+    """Path or name of the libucp to load: as configured, the one in this process, the wheel's, or the loader's."""
     if configured is not None:
         return configured
     loaded = _loaded()
@@ -217,28 +217,28 @@ def find_library(configured: str | None) -> str:
 
 
 def _loaded() -> Path | None:
-    """The libucp of the UCX that this process has loaded already, as MPI, and torch with it, may do.
+    """The libucp of the UCX that this process has loaded already: MPI, and torch with it, may do so.
 
-    A process has room for one: libraries of UCX know each other by soname, so that a second libucp would be joined to
-    the libucs of the first.
+    A process can have only one: UCX's libraries find each other by soname, so a second libucp would use the libucs of
+    the first.
     """
     try:
-        # The loader is asked first: to read what is mapped takes a millisecond.
+        # The loader is asked first: reading the list of mappings takes a millisecond.
         ctypes.CDLL("libucs.so.0", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
         found = re.search(r"/.*/(?=libuc[sp]\.so\.0)", Path("/proc/self/maps").read_text())
     except OSError:
-        return None  # there is none, or nobody can tell
+        return None  # there is none, or it cannot be found out
     library = Path(found[0], _LIBRARY) if found is not None else None
     return library if library is not None and library.exists() else None
 
 
 def has_cuda_modules(library: str) -> bool:
-    """Whether this UCX comes with what it needs for CUDA memory; whether that loads depends on the driver."""
+    """Whether this UCX has its modules for CUDA memory; whether they load depends on the driver."""
     return any((Path(library).parent / "ucx").glob("libuct_cuda.so*"))
 
 
 def load(library: str) -> ModuleType:
-    """Load libucp from where it was asked for, then the binding, which takes what is loaded by its soname.
+    """Load the requested libucp, then the binding, which finds the loaded one by its soname.
 
     Raises:
         BackendUnavailableError: There is no such library, or the binding was not built.
@@ -259,7 +259,7 @@ def load(library: str) -> ModuleType:
 
 
 def options(config: Config, version: tuple[int, int, int]) -> dict[str, str]:
-    """The options that are set in code: the caller's, and ours where neither caller nor environment says anything."""
+    """The options to set in code: the caller's, and our defaults if neither caller nor environment sets them."""
     chosen = dict(_DEFAULTS)
     names_devices = "NET_DEVICES" in config.ucx or "UCX_NET_DEVICES" in os.environ
     if not names_devices and version >= _WITHOUT_TCP_SINCE:
@@ -272,7 +272,7 @@ def options(config: Config, version: tuple[int, int, int]) -> dict[str, str]:
 
 
 def may_listen(chosen: Mapping[str, str]) -> bool:
-    """Whether UCX may open a port of TCP, as far as the options tell; where they leave it open, it may."""
+    """Whether the options let UCX open a TCP port; if they do not say, it may."""
     named = _transports(chosen)
     if named.startswith("^"):
         return "tcp" not in named[1:].split(",")
@@ -281,24 +281,24 @@ def may_listen(chosen: Mapping[str, str]) -> bool:
 
 
 def lacks_shared_memory(chosen: Mapping[str, str], version: tuple[int, int, int]) -> bool:
-    """Whether processes of this host reach this one over TCP, too, as far as the options tell.
+    """Whether, according to the options, processes of this host also reach this one over TCP.
 
-    A process that finds it out later only takes longer to connect.
+    A process that finds it out later only needs longer to connect.
     """
     named = _transports(chosen)
     return version < _WITHOUT_TCP_SINCE or not (named.startswith("^") or _SHARED_MEMORY.intersection(named.split(",")))
 
 
 def _transports(chosen: Mapping[str, str]) -> str:
-    """Those that UCX is told to use: names or patterns with commas between, those it must not use after a ^."""
+    """The transports for UCX: names or patterns, separated by commas; after a ^, those that it must not use."""
     return chosen.get("TLS", os.environ.get("UCX_TLS", "all"))
 
 
 def check_options(config: Config) -> None:
-    """See that UCX knows the caller's options. Loads the library, starts nothing.
+    """Check that UCX knows the caller's options. Loads the library, starts nothing.
 
     Raises:
-        ConfigurationError: It does not know one of them, or not that value.
+        ConfigurationError: It does not know one of them, or its value.
     """
     try:
         ucp = load(find_library(config.ucx_library))
@@ -316,11 +316,11 @@ class UcxEngine:
 
     Attributes:
         ucp: The binding.
-        wire_up_keys: As given.
+        wire_up_keys: The argument.
         address: Of the server worker, for peers.
-        contact: Where they ask to be let in to its port of TCP; None where it has none.
-        traits: What peers need to know of this process's UCX.
-        memory_types: Bit mask of what it can move.
+        contact: Where peers ask for access to its TCP port; None if it has none.
+        traits: What peers need to know about this process's UCX.
+        memory_types: Bit mask of the memory types that it can move.
         width: Client workers that a large operation may use.
     """
 
@@ -332,7 +332,8 @@ class UcxEngine:
             wire_up_keys: For the handshakes that let peers connect over TCP.
 
         Raises:
-            BackendUnavailableError: It cannot be loaded, or refuses an option; or strangers could not be kept from it.
+            BackendUnavailableError: It cannot be loaded, or refuses an option, or its port could not be closed to
+                others.
         """
         ucp = load(find_library(config.ucx_library))
         _require_descriptors()
@@ -342,7 +343,7 @@ class UcxEngine:
         self.wire_up_keys = wire_up_keys
         self.width = config.threads
         chosen = options(config, ucp.library_version())
-        # UCX would repeat on stderr, once per request, what the typed errors say.
+        # UCX would repeat the typed errors on stderr, once per request.
         level = chosen.pop(_LOG_LEVEL, None if "UCX_LOG_LEVEL" in os.environ else "fatal")
         taken = {*config.ucx, *ucp.taken(chosen)}
         chosen = {name: value for name, value in chosen.items() if name in taken}
@@ -376,7 +377,7 @@ class UcxEngine:
         atexit.register(self.close)
 
     def client(self, number: int) -> ClientWorker:
-        """Number 0 is for short operations; those from 1 on are for large ones and are made when first asked for.
+        """A client worker: number 0 is for short operations; the others are for large ones, made when first needed.
 
         Raises:
             UcxError: There cannot be another worker.
@@ -389,7 +390,7 @@ class UcxEngine:
             return self._clients[number]
 
     def replace_client(self, number: int, used: ClientWorker) -> ClientWorker:
-        """Another one than `used`, by that number: the present one, or a new one that takes its place.
+        """A worker with that number other than `used`: the present one, or a new one in place of `used`.
 
         Raises:
             UcxError: There cannot be another worker.
@@ -402,10 +403,10 @@ class UcxEngine:
             return self._clients[number]
 
     def register(self, storage: Storage, region: Region) -> "_MemoryHandle":
-        """Register a region; the storage around it is registered once, for as long as the storage lives.
+        """Register a region; the storage around it is registered once, while the storage lives.
 
         Raises:
-            RegistrationError: UCX refuses, as it does when the limit of locked memory is reached.
+            RegistrationError: UCX refuses, for example at the limit of locked memory.
         """
         key = (storage.address, storage.nbytes, region.kind)
         reference = self._memory.get(key)
@@ -432,17 +433,17 @@ class UcxEngine:
             return known
 
     def expose(self, epoch: Epoch, region: Region, *, writable: bool) -> bool:
-        """Let peers name host memory in messages, once its page of words is registered. Returns whether that is new."""
+        """Let peers use host memory in messages, once its page of words is registered. Returns whether that is new."""
         return self._exports.add(epoch.address, epoch.value, region.address, region.nbytes, writable)
 
     def conceal(self, epoch: Epoch) -> None:
-        """Undo `expose`. When this returns, no message touches the memory any more."""
+        """Undo `expose`. After this returns, no message touches the memory any more."""
         self._exports.remove(epoch.address, epoch.value)
 
     def close(self) -> None:
         """Stop all threads; for the end of the process. Idempotent.
 
-        Contexts and workers are left to the end of the process: a daemon thread of the caller's may be inside of them.
+        Contexts and workers stay until the end of the process: a daemon thread of the caller may be using them.
         """
         if self._closing or os.getpid() != self._pid:
             return
@@ -461,7 +462,7 @@ class UcxEngine:
 
     @contextlib.contextmanager
     def _new_worker(self) -> "Iterator[tuple[_ucp.UcpWorker, bytes, dict[int, SocketPlace]]]":
-        """A worker, its address, and the descriptors at which it listens. The next worker waits for the block's end."""
+        """A worker, its address, and the descriptors on which it listens. The next worker waits for the block's end."""
         if not self._may_listen:
             worker = self.ucp.UcpWorker(self._context)
             yield worker, worker.address(), {}
@@ -499,30 +500,30 @@ def _require_descriptors() -> None:
 
 
 _opening = threading.Lock()
-"""Held while a worker is made, so that the sockets that are new afterwards belong to that worker."""
+"""Held while a worker is made, so that new sockets belong to that worker."""
 
 
 def _listeners(known: Mapping[int, int], address: bytes) -> dict[int, SocketPlace]:
-    """The descriptors at which a new worker listens on TCP; UCX tells its peers, but not its caller."""
+    """The descriptors on which a new worker listens on TCP; UCX tells its peers, but not its caller."""
     return {
         fd: place
         for fd, place in own_sockets.listening(known).items()
-        if place.port.to_bytes(2, "big") in address  # else another thread of this process has begun to listen
+        if place.port.to_bytes(2, "big") in address  # otherwise another thread of this process has begun to listen
     }
 
 
 def _stop_listening(listeners: Mapping[int, SocketPlace]) -> tuple[SocketPlace, ...]:
-    """Close the port of a worker that only connects to others. Returns the addresses from which it will.
+    """Close the port of a worker that only connects to others. Returns the addresses from which it will connect.
 
-    The number stays its own while it lives. UCX tells by it whose connection one is: a second worker with the same
-    number would be taken for the first, and never be answered.
+    The worker keeps the port number while it lives. UCX identifies connections by it: a second worker with the same
+    number would be taken for the first, and never get an answer.
     """
     places = tuple(listeners.values())
     for fd, place in listeners.items():
         version_4 = place.address.ipv4_mapped
         with socket.socket(socket.AF_INET6 if version_4 is None else socket.AF_INET) as keeper:
-            os.dup2(keeper.fileno(), fd, inheritable=False)  # UCX holds the descriptor, and closes it in the end
-            with contextlib.suppress(OSError):  # somebody has taken the number since
+            os.dup2(keeper.fileno(), fd, inheritable=False)  # UCX holds the descriptor, and closes it at the end
+            with contextlib.suppress(OSError):  # another socket has taken the number since
                 keeper.bind((str(version_4 or place.address), place.port))
     if listeners:
         own_sockets.disown(places)
@@ -532,9 +533,9 @@ def _stop_listening(listeners: Mapping[int, SocketPlace]) -> tuple[SocketPlace, 
 def _admission(
     listeners: Mapping[int, SocketPlace], wire_up_keys: WireUpKeys, *, within_host: bool
 ) -> AdmissionServer | None:
-    """Close the port of a worker that serves peers until it lets them in. None if the worker has no port.
+    """Close the port of a worker that serves peers until it admits them. None if the worker has no port.
 
-    The worker has not been progressed so far, so nothing was read from those who have connected already.
+    The worker has not been progressed so far, so nothing was read from peers that have connected already.
     """
     if not listeners:
         return None
@@ -557,7 +558,7 @@ def _admission(
 
 
 def _refuse_queued(listener: socket.socket) -> None:
-    """Hang up on those who connected before the filter was there. UCX's sockets do not block."""
+    """Close connections that were made before the filter was there. UCX's sockets do not block."""
     while True:
         try:
             listener.accept()[0].close()

@@ -1,4 +1,4 @@
-"""An owner of memory as UCX reaches it."""
+"""An owner of memory that UCX reaches."""
 
 import functools
 import threading
@@ -26,11 +26,11 @@ from skipper.dataplane.regions import HOST, Region
 if TYPE_CHECKING:
     from skipper.dataplane.backends.ucx import _ucp
 
-_SPARE = 4  # batches that a short transfer keeps: as many threads may submit it at a time and find one
+_SPARE = 4  # batches that a short transfer keeps: so many threads at a time find one when they submit it
 
 
 class UcxTransfer(Transfer):
-    """Rows for one peer, in the order in which UCX gets them."""
+    """Rows for one peer, in UCX's order."""
 
     def __init__(
         self,
@@ -45,16 +45,16 @@ class UcxTransfer(Transfer):
         self._locals = locals_
         self._to_remote = to_remote
         self._nbytes = int(row_bytes(rows).sum())
-        # Many registrations share a storage and its key, all share the few epoch pages: unpack each once.
+        # Many registrations share a storage and its key, and all share the few epoch pages: unpack each key once.
         keys: dict[bytes, int] = {}
         of_remote = [keys.setdefault(remote.key.packed[0], len(keys)) for remote in remotes]
         word_keys = [keys.setdefault(remote.key.packed[1], len(keys)) for remote in remotes]
         self._word_keys = np.array(word_keys, dtype=np.int64)
         self._keys = RemoteKeys(tuple(keys))
-        # A batch looks at all of its words in the same way.
+        # A batch checks all of its words in the same way.
         self._words_here = all(remote.key.page is not None for remote in remotes)
         words = [remote.word if self._words_here else remote.key.far_word for remote in remotes]
-        self._rows_by_word = rows  # in messages a row is told by its word
+        self._rows_by_word = rows  # messages identify a row by its word
         self._rows = with_keys(rows, of_remote)
         self._words = np.array(words, dtype=np.uint64)
         self._far_words = np.array([remote.key.far_word for remote in remotes], dtype=np.uint64)
@@ -97,7 +97,7 @@ class UcxTransfer(Transfer):
         return UcxRun(self._owner, make, self._remotes, self._locals, deadline, done)
 
     def _again(self, deadline: float) -> "tuple[UcxConnection, ClientWorker, _ucp.Batch]":
-        """The batch of a short transfer: one that has been used before, where the connection is still the same."""
+        """The batch of a short transfer: a used one if the connection is still the same."""
         connection, (endpoint, _, client) = self._owner.connected(0, self._keys, deadline)
         try:
             batch = self._spare.pop()  # so that no other thread gets the same
@@ -140,7 +140,7 @@ class UcxPeer(Peer):
         self._pages: dict[int, memfd.Mapping | None] = {}
 
     def usable(self) -> bool:
-        """Whether the owner is not known to be dead; a broken connection is renewed at the next use."""
+        """Whether the owner is not known to be dead; the next use renews a broken connection."""
         return self.connections.usable()
 
     def close(self) -> None:
@@ -150,9 +150,9 @@ class UcxPeer(Peer):
         self.connections.close()
 
     def resolve(self, handle: Handle) -> Remote:
-        """See `Peer`. Nothing is sent: UCX has no way to ask."""
+        """See `Peer`. Nothing is sent: UCX has no request for that."""
         if not self.connections.engine.memory_types >> handle.kind & 1:
-            # A transfer would begin, and never end.
+            # A transfer would begin but never end.
             raise BackendUnavailableError(
                 f"UCX cannot move {handle.kind.name.lower()} memory here: this process sees no GPU, or UCX's modules "
                 "for it did not load"
@@ -198,7 +198,7 @@ class UcxPeer(Peer):
         return UcxTransfer(self.connections, rows, tuple(remotes), tuple(locals_), to_remote)
 
     def atomic(self, remote: Remote, offset: int, atomic: Atomic, *, timeout: float) -> FetchOperation:
-        """See `Peer`. The owner's UCX thread does it, by an instruction of its CPU."""
+        """See `Peer`. The owner's UCX thread does it with a CPU instruction."""
         keys: RemoteKeys = remote.key
         if remote.handle.kind is not HOST:
             message = f"UCX does atomic operations on host memory only, and that of {remote.handle} is not"
@@ -231,7 +231,7 @@ class UcxPeer(Peer):
         return operation
 
     def _way(self, remote: Remote, deadline: float) -> "tuple[_ucp.Way, ClientWorker]":
-        """What carries short copies to and from host memory now, and the client worker that it belongs to."""
+        """The present path for short copies to and from host memory, and the client worker that it belongs to."""
         keys: RemoteKeys = remote.key
         known = keys.way
         told = self._abandoned.count
@@ -280,7 +280,7 @@ class UcxPeer(Peer):
         return batches
 
     def _page_here(self, fd: int, token: int) -> memfd.Mapping | None:
-        """The owner's epoch page as mapped here, so that a word costs a load and no round trip. None from afar."""
+        """The owner's epoch page, mapped here, so that a word costs a load and no round trip. None on another host."""
         if self.connections.watch is None:
             return None
         with self._lock:
@@ -288,5 +288,5 @@ class UcxPeer(Peer):
                 try:
                     self._pages[token] = memfd.attach(self.connections.owner, fd, token)
                 except BackendUnavailableError:
-                    self._pages[token] = None  # another user's process: its words are fetched like its data
+                    self._pages[token] = None  # the process of another user: its words are fetched like its data
             return self._pages[token]

@@ -1,8 +1,8 @@
 """One operation over UCX from its submission to its end: who drives it, and what a failure means.
 
-A failed copy to a living owner is tried once more over new connections: then the words tell a buffer that was dropped
-from a transport that does not work, and a connection that was cut to keep another operation's deadline does no harm to
-this one. An atomic operation is tried again only where UCX has not been given it.
+A failed copy to a living owner is tried once more over new connections. Then the words distinguish a dropped buffer
+from a broken transport, and a connection that was cut for another operation's deadline does not harm this one. An
+atomic operation is tried again only if UCX has not got it yet.
 """
 
 import math
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from skipper.dataplane.backends.ucx import _ucp
 
 SPIN_S = 100e-6
-"""A round trip over loopback takes some 10 us, waking another thread as long again."""
+"""A round trip over loopback takes about 10 us, and waking another thread takes as long."""
 
 _EXPIRED = math.inf
 
@@ -32,7 +32,7 @@ Batches = Sequence[tuple[ClientWorker, "_ucp.Batch"]]
 
 
 class UcxRun:
-    """One operation under way: its present batches, and what to do when all of them are over."""
+    """One operation in flight: its present batches, and what to do when all of them are over."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class UcxRun:
         self._left = 0
 
     def begin(self, batches: Batches, *, begun: bool) -> Helper | None:
-        """Go on. If `begun`, the submitting thread has advanced the only batch already."""
+        """Begin these batches. If `begun`, the submitting thread has already advanced the only one."""
         self._take(batches)
         if begun:
             self._parts[0].go_on()
@@ -67,7 +67,7 @@ class UcxRun:
         return self._help
 
     def owner_lost(self) -> bool:
-        """Whether the kernel knows that the owner is gone; what is under way then fails for that reason."""
+        """Whether the kernel knows that the owner is gone; operations in flight then fail for that reason."""
         self.lost = self.lost or not self._owner.usable()
         return self.lost
 
@@ -76,7 +76,7 @@ class UcxRun:
         self._owner.cut(batch.endpoint)
 
     def part_over(self) -> None:
-        """One of the batches is over."""
+        """Note that one of the batches is over."""
         with self._lock:
             self._left -= 1
             if self._left:
@@ -88,7 +88,7 @@ class UcxRun:
         self._left = len(self._parts)
 
     def _help(self) -> None:
-        """Have the waiting thread drive what no other thread has begun."""
+        """Make the waiting thread drive the parts that no other thread has begun."""
         for part in self._parts:
             part.help()
 
@@ -114,7 +114,7 @@ class UcxRun:
         ucp = self._owner.engine.ucp
         own = [status for status in statuses if status != ucp.CANCELED]
         status = own[0] if own else statuses[0]
-        # A connection that UCX itself has given up was not cut by us, whatever the status says.
+        # If UCX itself has given up a connection, this process has not cut it, whatever the status says.
         alone = any(part.batch.endpoint.failed for part in self._parts)
         if self.expired or time.monotonic() >= self.deadline:
             message = f"the deadline passed before the transfer with {self._owner.owner} was complete"
@@ -126,12 +126,12 @@ class UcxRun:
         if self.lost or ((own or alone) and self._owner.wait_for_exit()):
             self._done(OwnerDiedError(f"{self._owner.owner} is gone", status=status))
             return
-        self._tries += bool(own or alone)  # a cut by the deadline of another operation says nothing about this one
+        self._tries += bool(own or alone)  # a cut for the deadline of another operation says nothing about this one
         if self._tries > 1 or self._fate():
             self._done(self._owner.failure(ucp.status_text(status) + self._fate(), status))
             return
         if self._owner.asks_first:
-            # Connecting may wait for the owner, and this thread may be the one that keeps the deadlines of others.
+            # Connecting may wait for the owner, and this thread may be checking the deadlines of others.
             threading.Thread(target=self._try_again, name="dataplane-ucx-retry", daemon=True).start()
         else:
             self._try_again()
@@ -147,12 +147,12 @@ class UcxRun:
             part.client.adopt(part)
 
     def _fate(self) -> str:
-        """What a message adds about an operation that must not be repeated."""
+        """The text in messages about an operation that must not be repeated."""
         return ""
 
 
 class UcxAtomicRun(UcxRun):
-    """One atomic operation: never given to UCX twice."""
+    """One atomic operation: UCX never gets it twice."""
 
     operation: FetchOperation
 
@@ -165,7 +165,7 @@ class UcxAtomicRun(UcxRun):
 
 
 class RunPart:
-    """What one client worker carries of a run. The thread that claims it drives it: a waiting one, or the worker's."""
+    """The part of a run on one client worker. The thread that claims it drives it: a waiting one, or the worker's."""
 
     __slots__ = ("_claimed", "_handed_over", "_run", "batch", "client", "deadline")
 
@@ -180,12 +180,12 @@ class RunPart:
     def claim(self) -> bool:
         """See `engine.Driven`: true for a part that no thread has begun, or that was handed over."""
         if self._handed_over:
-            self._handed_over = False  # it may have been queued before it was claimed, too: it counts once
+            self._handed_over = False  # it may also have been queued before it was claimed: it counts once
             return True
         return self._claimed.acquire(blocking=False)
 
     def help(self) -> None:
-        """Drive it in the calling thread for as long as that needs no sleep, if no other thread has begun."""
+        """Drive it in the calling thread while that needs no sleep, if no other thread has begun."""
         if self._claimed.acquire(blocking=False):
             self.batch.advance(SPIN_S, self.deadline)
             self._settle_or_hand_over()
@@ -207,7 +207,7 @@ class RunPart:
     def expire(self) -> None:
         """See `engine.Driven`.
 
-        UCX cannot cancel a transfer, but to close the connection by force completes all that is on it.
+        UCX cannot cancel a transfer, but closing the connection by force completes everything on it.
         """
         self.deadline = _EXPIRED
         self._run.expired = True

@@ -1,7 +1,7 @@
 """The backend on RDMA verbs, by pyverbs.
 
     backend        what the process knows of it
-    peer, staging  an owner: copies, batches, atomic operations; GPU memory by way of host memory
+    peer, staging  an owner: copies, batches, atomic operations; GPU memory through host memory
     run            one operation from its submission to its end
     connector      makes the connection to one owner, and makes it anew
     engine         posts, waits for completions, keeps deadlines (lock: its mutex)

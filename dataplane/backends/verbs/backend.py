@@ -1,9 +1,9 @@
-"""RDMA verbs: for network cards that the installed UCX cannot drive, and for full control.
+"""RDMA verbs: for network cards that the installed UCX does not support, and for full control.
 
 One reliable connection (RC queue pair) per peer and port in use, which carries RDMA READs, WRITEs and atomics.
 
-Every exported buffer has a memory region of its own, which goes when the buffer is dropped: from then on the device
-refuses its key. So a write needs no look at the epoch word first, as other backends do.
+Every exported buffer has a memory region of its own, which ends when the buffer is dropped: from then on the device
+refuses its key. So a write need not check the epoch word first, as it must on other backends.
 """
 
 import threading
@@ -85,7 +85,7 @@ class VerbsBackend(Backend):
         """The device, opened now if it was not.
 
         Raises:
-            BackendUnavailableError: There is none, or this process was forked from one that had it open.
+            BackendUnavailableError: There is no device, or this process was forked from one that had it open.
         """
         if self._engine is not None:
             return self._engine
@@ -127,7 +127,7 @@ class VerbsBackend(Backend):
         except RegistrationError as error:
             if region.kind is HOST:
                 raise
-            # Another backend may be able to; this one cannot stage what its peers read on their own.
+            # Another backend may support it; this one cannot stage memory that peers read by themselves.
             raise BackendUnavailableError(str(error)) from error
 
     def _exported(self, registration: Registration, region: Region) -> Sections:
@@ -154,7 +154,7 @@ class VerbsBackend(Backend):
             raise BackendUnavailableError(
                 "this process was forked from one that had the RDMA device open; start it by spawn instead"
             )
-        if not self._ports:  # looked for once: a handle may ask a thousand times
+        if not self._ports:  # searched only once: a thousand handles may ask
             require_pyverbs()
             self._ports = find_ports(self._config.verbs_options)
         return self._ports

@@ -1,4 +1,4 @@
-"""What a handle holds for verbs, as bytes and as objects."""
+"""The verbs part of a handle, as bytes and as objects."""
 
 import struct
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _DAMAGED = "this buffer handle has a damaged section for verbs"
 
 @dataclass(frozen=True, slots=True)
 class Rkeys:
-    """Remote keys of a registration, one per rail: those of the memory and those of its epoch page."""
+    """Remote keys of a registration, one per rail: for the memory, and for its epoch page."""
 
     memory: tuple[int, ...]
     page: tuple[int, ...]
@@ -31,7 +31,7 @@ class VerbsCard:
     """The verbs section of a card.
 
     Attributes:
-        token: Tells which owner is meant.
+        token: Identifies the owner.
         page: Where the epoch page begins.
         page_keys: Its keys, one per rail of the owner.
         atomics: What atomic operations on the owner's memory are atomic with.
@@ -51,7 +51,7 @@ class VerbsCard:
 
 
 def pack_body(begin: int, keys: tuple[int, ...]) -> bytes:
-    """The section of a registration: its first byte as requests count it, and its keys."""
+    """The section of a registration: the address of its first byte in requests, and its keys."""
     return _BODY.pack(begin) + _pack_keys(keys)
 
 
@@ -85,7 +85,7 @@ def verbs_card_of(card: Card) -> VerbsCard:
 
 
 def remote_of(handle: Handle) -> Remote:
-    """A registration as it is reached over verbs.
+    """A registration to reach over verbs.
 
     Raises:
         DescriptorError: The handle's section is damaged, or its numbers contradict each other.

@@ -1,8 +1,8 @@
-"""Work requests, made once and posted as often as needed: rows and epoch words as chains for queue pairs.
+"""Work requests, made once and posted any number of times: rows and epoch words as chains for queue pairs.
 
-A *program* is what one transfer does: for each rail that it uses a few *chains* of work requests. One call posts a
-chain, and only its last request completes. A chain fills no more than half of a queue, so that the next one can be
-posted while it runs.
+A *program* is one transfer: for each rail that it uses, a few *chains* of work requests. One call posts a chain, and
+only its last request completes. A chain fills at most half of a queue, so that the next one can be posted while it
+runs.
 """
 
 import itertools
@@ -22,7 +22,7 @@ from skipper.dataplane.layout import Rows
 from skipper.dataplane.operation import Atomic, AtomicKind
 
 STRIPE_BYTES = 2 << 20
-"""From here on a transfer is dealt out over all rails; a smaller one takes one of them, in turn."""
+"""From this size on a transfer is divided among all rails; smaller ones take one rail each, in turn."""
 
 _LOCAL, _REMOTE, _RUN, _KEY, _NDIM, _DIMS = range(6)  # columns of rows, see rows.h
 _WORD = 8
@@ -39,8 +39,8 @@ class WorkRequest:
         rkeys: The peer's keys, one per rail.
         nbytes: Its length.
         pieces: Of this side.
-        write: Whether it is written.
-        atomic: What is done to it instead, where it is one word.
+        write: Whether it is a WRITE.
+        atomic: The atomic operation instead, if it is one word.
     """
 
     remote: int
@@ -68,12 +68,12 @@ class RequestChain:
             this.next_wr = following
         self.first, self.last, self.count = made[0], made[-1], len(made)
         self.last.send_flags = device.enums.IBV_SEND_SIGNALED
-        # pyverbs allocates their lists of pieces and leaves it to its user to free them.
+        # pyverbs allocates their lists of pieces, and its user must free them.
         weakref.finalize(self, _free, made).atexit = False
 
 
 Phase = dict[int, tuple[RequestChain, ...]]
-"""Chains that may be posted together, by the rail that they are for."""
+"""Chains that may be posted together, by their rail."""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -83,9 +83,9 @@ class VerbsProgram:
     Attributes:
         data: The transfer itself; on each of its rails the epoch words follow.
         probe: Fetches only the words, on the first of these rails.
-        words: Where the words arrive: first those of the first rail, and so on; for an atomic, its result at last.
-        memories: The local memory that it uses, which must stay open.
-        sole: The rail and the chain, where one chain is all of the transfer.
+        words: Where the words arrive, rail by rail; for an atomic operation, its result comes last.
+        memories: The local memory that it uses, which must stay registered.
+        sole: The rail and the chain, if the transfer is only one chain.
     """
 
     data: Phase
@@ -113,18 +113,18 @@ def compile_program(
 ) -> VerbsProgram:
     """Chains for rows whose `key` column counts `remotes`, and for the word of each remote.
 
-    The words are fetched behind the data, by every rail behind its own: a reliable connection executes requests in
-    order, two of them know nothing of each other.
+    Every rail fetches the words after its own data: a reliable connection executes requests in order, but two
+    connections are independent.
 
     Args:
         devices: Of all rails of this process.
-        rails: Those to use.
-        rows: What goes where.
-        remotes: What they lie in.
-        memories: What their local sides lie in.
+        rails: The rails to use.
+        rows: What to copy.
+        remotes: The remote registrations of the rows.
+        memories: The local memory of the rows.
         room: For the words.
         to_remote: Whether to write.
-        turn: Of this program among all, so that small ones take turns on the rails.
+        turn: The number of this program, so that small ones take turns on the rails.
 
     Raises:
         RegistrationError: There is no room for the words.
@@ -147,7 +147,7 @@ def compile_program(
 
 
 def compile_atomic(device: Device, remote: Remote, address: int, atomic: Atomic, room: WordRoom) -> VerbsProgram:
-    """A chain for one atomic operation, whose result is the second of the words.
+    """A chain for one atomic operation; its result is the second word.
 
     Always on rail 0: operations through two devices of the owner would not be atomic with each other.
 
@@ -162,7 +162,7 @@ def compile_atomic(device: Device, remote: Remote, address: int, atomic: Atomic,
 
 
 def reuse_atomic(program: VerbsProgram, remote: Remote, address: int, atomic: Atomic) -> VerbsProgram:
-    """A program of `compile_atomic` that has run, for the same word and kind of operation, with other operands."""
+    """Set other operands in a program of `compile_atomic` that has run, for the same word and kind of operation."""
     _set_operands(program.data[0][0].first, remote.key.memory[0], address, atomic)
     return program
 
@@ -172,7 +172,7 @@ def _probe(devices: Sequence[Device], rail: int, remotes: Sequence[Remote], word
 
 
 def _fetch(remotes: Sequence[Remote], words: Words, first: int) -> list[WorkRequest]:
-    """Requests for the words of remotes, to arrive from the `first` place on."""
+    """Requests for the words of remotes; they arrive from the index `first` on."""
     return [
         WorkRequest(remote.word, remote.key.page, _WORD, [(words.address + at * _WORD, _WORD, words.lkeys)])
         for at, remote in enumerate(remotes, first)
@@ -187,13 +187,13 @@ def _chains(device: Device, rail: int, requests: list[WorkRequest]) -> tuple[Req
 def _requests(
     rows: Rows, remotes: Sequence[Remote], memories: tuple[RegisteredMemory, ...], limit: int, gather: int, write: bool
 ) -> Iterator[WorkRequest]:
-    """The fewest requests for the rows: what is contiguous at the peer is joined, however scattered it is here."""
+    """The fewest requests for the rows: ranges that are contiguous at the peer are joined, even if scattered here."""
     find = _finder(memories)
     present: WorkRequest | None = None
     for local, remote, nbytes, key in _segments(rows, limit):
         rkeys = remotes[key].key.memory
         while nbytes:
-            # Neighbours that were allocated apart are registered apart, even where a row runs across both.
+            # Neighbours that were allocated separately are registered separately, even if a row covers both.
             memory = find(local)
             part = min(nbytes, memory.address + memory.nbytes - local)
             piece = (local - memory.address + memory.begin, part, memory.lkeys)
@@ -216,14 +216,14 @@ def _requests(
 
 
 def _finder(memories: tuple[RegisteredMemory, ...]) -> Callable[[int], RegisteredMemory]:
-    """Which memory an address lies in."""
+    """A function that finds the memory of an address."""
     ordered = sorted(memories, key=lambda memory: memory.address)
     starts = [memory.address for memory in ordered]
 
     def find(address: int) -> RegisteredMemory:
         at = bisect_right(starts, address) - 1
         while ordered[at].address + ordered[at].nbytes <= address:
-            at -= 1  # a shorter one that overlaps the one that is meant
+            at -= 1  # a shorter one that overlaps the right one
         return ordered[at]
 
     return find
@@ -243,7 +243,7 @@ def _segments(rows: Rows, most: int) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _starts(row: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Addresses of the runs of a row, on either side, in order."""
+    """Addresses of the runs of a row, on both sides, in order."""
     locals_, remotes = row[_LOCAL : _LOCAL + 1], row[_REMOTE : _REMOTE + 1]
     for dim in range(int(row[_NDIM])):
         count, local_stride, remote_stride = row[_DIMS + 3 * dim : _DIMS + 3 * dim + 3]

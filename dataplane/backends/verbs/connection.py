@@ -1,11 +1,11 @@
-"""What a transfer is posted on: the rails of this process, and its connections to owners.
+"""Where transfers are posted: the rails of this process, and its connections to owners.
 
-A *rail* is a port that this process uses, with the queue that its requests complete on. Rails of two processes that
-talk to each other are paired by their number.
+A *rail* is a port that this process uses, with the completion queue for its requests. The rails of two processes that
+talk to each other are paired by number.
 
-A connection to an owner has one *send queue*, that of a queue pair, on each rail that both sides have. What is posted
-on a send queue completes in order, so a completion speaks of the oldest chain. *Credits* (the attributes `room`) keep
-queue pairs and completion queues from overflowing.
+A connection to an owner has one *send queue*, of a queue pair, on each rail that both sides have. Requests on a send
+queue complete in order, so a completion is for the oldest chain. *Credits* (the attributes `room`) keep queue pairs and
+completion queues from overflowing.
 """
 
 import itertools
@@ -28,25 +28,25 @@ from skipper.dataplane.errors import BackendUnavailableError, TransferError
 from skipper.dataplane.identity import OwnerId
 
 FLUSHED = 5
-"""IBV_WC_WR_FLUSH_ERR: the queue pair failed before this request had its turn."""
+"""IBV_WC_WR_FLUSH_ERR: the queue pair failed before it executed this request."""
 EXPIRED = -1
-"""Ours: the deadline of the run passed."""
+"""Not of the device: the deadline of the run passed."""
 
 NO_WAY = frozenset({2, 12})
-"""Statuses of the device that speak of the way rather than of the request: own link down, no answer."""
+"""Statuses of the device that are about the path and not the request: own link down, no answer."""
 _LOG = logging.getLogger(__name__)
 
 
 class PostedRun(Protocol):
-    """One start of a transfer, as the engine sees it.
+    """One start of a transfer, for the engine.
 
     Attributes:
         timeout: Seconds from its submission.
-        deadline: On CLOCK_MONOTONIC; None until somebody needs it.
+        deadline: On CLOCK_MONOTONIC; None until it is needed.
         attended: Whether a thread is likely to wait for it.
-        connection: What it is posted on; None while there is none.
-        outstanding: Its chains that are posted and not complete.
-        over: Whether it needs nothing any more.
+        connection: The connection that it is posted on; None while there is none.
+        outstanding: How many of its chains are posted and not complete.
+        over: Whether it has ended.
     """
 
     timeout: float
@@ -69,26 +69,26 @@ class PostedRun(Protocol):
         """Whether this phase has no chain left for any rail."""
 
     def phase_over(self) -> bool:
-        """All chains of the phase are complete; whether another one follows. Called with the engine's lock."""
+        """All chains of the phase are complete; returns whether another one follows. Called with the engine's lock."""
 
     def finish(self) -> None:
-        """It is over: report. Called without the lock, unless it was over before `VerbsEngine.start` returned."""
+        """Report that it is over. Called without the lock, unless it was over before `VerbsEngine.start` returned."""
 
     def failed(self, status: int) -> None:
-        """Its connection is gone: report, or begin again. Called without the lock, in a thread that may wait."""
+        """Report that its connection is gone, or begin again. Called without the lock, in a thread that may wait."""
 
 
 class Rail:
     """A port in use, opened.
 
     Attributes:
-        index: Its place among those of this process; peers know it by that too.
+        index: Its number in this process, which peers also use.
         device: The opened port.
-        manager: Connects peers' queue pairs, where that is left to rdma_cm.
-        completions: Where requests of this process complete.
-        room: How many more can.
+        manager: Connects peers' queue pairs, if rdma_cm does that.
+        completions: The completion queue for requests of this process.
+        room: How many more it has room for.
         queues: The send queues in use, by the number of their queue pair.
-        starved: Send queues that wait for that room.
+        starved: Send queues that wait for this room.
     """
 
     def __init__(self, index: int, port: VerbsPort, options: Mapping[str, Any]) -> None:
@@ -101,7 +101,7 @@ class Rail:
         self.device = device = Device(port, options)
         try:
             self.completions = Completions(device)
-            # Peers' requests complete at the peers.
+            # Requests of peers complete at the peers.
             self._passive = pyverbs("cq").CQ(device.context, 1)
         except (device.error, OSError) as error:
             raise BackendUnavailableError(f"RDMA device {port} cannot be used: {error}") from error
@@ -132,9 +132,9 @@ class SendQueue:
     """The send queue of one queue pair of a connection.
 
     Attributes:
-        serial: What its completions bear, since a queue pair's number is given again to a later one.
+        serial: The id in its completions, since the number of a queue pair is used again for later ones.
         room: How many more requests it holds.
-        in_flight: The runs of what is posted, with the number of requests, oldest first.
+        in_flight: The runs of the posted requests, with the number of these, oldest first.
         waiting: Runs with chains that are not posted.
     """
 
@@ -151,20 +151,20 @@ class SendQueue:
 
 
 class VerbsConnection:
-    """A connection to an owner that this process initiated.
+    """A connection to an owner, initiated by this process.
 
     Attributes:
         queues: Its send queues, by the index of their rail.
         rails: These indices.
-        socket: Its end tells either side that the other one is gone.
+        socket: When it closes, each side knows that the other one is gone.
         name: For the connection that replaces it.
         alive: Whether it can be used.
-        failed_rail: The rail that had no way to the owner, and made it fail.
-        widen_at: When to try the rails that it lacks; None where it has all of them.
+        failed_rail: The rail that had no path to the owner, and made it fail.
+        widen_at: When to try the rails that it lacks; None if it has all of them.
     """
 
     def __init__(self, pairs: Mapping[Rail, QueuePair], tie: socket.socket, name: bytes) -> None:
-        """Take over connected queue pairs, one for each rail in use, and the socket that was used for that."""
+        """Take over connected queue pairs, one for each rail in use, and the socket of the handshake."""
         self.queues = {rail.index: SendQueue(self, rail, pair) for rail, pair in pairs.items()}
         self.rails = tuple(self.queues)
         self.socket = tie
@@ -175,14 +175,14 @@ class VerbsConnection:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way on it."""
+        """Whether nothing is in flight on it."""
         return not any(queue.in_flight or queue.waiting for queue in self.queues.values())
 
 
 class SoleRun:
-    """Stands for a run of only one chain, while the thread that posted it looks whether it is over already.
+    """Stands for a run of only one chain, while the posting thread checks whether it is over already.
 
-    Most short transfers are: then no run has to be made for them. A `PostedRun` takes its place otherwise.
+    Most short transfers are, and then need no run. Otherwise a `PostedRun` replaces it.
     """
 
     __slots__ = ("attended", "connection", "deadline", "outstanding", "over", "run", "timeout")
@@ -201,13 +201,13 @@ class SoleRun:
         return ()
 
     def next_chain(self, rail: int) -> RequestChain | None:
-        """None, likewise."""
+        """None, since its chain is posted."""
 
     def posted(self, rail: int) -> None:
         """Never called."""
 
     def all_posted(self) -> bool:
-        """True, likewise."""
+        """True, since its chain is posted."""
         return True
 
     def phase_over(self) -> bool:
@@ -215,7 +215,7 @@ class SoleRun:
         return False
 
     def finish(self) -> None:
-        """Nobody waits for it."""
+        """Do nothing: nobody waits for it."""
 
     def failed(self, status: int) -> None:
         """See `PostedRun`."""
@@ -229,15 +229,15 @@ def deadline_of(run: PostedRun) -> float:
 
 
 def set_deadline(run: PostedRun) -> None:
-    """Fix it when it is first needed: some clocks cost more than the short transfers that never need it."""
+    """Set its deadline when it is first needed: some clocks cost more than the short transfers that need none."""
     if run.deadline is None:
         run.deadline = time.monotonic() + run.timeout
 
 
 def tell_failed(runs: Iterable[PostedRun], status: int, culprit: PostedRun | None) -> None:
-    """Tell runs that their connection is gone: the culprit why, the others that they had no turn.
+    """Tell runs that their connection is gone: the culprit gets the reason, the others that they were flushed.
 
-    None waits beyond its own deadline. In this order none makes another one late.
+    No run waits beyond its own deadline, and in this order none delays another.
     """
     for run in sorted(runs, key=deadline_of):
         run.failed(status if run is culprit else FLUSHED)
@@ -251,16 +251,16 @@ class QueuePairs:
 
     @property
     def endpoints(self) -> dict[int, bytes]:
-        """What the other end needs to connect, by rail."""
+        """The data that the other end needs to connect, by rail."""
         return {rail: pair.endpoint for rail, pair in self.by_rail.items()}
 
     def keep(self, rails: Iterable[int]) -> None:
-        """Destroy those on all other rails."""
+        """Destroy the queue pairs on all other rails."""
         for rail in self.by_rail.keys() - set(rails):
             self.by_rail.pop(rail).close()
 
     def close(self) -> None:
-        """Destroy them: nothing moves any more, and nothing completes. Idempotent."""
+        """Destroy them: after that no data move, and nothing completes. Idempotent."""
         for pair in self.by_rail.values():
             pair.close()
 
@@ -274,10 +274,10 @@ class OwnerQueuePairs(QueuePairs):
         self._key = key
 
     def connect(self, theirs: Mapping[int, bytes]) -> None:
-        """Become ready to be reached by the other end, or let it come by the connection manager.
+        """Become ready for the other end, or let it connect through the connection manager.
 
         Raises:
-            TransferError: A device refuses what the other end said of itself.
+            TransferError: A device refuses the other end's data.
         """
         for rail, endpoint in theirs.items():
             pair, manager = self.by_rail[rail], self._rails[rail].manager
@@ -303,10 +303,10 @@ class Rails:
         devices: The opened devices, by rail.
         memory: Registered with them.
         words: Room for epoch words, registered with them.
-        turns: Counts the programs, for those that use one rail of several.
-        token: What peers must have from a handle to connect, beside a secret in common.
-        address: Where they do.
-        staging: Why GPU memory is moved by way of host memory; None while it is not.
+        turns: Counts the programs, for small ones, which use one of several rails.
+        token: What peers need from a handle to connect, besides a common secret.
+        address: Where they connect.
+        staging: Why GPU memory is staged through host memory; None while it is not.
     """
 
     def __init__(
@@ -333,11 +333,11 @@ class Rails:
     def connect(
         self, address: str, token: bytes, wanted: Sequence[int], deadline: float, *, replaces: bytes
     ) -> VerbsConnection:
-        """Connect to an owner over those of the wanted rails that it has too; see `handshake.dial`.
+        """Connect to an owner over the wanted rails that it also has; see `handshake.dial`.
 
         Raises:
-            OwnerDiedError: Nobody listens there any more.
-            TransferError: It cannot be done.
+            OwnerDiedError: No process listens there any more.
+            TransferError: The connection cannot be made.
             TransferTimeoutError: The deadline passed.
         """
         pairs = QueuePairs()
@@ -358,17 +358,17 @@ class Rails:
         return VerbsConnection(used, dialled.socket, dialled.name)
 
     def stage(self, why: str) -> None:
-        """Note, and say once in the log, that GPU memory of this process is moved by way of host memory."""
+        """Note, and log once, that GPU memory of this process is staged through host memory."""
         if self.staging is None:
             self.staging = why
             _LOG.warning("CUDA memory is moved through host memory, which is slower: %s", why)
 
     def stop_listening(self) -> None:
-        """Hang up on all peers. Idempotent."""
+        """Close the connections of all peers. Idempotent."""
         self._server.close()
 
     def close(self) -> None:
-        """Close the devices with everything that was made from them. Idempotent."""
+        """Close the devices and everything made from them. Idempotent."""
         for device in self.devices:
             device.close()
 
@@ -386,7 +386,7 @@ class Rails:
             pairs.by_rail[rail] = make(self.rails[rail])
 
     def _connect(self, rail: Rail, pair: QueuePair, theirs: bytes, key: bytes, deadline: float) -> None:
-        """Connect by hand, or by the connection manager if the owner wants that."""
+        """Connect directly, or through the connection manager if the owner wants that."""
         if managed(theirs):
             connect(pair, rail.device, theirs, ticket(key, pair.endpoint, theirs), deadline)
         else:

@@ -1,4 +1,4 @@
-"""The connection to one owner, made at the first use, and anew after each failure."""
+"""The connection to one owner, made at the first use, and again after each failure."""
 
 import logging
 import threading
@@ -16,7 +16,7 @@ from skipper.dataplane.identity import ProcessWatch, host_id
 
 _LOG = logging.getLogger(__name__)
 
-_AVOID_S = 10.0  # a rail that had no way to the owner is left out for so long
+_AVOID_S = 10.0  # how long a rail without a path to the owner is left out
 
 
 class OwnerConnector:
@@ -24,10 +24,10 @@ class OwnerConnector:
 
     Attributes:
         engine: Moves the bytes.
-        owner: Who it is.
+        owner: The owner.
         card: How to reach it.
-        rails: Those that both sides have.
-        present: The connection that was made last, which may be broken; None before the first.
+        rails: The rails that both sides have.
+        present: The latest connection, which may be broken; None before the first.
     """
 
     def __init__(self, engine: VerbsEngine, card: Card) -> None:
@@ -35,7 +35,7 @@ class OwnerConnector:
         self.owner = card.owner
         self.card = verbs_card_of(card)
         self.rails = tuple(range(min(len(engine.rails.rails), len(self.card.page_keys))))
-        # Within the host the kernel knows at once; beyond it the connection's own socket tells.
+        # Within the host the kernel knows at once; beyond it the connection's own socket shows it.
         self._watch = ProcessWatch(card.owner) if card.owner.host == host_id() else None
         self._lock = threading.Lock()
         self.present: VerbsConnection | None = None
@@ -47,13 +47,13 @@ class OwnerConnector:
         return self._watch is None or not self._watch.gone
 
     def close(self) -> None:
-        """Cut the connection. Idempotent; the next use connects anew."""
+        """Cut the connection. Idempotent; the next use makes a new one."""
         with self._lock:
             if self.present is not None:
                 self.engine.cut(self.present)
 
     def connected(self, needs: tuple[int, ...], due: Callable[[], float]) -> VerbsConnection:
-        """The present connection, made if there is none that works.
+        """The present connection, made if there is no working one.
 
         Args:
             needs: Rails that it must have.
@@ -78,11 +78,11 @@ class OwnerConnector:
             self._lock.release()
 
     def gone(self) -> bool:
-        """Whether the owner is gone, after giving a dying one a moment."""
+        """Whether the owner is gone; waits a moment in case it is dying."""
         return self._watch is not None and self._watch.gone_soon()
 
     def good(self, connection: VerbsConnection, needs: tuple[int, ...]) -> bool:
-        """Whether it works and has the rails that are needed, and no more rails are to be tried now."""
+        """Whether it works and has the needed rails, and no more rails should be tried now."""
         if not connection.alive or (self._watch is None and hung_up(connection.socket)):
             return False
         for rail in needs:
@@ -106,7 +106,7 @@ class OwnerConnector:
                 _AVOID_S,
             )
         self._avoid = {rail: until for rail, until in self._avoid.items() if until > now and rail not in needed}
-        # Where none is left, all of them: then what the device says of them is what the caller is told.
+        # If none is left, all of them: then the caller gets the device's error for them.
         wanted = tuple(rail for rail in self.rails if self._promising(rail)) or self.rails
         connection = self.engine.connect(self.card.address, self.card.token, wanted, deadline, replaces=replaced)
         if len(wanted) < len(self.rails):

@@ -20,17 +20,17 @@ from skipper.dataplane.backends.verbs.port import VerbsPort
 from skipper.dataplane.errors import BackendUnavailableError, RegistrationError, TransferError
 
 _MTUS = (256, 512, 1024, 2048, 4096)  # enum ibv_mtu counts them from 1
-_READS = 16  # reads in flight per queue pair, where both devices allow that many
-# What a READ asks for is sent in one go. Larger pieces gain nothing, and overrun a receiver without flow control: 8 MiB
+_READS = 16  # reads in flight per queue pair, if both devices allow that many
+# The data of a READ are sent in one go. Larger pieces gain nothing, and overrun a receiver without flow control: 8 MiB
 # at a time were seven times slower between two Soft-RoCE devices.
 _MESSAGE_BYTES = 1 << 20
-_GATHER = 16  # pieces of local memory per work request, where the device allows that many
-# 0.64 ms, code 12 of IBTA's table; nothing here ever waits for a receive request, so it is never used.
+_GATHER = 16  # pieces of local memory per work request, if the device allows that many
+# 0.64 ms, code 12 of IBTA's table; it is never used, since nothing here waits for a receive request.
 _RNR_TIMER = 12
 
 ENDPOINT = struct.Struct("<II16sHBBH")
-"""One end, as the other must know it: queue pair number, first packet number, GID, LID, path MTU code, reads, and the
-port of the connection manager that it wants to be connected by (0: none)."""
+"""One end, in the form for the other end: queue pair number, first packet number, GID, LID, path MTU code, reads, and
+the port of the connection manager that should connect it (0: none)."""
 
 _CHANNEL = "anon_inode:[infinibandevent]"
 
@@ -39,7 +39,7 @@ def require_pyverbs() -> None:
     """Check that pyverbs can be found, without importing it.
 
     Raises:
-        BackendUnavailableError: It cannot.
+        BackendUnavailableError: It cannot be found.
     """
     if importlib.util.find_spec("pyverbs") is None:
         raise BackendUnavailableError(
@@ -81,16 +81,16 @@ class Device:
     """An opened port.
 
     Attributes:
-        port: Which.
+        port: The port.
         enums: pyverbs' constants.
         depth: Work requests that one queue pair holds.
-        gather: Pieces of local memory that one work request may name.
-        message_bytes: The most that one work request may move.
+        gather: How many pieces of local memory one work request may have.
+        message_bytes: The most bytes that one work request may move.
         atomics: What its atomic operations are atomic with.
         gid: Its address.
         reads: The most reads in flight on one queue pair.
-        retries: Of a request without an answer.
-        manager_port: Where a connection manager listens for it; 0 while none does.
+        retries: How often a request without an answer is sent again.
+        manager_port: The port of its connection manager; 0 while there is none.
         context: pyverbs' own object for the device.
     """
 
@@ -143,7 +143,7 @@ class Device:
             raise self._refused(nbytes, error) from error
 
     def register_dmabuf(self, fd: int, offset: int, nbytes: int, access: Access) -> Any:
-        """A memory region of a part of a dma-buf. Requests count its bytes from `offset`, not by virtual address.
+        """A memory region of a part of a dma-buf. Requests address its bytes from `offset`, not by virtual address.
 
         Raises:
             RegistrationError: The device or the kernel refuses.
@@ -158,7 +158,7 @@ class Device:
 
     def _refused(self, nbytes: int, error: Exception) -> RegistrationError:
         text = f"{self.port} cannot register {nbytes} bytes: {error}"
-        # The kernel counts what is registered against this limit, and says ENOMEM where it is reached.
+        # The kernel counts registered memory against this limit, and returns ENOMEM when it is reached.
         limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
         if getattr(error, "error_code", None) == errno.ENOMEM and limit != resource.RLIM_INFINITY:
             text += (
@@ -197,7 +197,7 @@ class Device:
         return values
 
     def adjust(self, wanted: Any, state: Any) -> None:
-        """Put our own choices into what the connection manager wants for a state of a queue pair."""
+        """Put the device's own settings into the connection manager's attributes for a state of a queue pair."""
         if state == self.enums.IBV_QPS_INIT:
             wanted.qp_access_flags = self._access(Access.REMOTE_READ | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC)
         elif state == self.enums.IBV_QPS_RTR:
@@ -207,7 +207,7 @@ class Device:
             wanted.timeout, wanted.retry_cnt, wanted.rnr_retry = self._ack_timeout, self.retries, self.retries
 
     def close(self) -> None:
-        """Close it with everything that was made from it. Idempotent."""
+        """Close it and everything made from it. Idempotent."""
         self.context.close()
 
 
@@ -237,14 +237,14 @@ class QueuePair:
 
     @property
     def endpoint(self) -> bytes:
-        """What the other end needs to connect."""
+        """The data that the other end needs to connect."""
         return self._device.endpoint(self.number, self._first_packet)
 
     def connect(self, theirs: bytes) -> None:
-        """Become ready to send to, and to be reached by, the other end.
+        """Become ready to send to the other end, and to receive from it.
 
         Raises:
-            TransferError: The device refuses what the other end said of itself.
+            TransferError: The device refuses the other end's data.
         """
         try:
             self._pair.to_rts(self._device.attributes(self._first_packet, theirs))
@@ -252,27 +252,27 @@ class QueuePair:
             raise TransferError(f"the queue pair cannot be connected: {error}") from error
 
     def hold(self, *managed: Any) -> bool:
-        """Keep what belongs to a connection manager's connection until this is closed; False if it is already."""
+        """Keep the objects of a connection manager's connection until this is closed; False if it is closed already."""
         if self._closed:
             return False
         self._held += [one for one in managed if one is not None]
         return True
 
     def follow(self, identity: Any, state: Any) -> None:
-        """Change state as the connection manager wants it for its connection `identity`.
+        """Change state as the connection manager requires for its connection `identity`.
 
         Raises:
-            PyverbsError: It fails.
+            PyverbsError: The change fails.
         """
         wanted, mask = identity.init_qp_attr(state)
         self._device.adjust(wanted, state)
         self._pair.modify(wanted, mask)
 
     def post(self, first: Any) -> None:
-        """Hand a chain of work requests to the device.
+        """Post a chain of work requests to the device.
 
         Raises:
-            TransferError: It refuses.
+            TransferError: The device refuses.
         """
         try:
             self._pair.post_send(first)
@@ -280,7 +280,7 @@ class QueuePair:
             raise TransferError(f"{self._device.port} refuses work requests: {error}") from error
 
     def close(self) -> None:
-        """Destroy it: nothing moves any more, and nothing completes. Idempotent."""
+        """Destroy it: after that no data move, and nothing completes. Idempotent."""
         self._closed = True
         self._pair.close()
         while self._held:
@@ -300,7 +300,7 @@ class Completions:
 
     Attributes:
         queue: pyverbs' own object, for queue pairs to complete on.
-        events: Readable while there is an event to be taken by `acknowledge`.
+        events: Readable while there is an event for `acknowledge` to take.
     """
 
     def __init__(self, device: Device) -> None:
@@ -308,17 +308,17 @@ class Completions:
         known = descriptors_of(_CHANNEL)
         self._channel = cq.CompChannel(device.context)
         (self.events,) = descriptors_of(_CHANNEL) - known
-        # Whoever finds the event gone, because another thread took it, must not block.
+        # A thread must not block if another one has taken the event.
         os.set_blocking(self.events, False)
         self.queue = cq.CQ(device.context, device.completions, None, self._channel)
 
     def poll(self, most: int) -> list[Any]:
-        """What has completed, at most `most`; never waits."""
+        """At most `most` completions; never waits."""
         found: list[Any] = self.queue.poll(most)[1]
         return found
 
     def arm(self) -> None:
-        """Let the next completion be an event. What completed before is none: `poll` once more before sleeping."""
+        """Make the next completion an event. Earlier completions are none: `poll` once more before sleeping."""
         self.queue.req_notify()
 
     def acknowledge(self) -> None:
@@ -328,12 +328,12 @@ class Completions:
 
 
 def descriptors_of(file: str) -> set[int]:
-    """Descriptors of this process that are open on such a file: pyverbs tells no other way which one is an object's."""
+    """Descriptors of this process that are open on such a file: pyverbs does not expose those of its objects."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         try:
             if os.readlink(f"/proc/self/fd/{name}") == file:
                 found.add(int(name))
         except FileNotFoundError:
-            continue  # closed since, as that of the listing itself is
+            continue  # closed by now, like the descriptor of the listing itself
     return found

@@ -1,8 +1,8 @@
 """Verbs in one process: its rails, the connections over them, and the threads that wait for completions.
 
 Waiting threads take turns. One leads: it sleeps on the file descriptors of the completion channels without the GIL, and
-hands out what completes, while the others sleep. A thread that waits for a result leads by itself. One daemon thread
-looks after the runs that nobody waits for, and after all deadlines.
+distributes completions, while the others sleep. A thread that waits for a result leads by itself. One daemon thread
+drives the runs that no thread waits for, and checks all deadlines.
 """
 
 import atexit
@@ -37,51 +37,51 @@ from skipper.dataplane.errors import TransferError
 from skipper.dataplane.identity import OwnerId
 
 _POLL = 64
-_GRACE_S = 0.01  # a run that is this old and that nobody waits for is led by the daemon thread
+_GRACE_S = 0.01  # the daemon thread leads a run that is this old and that no thread waits for
 _SLOWEST_S = 0.08
-_SPINS = 8  # looks before a sleep: a short transfer is over before the device could have told
-_LEAD_S = 0.05  # a waiting thread hands over after so long, to look at its own timeout
-_RETRY_S = 0.005  # between two looks at whether a run that failed is under way again, or over
+_SPINS = 8  # polls before a sleep: a short transfer is over before an event would come
+_LEAD_S = 0.05  # after this time a waiting thread hands over, to check its own timeout
+_RETRY_S = 0.005  # between two checks whether a failed run is in flight again, or over
 
 
 class PollInterval:
-    """How often the daemon thread looks after the runs that nobody waits for. All methods are for holders of the lock.
+    """How often the daemon thread polls for runs that no thread waits for. All methods are for holders of the lock.
 
-    To wake the thread for each run would cost that run more than the device does. So the thread looks by itself. It
-    looks less often the longer it finds that other threads do all the work, and rests when nothing happens at all.
+    Waking the thread for each run would cost the run more than the device. So the thread polls by itself. It polls less
+    often the longer other threads do all the work, and rests when nothing happens at all.
 
     Attributes:
-        seconds: To sleep between two looks; infinity until the thread is called.
+        seconds: To sleep between two polls; infinity until the thread is called.
     """
 
     def __init__(self, lock: Any) -> None:
-        """Begin with short sleeps; the lock must be one that conditions can have."""
+        """Begin with short sleeps; the lock must work with conditions."""
         self._called = threading.Condition(lock)
         self.seconds = _GRACE_S
         self._busy = False  # whether a run has begun since the last look
 
     def begun(self, run: PostedRun) -> None:
-        """A run is under way."""
+        """Note that a run is in flight."""
         self._busy = True
         if self.seconds > _SLOWEST_S or not run.attended or run.timeout < self.seconds:
             self.call()
 
     def left_alone(self) -> None:
-        """A thread that has led for others does not lead any more."""
+        """Note that a thread that has led for others no longer leads."""
         if self.seconds > _GRACE_S:
             self.call()
 
     def call(self) -> None:
-        """Have the thread look soon, and often."""
+        """Make the thread poll soon, and often."""
         self.seconds = _GRACE_S
         self._called.notify()
 
     def quicken(self) -> None:
-        """Look often again: the thread has had something to do."""
+        """Poll often again: the thread has had something to do."""
         self.seconds = _GRACE_S
 
     def rest(self, most: float, *, idle: bool) -> None:
-        """Sleep until the next look, or a call, for `most` seconds; `idle` when no run is under way."""
+        """Sleep until the next poll, or a call, for at most `most` seconds; `idle`: no run is in flight."""
         if idle and not self._busy and self.seconds == _SLOWEST_S:
             self.seconds = math.inf
         self._busy = False
@@ -91,16 +91,16 @@ class PollInterval:
 
 
 def lead_from(run: PostedRun) -> float:
-    """When the daemon thread leads a run that no thread waits for."""
+    """From when on the daemon thread leads a run that no thread waits for."""
     return deadline_of(run) - run.timeout + (_GRACE_S if run.attended else 0.0)
 
 
 class VerbsEngine:
-    """Verbs, started. Thread-safe; what posts and takes completions is for holders of the lock.
+    """Verbs, started. Thread-safe; methods that post and take completions are for holders of the lock.
 
     Attributes:
-        rails: The ports in use, and what was opened with them.
-        lock: Held for all that it does; a thread may take it again.
+        rails: The ports in use, and everything opened with them.
+        lock: Held for all its work; reentrant.
     """
 
     def __init__(
@@ -114,14 +114,14 @@ class VerbsEngine:
         self._pid = os.getpid()
         self.rails = Rails(ports, options, owner, wire_up_keys)
         self._all = self.rails.rails
-        self._sleeper = select.poll()  # for whoever leads; unlike select() it takes descriptors of any number
+        self._sleeper = select.poll()  # for the leading thread; unlike select() it takes descriptors of any number
         for rail in self._all:
             self._sleeper.register(rail.completions.events, select.POLLIN)
         self._connections: set[VerbsConnection] = set()
-        self._runs: set[PostedRun] = set()  # under way
-        self._starting: PostedRun | None = None  # whose thread sees by itself that it is over
-        self._finished: deque[Callable[[], None]] = deque()  # what is to be called without the lock
-        lock: Any = Mutex()  # that one thread may take twice: a finalizer may run below us
+        self._runs: set[PostedRun] = set()  # in flight
+        self._starting: PostedRun | None = None  # its thread sees by itself that it is over
+        self._finished: deque[Callable[[], None]] = deque()  # to be called without the lock
+        lock: Any = Mutex()  # reentrant: a finalizer may run inside of a call
         self.lock = lock
         self._changed = threading.Condition(lock)
         self._interval = PollInterval(lock)
@@ -134,10 +134,10 @@ class VerbsEngine:
     def connect(
         self, address: str, token: bytes, wanted: Sequence[int], deadline: float, *, replaces: bytes
     ) -> VerbsConnection:
-        """A new connection to an owner, over those of the wanted rails that it has too; see `handshake.dial`.
+        """A new connection to an owner, over the wanted rails that it also has; see `handshake.dial`.
 
         Raises:
-            OwnerDiedError: Nobody listens there any more.
+            OwnerDiedError: No process listens there any more.
             TransferError: It cannot be made.
             TransferTimeoutError: The deadline passed.
         """
@@ -149,10 +149,10 @@ class VerbsEngine:
         return connection
 
     def start(self, run: PostedRun, connection: VerbsConnection) -> bool:
-        """Post what there is room for; post the rest, and what follows, as it completes.
+        """Post as many chains as there is room for; post the rest, and later phases, as these complete.
 
         Returns:
-            Whether the run is over already; then it is not told to `finish`.
+            Whether the run is over already; then its `finish` is not called.
         """
         with self.lock:
             if connection.alive:
@@ -173,13 +173,13 @@ class VerbsEngine:
         return over
 
     def post_sole(self, queue: SendQueue, chain: RequestChain) -> SoleRun | None:
-        """Post the only chain of a run before the run is made, if nothing else is under way there.
+        """Post the only chain of a run before the run is made, if nothing else is in flight there.
 
-        The caller holds the lock. If the transfer is not over, the caller gives `adopt` a run before it lets go of the
-        lock. Then it calls `report`.
+        The caller holds the lock. If the transfer is not over, the caller passes a run to `adopt` before it releases
+        the lock. Then it calls `report`.
 
         Returns:
-            What stands for the run; None if nothing was posted.
+            The stand-in for the run; None if nothing was posted.
         """
         rail = queue.rail
         if not queue.connection.alive or queue.in_flight or queue.waiting or chain.count > min(queue.room, rail.room):
@@ -188,7 +188,7 @@ class VerbsEngine:
         try:
             queue.pair.post(chain.first)
         except TransferError:
-            return None  # the next attempt raises it
+            return None  # the next attempt raises the error
         sole = SoleRun()
         queue.room -= chain.count
         rail.room -= chain.count
@@ -199,7 +199,7 @@ class VerbsEngine:
         return sole
 
     def report(self) -> None:
-        """Tell what has finished, without the lock: what is called may submit again."""
+        """Report finished runs, without the lock: the called functions may submit again."""
         while self._finished:
             try:
                 tell = self._finished.popleft()
@@ -208,7 +208,7 @@ class VerbsEngine:
             tell()
 
     def adopt(self, run: PostedRun, sole: SoleRun, queue: SendQueue) -> None:
-        """Put a run in the place of its `SoleRun`; the connection may have failed meanwhile."""
+        """Put a run in place of its `SoleRun`; the connection may have failed in between."""
         sole.run = run
         set_deadline(run)
         if queue.in_flight and queue.in_flight[0][0] is sole:
@@ -240,13 +240,13 @@ class VerbsEngine:
         self.report()
 
     def cut(self, connection: VerbsConnection) -> None:
-        """Close a connection; what runs on it begins again on another. Idempotent."""
+        """Close a connection; its runs begin again on another. Idempotent."""
         with self.lock:
             self._break(connection, None, FLUSHED)
         self.report()
 
     def over(self, run: PostedRun) -> None:
-        """Note that a run that failed has been reported."""
+        """Note that a failed run has been reported."""
         with self.lock:
             run.over = True
             self._changed.notify_all()
@@ -280,7 +280,7 @@ class VerbsEngine:
                 self._pump(queue)
 
     def _pump(self, queue: SendQueue) -> None:
-        """Post chains in the order in which their runs came, while there are credits."""
+        """Post chains in the order of their runs, while there are credits."""
         connection, rail = queue.connection, queue.rail
         while connection.alive and queue.waiting:
             run = queue.waiting[0]
@@ -306,12 +306,12 @@ class VerbsEngine:
             run.posted(rail.index)
 
     def _reap(self, rail: Rail) -> None:
-        """Hand out all completions of a rail that are there."""
+        """Distribute all present completions of a rail."""
         while True:
             found = rail.completions.poll(_POLL)
             for completion in found:
                 queue = rail.queues.get(completion.qp_num)
-                # A number is given again to a later queue pair, and requests that do not complete bear no serial.
+                # A later queue pair can get the same number, and requests without completions have no serial.
                 if queue is None or completion.wr_id not in (queue.serial, 0):
                     continue
                 if completion.status == 0:
@@ -341,7 +341,7 @@ class VerbsEngine:
             self._feed(queue.rail)
 
     def _feed(self, rail: Rail) -> None:
-        """Post what waited for the credits of other send queues."""
+        """Post chains that waited for the credits of other send queues."""
         starved, rail.starved = rail.starved, []
         for queue in starved:
             self._pump(queue)
@@ -349,7 +349,7 @@ class VerbsEngine:
     def _break(
         self, connection: VerbsConnection, culprit: PostedRun | None, status: int, queue: SendQueue | None = None
     ) -> None:
-        """A connection has failed: destroy its queue pairs, so that nothing moves any more, then tell its runs."""
+        """End a failed connection: destroy its queue pairs, so that no data move any more, then tell its runs."""
         if not connection.alive:
             return
         connection.alive = False
@@ -370,7 +370,7 @@ class VerbsEngine:
         self._fail([run for run in runs if not run.over], status, culprit)
 
     def _expire(self, run: PostedRun) -> None:
-        """Its deadline has passed. What was posted cannot be called back; only the whole connection can be closed."""
+        """End a run whose deadline has passed. Posted requests cannot be revoked, so the whole connection is closed."""
         connection = run.connection
         if connection is not None and connection.alive:
             if run.outstanding:
@@ -382,12 +382,12 @@ class VerbsEngine:
                 self._fail([run], EXPIRED, run)
 
     def _expire_until(self, now: float) -> None:
-        # Apart from the daemon thread's own function, whose variables would keep the last run and its memory alive.
+        # Not in the daemon thread's own function, whose variables would keep the last run and its memory alive.
         for run in [run for run in self._runs if deadline_of(run) <= now]:
             self._expire(run)
 
     def _fail(self, runs: list[PostedRun], status: int, culprit: PostedRun | None) -> None:
-        """Tell runs that their connection is gone, in a thread: what they do then may wait for the owner."""
+        """Tell runs that their connection is gone, in a thread: they may then wait for the owner."""
         for run in runs:
             run.connection = None
             run.outstanding = 0
@@ -399,7 +399,7 @@ class VerbsEngine:
             self._finished.append(thread.start)
 
     def _sleep(self, seconds: float) -> None:
-        """Lead: wait for completions without the lock, then hand them out."""
+        """Lead: wait for completions without the lock, then distribute them."""
         if not self._found_awake():
             self._leading = True
             self.lock.release()
@@ -415,7 +415,7 @@ class VerbsEngine:
         self._changed.notify_all()
 
     def _found_awake(self) -> bool:
-        """Look a few times, then arm; whether a run is over."""
+        """Poll a few times, then arm; returns whether a run is over."""
         for _ in range(_SPINS):
             for rail in self._all:
                 self._reap(rail)

@@ -1,25 +1,25 @@
-"""How two processes tell each other their queue pairs: a handshake over a stream socket.
+"""How two processes exchange their queue pairs: a handshake over a stream socket.
 
-The owner listens on a unix socket without a file (an abstract name, reachable on its host only), or on the TCP address
-that `configure(verbs={"listen": ...})` names. All messages have a fixed size, nothing is unpickled.
+The owner listens on a unix socket without a file (an abstract name, reachable only on its host), or on the TCP address
+in `configure(verbs={"listen": ...})`. All messages have a fixed size, and nothing is unpickled.
 
     initiator  magic, its rails, nonce
     owner      magic, its rails, nonce
     initiator  endpoints, name, for each of its keys HMAC-SHA256(key, "initiator" + all before + endpoints + name)
     owner      endpoints, HMAC-SHA256(key, "owner" + all before + endpoints)
 
-A key is HMAC-SHA256(what a secret of the job or the user gives for this, token + address of the owner), where the token
-and the address are those of the handle; the owner uses the first key of its own that a proof is good under.
+A key is HMAC-SHA256(a key derived from a secret of the job or the user, token + address of the owner). The token and
+the address come from the handle; the owner uses the first key of its own under which a proof is good.
 
-A rail is a port that a side uses; rails are numbered by their order on each side, told as a set of bits, and those that
-both sides named are connected, each to the one of the same number. There is one endpoint for each of them.
+A rail is a port that a side uses. Each side numbers its rails in order and sends them as a bit set. Rails that both
+sides have sent are connected, each to the one with the same number. There is one endpoint for each of them.
 
-A connection's name is the initiator's nonce. The name that the initiator sends is that of the connection which this one
-replaces. The owner destroys its end of that before it answers: packets of a write that was given up, and that are still
-on their way, can then not arrive after those of a later one.
+A connection's name is the initiator's nonce. The initiator sends the name of the connection that this one replaces. The
+owner destroys its end of that connection before it answers: then packets of an abandoned write that are still on their
+way cannot arrive after packets of a later write.
 
-So who knows a secret and holds a handle of that owner can connect, and nobody else. The socket stays open as long as
-the queue pairs: its end tells either side that the other one is gone.
+So a process can connect only if it knows a secret and has a handle of that owner. The socket stays open as long as the
+queue pairs: when it closes, each side knows that the other one is gone.
 """
 
 import secrets
@@ -47,17 +47,17 @@ HELLO = struct.Struct("<4sB16s")
 MAGIC = b"SKv4"
 
 Endpoints = Mapping[int, bytes]
-"""The ends of one side, by rail, as the other side must know them; see `device.ENDPOINT`."""
+"""The ends of one side, by rail, in the form for the other side; see `device.ENDPOINT`."""
 
 
 class Dialled(NamedTuple):
-    """A connection as its initiator has it.
+    """A connection at its initiator.
 
     Attributes:
-        socket: To be kept as long as the queue pairs.
-        endpoints: The owner's, on each rail that both sides have.
+        socket: Must stay open as long as the queue pairs.
+        endpoints: The owner's endpoints, on each rail that both sides have.
         name: For the connection that replaces it.
-        key: That of the proofs, which both sides know, for what else is to be proved.
+        key: The key of the proofs, which both sides know, for further proofs.
     """
 
     socket: socket.socket
@@ -80,15 +80,15 @@ def dial(
     Args:
         address: Where it listens.
         token: Of the handle.
-        wire_up_keys: One of which the owner has, too; see `handshake.WireUpKeys`.
-        endpoints: Of this side, on the rails that it would use.
+        wire_up_keys: Keys, one of which the owner also has; see `handshake.WireUpKeys`.
+        endpoints: Of this side, on the rails that it wants to use.
         deadline: On CLOCK_MONOTONIC.
-        replaces: Name of an earlier connection to this owner, over which nothing must arrive any more.
+        replaces: Name of an earlier connection to this owner, on which nothing may arrive any more.
 
     Raises:
-        OwnerDiedError: Nobody listens there any more.
-        TransferError: The owner hangs up: it knows none of the keys, has another token or no queue pair left, or is of
-            another version. Or both sides have no rail in common.
+        OwnerDiedError: No process listens there any more.
+        TransferError: The owner closes the connection: it knows none of the keys, has another token, no queue pair
+            left, or another version. Or both sides have no rail in common.
         TransferTimeoutError: The deadline (CLOCK_MONOTONIC) passed.
     """
     shake = Handshake(address, token, wire_up_keys, deadline)
@@ -134,10 +134,10 @@ class OwnerEnd(Protocol):
 
     @property
     def endpoints(self) -> Endpoints:
-        """Its own."""
+        """Its own endpoints."""
 
     def connect(self, theirs: Endpoints) -> None:
-        """Connect to the initiator's, or expect it."""
+        """Connect to the initiator's endpoints, or expect its connection."""
 
     def close(self) -> None:
         """Destroy it."""
@@ -149,7 +149,7 @@ class VerbsInitiator(Initiator):
 
     Attributes:
         name: Of its connection.
-        rails: Those that both sides have.
+        rails: The rails that both sides have.
         pairs: The owner's end; None until it has proved itself.
     """
 
@@ -159,7 +159,7 @@ class VerbsInitiator(Initiator):
 
 
 class QueuePairServer(HandshakeServer[VerbsInitiator]):
-    """The owner's side: answers initiators, and keeps their queue pairs while they live."""
+    """The owner's side: answers initiators, and keeps their queue pairs while the initiators live."""
 
     def __init__(
         self,
@@ -173,17 +173,17 @@ class QueuePairServer(HandshakeServer[VerbsInitiator]):
         """Begin to listen.
 
         Args:
-            listener: Of `handshake.bind`; kept.
-            address: The same as text, as it stands in handles.
+            listener: From `handshake.bind`; kept.
+            address: Of the listener, as text, as in handles.
             token: Of the handles.
-            wire_up_keys: One of which an initiator must have.
+            wire_up_keys: Keys, one of which an initiator must have.
             rails: Of this owner.
-            make_pairs: Makes this end of a connection on such rails, given the key of its proofs.
+            make_pairs: Makes this end of a connection on given rails, with the key of its proofs.
         """
         super().__init__(listener, "dataplane-verbs-server", address=address, token=token, wire_up_keys=wire_up_keys)
         self._rails = tuple(rails)
         self._make_pairs = make_pairs
-        self._named: dict[bytes, VerbsInitiator] = {}  # those that have proved themselves
+        self._named: dict[bytes, VerbsInitiator] = {}  # proved initiators
         self._begin()
 
     def _initiator(self, connection: socket.socket, origin: Hashable, due: float) -> VerbsInitiator:
@@ -220,7 +220,7 @@ class QueuePairServer(HandshakeServer[VerbsInitiator]):
         return True
 
     def _part(self, initiator: VerbsInitiator) -> None:
-        if self._named.get(initiator.name) is initiator:  # anybody can send a name before it is proved
+        if self._named.get(initiator.name) is initiator:  # any process can send a name before its proof
             del self._named[initiator.name]
         initiator.connection.close()
         if initiator.pairs is not None:

@@ -1,13 +1,12 @@
 """Registered memory.
 
-What peers may touch has a region for each buffer, so that dropping the buffer withdraws its key. Of this side of a
-copy, the region of an array or tensor is kept until its storage dies, since registering pins pages, which costs more
-than moving them; a weak reference tells when, before the bytes can be given to anybody else. Memory of which nothing
-tells when it dies (a bytearray) is registered for one use.
+Memory for peers has a region for each buffer, so that dropping the buffer withdraws its key. On this side of a copy,
+the region of an array or tensor is kept until its storage dies, since registering pins pages, which costs more than
+moving them. A weak reference tells when the storage dies, before the bytes can be reused. Memory without such a signal
+(a bytearray) is registered for one use.
 
-GPU memory is registered as a dma-buf, which the CUDA driver hands out: the kernel's own way of sharing memory between
-devices. Older systems have the module nvidia-peermem instead, with which a device address can be registered as if it
-were one of the host.
+GPU memory is registered as a dma-buf of the CUDA driver: the kernel's own way of sharing memory between devices. Older
+systems have the module nvidia-peermem instead, with which a device address can be registered like a host address.
 """
 
 import contextlib
@@ -33,7 +32,7 @@ from skipper.dataplane.memory import storage_of
 from skipper.dataplane.regions import HOST, Region, StridedRegion
 
 _SLOTS = 4096
-_FEW = 4  # words: what one buffer needs over four rails
+_FEW = 4  # words: enough for one buffer over four rails
 
 Span = tuple[int, int]
 """Address and length."""
@@ -53,9 +52,9 @@ class RegisteredMemory:
     Attributes:
         address: Its first byte.
         nbytes: Its length.
-        begin: Its first byte as requests count it: the address, except in a dma-buf.
+        begin: The address of its first byte in requests: the real address, except in a dma-buf.
         lkeys: For requests of this process, one per device.
-        rkeys: For those of peers, where they are allowed.
+        rkeys: For requests of peers, if these are allowed.
         open: Whether it is registered.
         kept: Whether it outlives a single use.
     """
@@ -88,7 +87,7 @@ class RegisteredMemory:
     def of(
         cls, devices: Sequence[Device], region: Region, span: Span, access: Access, *, kept: bool
     ) -> "RegisteredMemory":
-        """Register a span of the kind of memory that a region lies in.
+        """Register a span in the same kind of memory as a region.
 
         Raises:
             RegistrationError: A device or the kernel refuses.
@@ -100,7 +99,7 @@ class RegisteredMemory:
         return cls(regions, address, nbytes, begin, kept=kept)
 
     def close(self) -> None:
-        """Deregister. Idempotent; the last reference does it too."""
+        """Deregister. Idempotent; it also happens with the last reference."""
         self.open = False
         for region in self._regions:
             region.close()
@@ -111,11 +110,11 @@ class MemoryCache:
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self._devices = tuple(devices)
-        self._lock = threading.RLock()  # a finalizer may run below us
+        self._lock = threading.RLock()  # a finalizer may run inside of a call
         self._kept: dict[tuple[int, int, Access], RegisteredMemory] = {}
 
     def exported(self, region: Region, *, writable: bool) -> RegisteredMemory:
-        """A region for one buffer, that peers may read, and change if `writable`, until it is closed.
+        """A region for one buffer, which peers may read, and write if `writable`, until it is closed.
 
         Raises:
             RegistrationError: A device or the kernel refuses.
@@ -171,10 +170,10 @@ def _local(region: Region) -> Access:
 
 
 class Words:
-    """Registered room for `count` 8-byte words of a peer; given back with the last reference.
+    """Registered room for `count` 8-byte words of a peer; released with the last reference.
 
     Attributes:
-        found: What has arrived, as numbers.
+        found: The arrived words, as numbers.
         bytes: The same, as bytes.
         address: Where the first one arrives.
         lkeys: One per device.
@@ -191,7 +190,7 @@ class Words:
 
 
 class WordRoom:
-    """Gives out `Words`: few at a time from a common region, more in a region of their own. Thread-safe."""
+    """Provides `Words`: small numbers from a common region, larger ones in a region of their own. Thread-safe."""
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self._devices = tuple(devices)
@@ -200,7 +199,7 @@ class WordRoom:
         self._free = list(range(0, _SLOTS * _FEW, _FEW))
 
     def take(self, count: int) -> Words:
-        """Room for so many words.
+        """Room for `count` words.
 
         Raises:
             RegistrationError: A device or the kernel refuses.
@@ -225,7 +224,7 @@ class WordRoom:
 def register_cuda(
     devices: Sequence[Device], address: int, nbytes: int, cuda_device: int, access: Access
 ) -> tuple[list[Any], int]:
-    """Memory regions of a range of GPU memory, one per device, and its first byte as requests count it.
+    """Memory regions of a range of GPU memory, one per device, and the address of its first byte in requests.
 
     Args:
         devices: RDMA devices to register it with.
@@ -235,7 +234,7 @@ def register_cuda(
         access: What the regions may be used for.
 
     Raises:
-        RegistrationError: Neither way works; says why not, for each.
+        RegistrationError: Neither way works; says why, for each.
     """
     try:
         fd, offset = export_dmabuf(address, nbytes, cuda_device)
@@ -256,10 +255,10 @@ def register_cuda(
 
 
 def export_dmabuf(address: int, nbytes: int, cuda_device: int) -> tuple[int, int]:
-    """A dma-buf that holds a range of GPU memory: its file descriptor, to be closed, and where in it the range begins.
+    """A dma-buf with a range of GPU memory: its file descriptor, to be closed, and the offset of the range in it.
 
     Raises:
-        RegistrationError: There is no CUDA driver, or it cannot.
+        RegistrationError: There is no CUDA driver, or it refuses.
     """
     driver = _driver()
     device, supported, fd = ctypes.c_int(-1), ctypes.c_int(0), ctypes.c_int(-1)
@@ -280,7 +279,7 @@ def export_dmabuf(address: int, nbytes: int, cuda_device: int) -> tuple[int, int
 
 @contextlib.contextmanager
 def _context(driver: Any, device: ctypes.c_int) -> Iterator[None]:
-    """Have the context that torch's memory lies in: a thread that has not used the GPU itself has none."""
+    """Set the CUDA context of torch's memory: a thread that has not used the GPU itself has none."""
     context, before = ctypes.c_void_p(), ctypes.c_void_p()
     _require(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "for a context")
     try:

@@ -1,4 +1,4 @@
-"""One owner as this process reaches it over verbs, and the programs made for it."""
+"""One owner that this process reaches over verbs, and the programs made for it."""
 
 import functools
 import threading
@@ -22,7 +22,7 @@ from skipper.dataplane.layout import Rows, single
 from skipper.dataplane.operation import DONE, Atomic, FetchOperation, Helper, Operation
 from skipper.dataplane.regions import HOST, Region
 
-_PROGRAMS = 256  # kept for the same copy to come again
+_PROGRAMS = 256  # kept in case the same copy comes again
 _SPARE = 4  # of one kind of atomic operation on one word
 
 
@@ -31,8 +31,8 @@ class VerbsPeer(Peer):
 
     Attributes:
         engine: Moves the bytes.
-        connector: Connects to the owner, at the first use and anew after each failure.
-        rails: Those that both sides have.
+        connector: Connects to the owner, at the first use and again after each failure.
+        rails: The rails that both sides have.
     """
 
     backend = "verbs"
@@ -147,7 +147,7 @@ class VerbsPeer(Peer):
     def _run(
         self, local: Region, remote: Remote, address: int, to_remote: bool, timeout: float
     ) -> tuple[Operation, VerbsRun]:
-        """One contiguous copy, not begun."""
+        """One contiguous copy, not begun yet."""
         operation = Operation(1)
         make = functools.partial(self._program, local, remote, address, to_remote)
         run = VerbsRun(self.connector, make, (remote,), epochs_of((remote,)), (local,), timeout, operation.part_done)
@@ -156,7 +156,7 @@ class VerbsPeer(Peer):
     def _copy_at_once(
         self, local: Region, remote: Remote, address: int, to_remote: bool, timeout: float
     ) -> Operation | None:
-        """Begin a copy that was done before, over a connection with nothing else to do; None where that is not so."""
+        """Begin a repeated copy over an idle connection; None if the copy is new or the connection is not idle."""
         connection, engine = self.connector.present, self.engine
         if connection is None or not self.connector.good(connection, ()):
             return None
@@ -190,7 +190,7 @@ class VerbsPeer(Peer):
             return Operation.failed(error)
 
     def _spare_atomics(self, remote: Remote, address: int, atomic: Atomic) -> deque[VerbsProgram]:
-        """Programs for a kind of operation on a word that no operation is using: making one takes longer than it."""
+        """Unused programs for one kind of operation on a word: making one takes longer than the operation."""
         key = (remote.word, remote.key.memory, address, atomic.kind)
         spare = self._atomics.get(key)
         if spare is None:

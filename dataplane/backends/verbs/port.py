@@ -1,4 +1,4 @@
-"""RDMA ports as /sys shows them: which to use, and by what address. Opens no device, needs no pyverbs."""
+"""RDMA ports in /sys: which to use, and with which address. Opens no device, needs no pyverbs."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ SYS = Path("/sys")
 _DEVICES = Path("class") / "infiniband"
 
 MOST_PORTS = 8
-"""A process uses at most so many at a time."""
+"""How many ports a process uses at most at a time."""
 
 _SYS = SYS  # another folder in tests
 
 
 @dataclass(frozen=True, slots=True)
 class Gid:
-    """An address of a port: its entry in the table, the address, its kind (``RoCE v2``, ...), the interface."""
+    """An address of a port: its index in the table, the address, its kind (``RoCE v2``, ...), the interface."""
 
     index: int
     gid: str
@@ -29,7 +29,7 @@ class Gid:
 
 @dataclass(frozen=True, slots=True)
 class PortFolder:
-    """A port's folder in /sys; each thing is read when it is asked for."""
+    """A port's folder in /sys; each property is read when it is used."""
 
     path: Path
 
@@ -45,7 +45,7 @@ class PortFolder:
 
     @property
     def state(self) -> str:
-        """``ACTIVE``, ``DOWN``, ...; ``unknown`` where the kernel does not say, as of a device that is gone."""
+        """``ACTIVE``, ``DOWN``, ...; ``unknown`` if the kernel does not say, for example if the device is gone."""
         return (text_of(self.path / "state") or "unknown").rpartition(":")[2].strip()
 
     @property
@@ -55,7 +55,7 @@ class PortFolder:
 
     @property
     def gbit_per_s(self) -> float | None:
-        """Rate of the link, as in ``100 Gb/sec (4X EDR)``; None where it is not stated."""
+        """Rate of the link, as in ``100 Gb/sec (4X EDR)``; None if it is not stated."""
         number = (text_of(self.path / "rate") or "").split(" ")[0]
         try:
             return float(number) or None
@@ -99,7 +99,7 @@ def text_of(path: Path) -> str | None:
 
 
 def _compact(gid: str) -> str:
-    """A GID as people write it: an IPv4 address where it holds one."""
+    """A GID as people write it: an IPv4 address if it contains one."""
     address = IPv6Address(gid)
     return str(address if address.ipv4_mapped is None else address.ipv4_mapped)
 
@@ -111,7 +111,7 @@ class VerbsPort:
     Attributes:
         device: Name, as `ibv_devices` prints it.
         number: Counted from 1.
-        gid_index: The entry of its table of addresses to use.
+        gid_index: The index of the address to use in its table.
         routed: Whether packets need that address (always on Ethernet).
     """
 
@@ -130,10 +130,10 @@ class VerbsPort:
 
 
 def find_ports(options: Mapping[str, Any]) -> tuple[VerbsPort, ...]:
-    """The ports to use, in order: as configured, else that with the address to listen at, else the first active one.
+    """The ports to use, in order: as configured, or the one with the listening address, or the first active one.
 
     Raises:
-        BackendUnavailableError: There is none, or one that is named is missing or not active, in words that say so.
+        BackendUnavailableError: There is none, or a named one is missing or not active; the message says which.
     """
     wanted, number = options.get("device"), options.get("port")
     if isinstance(wanted, str) and ":" in wanted:
@@ -179,12 +179,12 @@ def _port(folder: PortFolder, gid_index: int | None) -> VerbsPort:
 
 
 def _has_address(folder: PortFolder, host: str) -> bool:
-    """Whether a port has the network's address of a host: packets to that host then go to its RDMA device."""
+    """Whether a port has the IP of a host: packets to that host then go to its RDMA device."""
     return bool(host) and any(str(ip_address(gid.gid)) == host for gid in folder.gids())
 
 
 def _best_gid(folder: PortFolder, routed: bool) -> int:
-    """RoCE v2 with an IPv4 address before one with IPv6, that before link-local ones; entry 0 on InfiniBand."""
+    """RoCE v2 with an IPv4 address first, then with IPv6, then link-local ones; index 0 on InfiniBand."""
     best, best_rank = 0, 0
     for gid in folder.gids() if routed else ():
         if gid.kind != "RoCE v2":

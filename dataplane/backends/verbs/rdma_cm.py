@@ -1,11 +1,11 @@
-"""Queue pairs connected by the RDMA connection manager (rdma_cm) instead of by hand.
+"""Queue pairs connected by the RDMA connection manager (rdma_cm) instead of directly.
 
-On some fabrics the path to a peer must be asked for, which the connection manager does. The usual handshake
-(`handshake`) decides who may connect: it ends with a *ticket*, which only these two sides can compute, good for one
-connection of one queue pair. The request of the connection manager carries it as private data.
+On some fabrics the path to a peer must be queried, which the connection manager does. The usual handshake (`handshake`)
+decides which processes may connect: it ends with a *ticket*, which only these two sides can compute, valid for one
+connection of one queue pair. The connection manager's request carries it as private data.
 
-The queue pairs stay our own, "external" to the manager. pyverbs' calls that wait for an event hold the GIL. So they are
-made on a descriptor that does not block, once it has an event.
+The queue pairs are "external" to the manager. pyverbs' calls that wait for an event hold the GIL. So they are made on a
+non-blocking descriptor, once it has an event.
 """
 
 import hmac
@@ -32,7 +32,7 @@ _opening = threading.Lock()
 
 
 class CmEventChannel:
-    """An event channel whose descriptor is known and does not block."""
+    """An event channel with a known, non-blocking descriptor."""
 
     def __init__(self) -> None:
         """Open it.
@@ -41,7 +41,7 @@ class CmEventChannel:
             TransferError: The kernel has no connection manager, or no descriptor is left.
         """
         try:
-            with _opening:  # the only way to know the descriptor is to see which one is new
+            with _opening:  # the descriptor can only be found by looking for a new one
                 known = descriptors_of(_EVENTS)
                 self.channel = pyverbs("cmid").CMEventChannel()
                 (self.fd,) = descriptors_of(_EVENTS) - known
@@ -66,7 +66,7 @@ class CmEventChannel:
         return event
 
     def wait(self, seconds: float | None) -> bool:
-        """Sleep until there is an event, or for so long; whether there is one."""
+        """Sleep until there is an event, or for that time; returns whether there is one."""
         sleeper = select.poll()
         sleeper.register(self.fd, select.POLLIN)
         return bool(sleeper.poll(None if seconds is None else seconds * 1000))
@@ -77,12 +77,12 @@ class CmEventChannel:
 
 
 def ticket(key: bytes, initiator: bytes, owner: bytes) -> bytes:
-    """Lets one queue pair connect to one other; only those can make it who know the key of their handshake."""
+    """Lets one queue pair connect to one other; only processes with the key of their handshake can make it."""
     return hmac.digest(key, b"ticket" + initiator + owner, "sha256")
 
 
 def managed(endpoint: bytes) -> bool:
-    """Whether that side wants to be connected by its connection manager."""
+    """Whether that side wants a connection through its connection manager."""
     return bool(ENDPOINT.unpack(endpoint)[-1])
 
 
@@ -90,7 +90,7 @@ def connect(pair: QueuePair, device: Device, theirs: bytes, proof: bytes, deadli
     """Connect a queue pair to the one that `theirs` describes.
 
     Raises:
-        TransferError: The owner refuses, or there is no way.
+        TransferError: The owner refuses, or there is no path.
         TransferTimeoutError: The deadline (CLOCK_MONOTONIC) passed.
     """
     channel = CmEventChannel()
@@ -136,7 +136,7 @@ def _parameters(device: Device, pair: QueuePair, data: bytes) -> Any:
 
 
 class ConnectionManager:
-    """The owner's side, for one device: accepts those who bring a ticket that is expected. One daemon thread.
+    """The owner's side, for one device: accepts connections with an expected ticket. One daemon thread.
 
     Attributes:
         port: Where it listens.
@@ -146,7 +146,7 @@ class ConnectionManager:
         """Listen.
 
         Raises:
-            BackendUnavailableError: It cannot.
+            BackendUnavailableError: It cannot listen.
         """
         self._device = device
         self._lock = threading.Lock()
@@ -159,12 +159,12 @@ class ConnectionManager:
         threading.Thread(target=self._serve, name="dataplane-verbs-cm", daemon=True).start()
 
     def expect(self, proof: bytes, pair: QueuePair) -> None:
-        """Let whoever brings this ticket connect to that queue pair, once."""
+        """Let a connection with this ticket reach that queue pair, once."""
         with self._lock:
             self._expected[proof] = pair
 
     def forget(self, pair: QueuePair) -> None:
-        """Nobody may connect to it any more. Idempotent."""
+        """Allow no more connections to it. Idempotent."""
         with self._lock:
             self._expected = {proof: other for proof, other in self._expected.items() if other is not pair}
 
@@ -172,7 +172,7 @@ class ConnectionManager:
         cmid, enums = pyverbs("cmid"), pyverbs("cm_enums")
         space, last = enums.RDMA_PS_TCP, None
         for _ in range(_TRIES):
-            port = random.choice(_PORTS)  # pyverbs does not tell which one the kernel would choose
+            port = random.choice(_PORTS)  # pyverbs does not report which one the kernel would choose
             where = cmid.AddrInfo(
                 src=address_of(self._device), src_service=str(port), port_space=space, flags=enums.RAI_PASSIVE
             )
@@ -194,7 +194,7 @@ class ConnectionManager:
             try:
                 event = pyverbs("cmid").CMEvent(self._channel.channel)
             except self._device.error:
-                continue  # it is gone again
+                continue  # the request is gone again
             try:
                 if event.event_type == enums.RDMA_CM_EVENT_CONNECT_REQUEST:
                     self._meet(event)
@@ -218,10 +218,10 @@ class ConnectionManager:
 
 
 def address_of(device: Device) -> str:
-    """The IP address of a port, which is what the connection manager knows it by.
+    """The IP address of a port, by which the connection manager knows it.
 
     Raises:
-        TransferError: Its GID holds none.
+        TransferError: Its GID contains none.
     """
     return _text(device.gid)
 

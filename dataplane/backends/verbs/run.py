@@ -1,9 +1,9 @@
-"""One start of a program, and what becomes of it when its connection fails.
+"""One start of a program, and what happens to it when its connection fails.
 
-The device's own status tells why. A run that was flushed by another run's failure begins again on a new connection. A
-run that was refused access asks for the words first, which tell a dropped buffer from a key that never was good. A rail
-that does not answer is left out if there is another; the device itself has tried often enough. All that holds for what
-can be repeated. An atomic operation is not repeated once it may have been sent.
+The device's own status says why. A run that was flushed by another run's failure begins again on a new connection. A
+run that was refused access fetches the words first, which distinguish a dropped buffer from a key that never was good.
+A rail that does not answer is left out if there is another; the device itself has tried often enough. All this holds
+for operations that can be repeated. An atomic operation is not repeated once it may have been sent.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from skipper.dataplane.regions import Region
 _WORD = struct.Struct("=Q")
 _TRIES = 8
 _ACCESS = 10
-_REFUSED = frozenset({9, _ACCESS})  # the peer's device has looked at it and done nothing
+_REFUSED = frozenset({9, _ACCESS})  # the peer's device has checked it and done nothing
 _UNKNOWN = "it is not known whether the atomic operation took place, so it is not tried again"
 _TEXTS = {
     1: "a local length error",
@@ -45,7 +45,7 @@ class VerbsRun:
 
     Attributes:
         needs: Rails that its connection must have.
-        error: With what it ended.
+        error: The error that it ended with.
     """
 
     needs: tuple[int, ...] = ()
@@ -60,20 +60,20 @@ class VerbsRun:
         timeout: float,
         done: Done,
     ) -> None:
-        """Get ready.
+        """Prepare the run.
 
         Args:
             connector: Connects to the owner.
-            make: Gives the program for some rails.
+            make: Makes the program for some rails.
             remotes: What it reads or writes.
-            epochs: What their words must be.
-            pinned: Local memory, kept alive meanwhile.
+            epochs: The expected values of their words.
+            pinned: Local memory, kept alive during the run.
             timeout: Seconds.
-            done: Told once how it ended, unless it was over when `begin` returned.
+            done: Called once with the outcome, unless it was over when `begin` returned.
         """
         self.timeout = timeout
         self.deadline: float | None = None
-        # An event loop awaits; other threads mostly call `get`, which leads by itself.
+        # An event loop awaits it; other threads mostly call `get`, which leads by itself.
         self.attended = asyncio._get_running_loop() is None
         self.connection: VerbsConnection | None = None
         self.outstanding = 0
@@ -88,12 +88,12 @@ class VerbsRun:
         self._program: VerbsProgram
         self._rails: tuple[int, ...] = ()
         self._phases: list[Phase] = []  # the present one last
-        self._left: dict[int, list[RequestChain]] = {}  # of the present phase, the next one last
+        self._left: dict[int, list[RequestChain]] = {}  # chains of the present phase, the next one last
         self._probed = False
         self._tries = 0
 
     def begin(self) -> bool:
-        """Post it. Returns whether it is over already, in success or with `error`.
+        """Post it. Returns whether it is over already, with success or with `error`.
 
         Raises:
             DataplaneError: There is no connection, or no room for the words.
@@ -103,18 +103,18 @@ class VerbsRun:
         return self._connector.engine.start(self, connection)
 
     def resume(self, connection: VerbsConnection, program: VerbsProgram) -> None:
-        """Take over a program that was posted there already, all of it."""
+        """Take over a program that is completely posted there already."""
         self._rails, self._program, self._phases = connection.rails, program, [program.data]
         self._left = {rail: [] for rail in program.data}
 
     def due(self) -> float:
-        """Its deadline, which is fixed from now on."""
+        """Its deadline, which does not change from now on."""
         if self.deadline is None:
             self.deadline = time.monotonic() + self.timeout
         return self.deadline
 
     def help(self) -> bool:
-        """Have the waiting thread drive it; whether it is to be called again."""
+        """Let the waiting thread drive it; returns whether to call this again."""
         self._connector.engine.lead(self)
         return not self.over
 
@@ -178,7 +178,7 @@ class VerbsRun:
         self._left = {rail: [*reversed(chains)] for rail, chains in self._phases[-1].items()}
 
     def _again(self) -> None:
-        """Begin again over a new connection: fetch the words first; the rest follows only if they are as expected."""
+        """Begin again over a new connection: fetch the words first, and continue only if they are as expected."""
         try:
             connection = self._connector.connected(self.needs, self.due)
             self._prepare(connection, probe=True)
@@ -193,7 +193,7 @@ class VerbsRun:
         self._connector.engine.over(self)
 
     def _verdict(self, status: int) -> TransferError:
-        """The error for a status of the device after which there is no more to try."""
+        """The error for a status of the device after which nothing more can be tried."""
         text = _TEXTS.get(status, "an unexpected status")
         return TransferError(f"transfer with {self._connector.owner} failed: {text} (status {status})", status=status)
 
@@ -205,8 +205,8 @@ class VerbsRun:
 class VerbsAtomicRun(VerbsRun):
     """An atomic operation: posted only once.
 
-    The word of the buffer is looked at after it; before, only where it is begun again. What was dropped the device
-    refuses by itself.
+    The word of the buffer is checked after it, and before it only if it begins again. The device itself refuses access
+    to dropped buffers.
     """
 
     needs = (0,)
@@ -229,7 +229,7 @@ class VerbsAtomicRun(VerbsRun):
 
     @property
     def previous(self) -> int:
-        """What the word held before."""
+        """The old value of the word."""
         return int(self._program.words.found[1])
 
     def posted(self, rail: int) -> None:
@@ -252,7 +252,7 @@ class VerbsAtomicRun(VerbsRun):
             super().failed(status)
         elif status in _REFUSED and self._refusal is None:
             self._refusal = self._verdict(status)
-            self._again()  # only for the words, which tell a buffer that was dropped
+            self._again()  # only for the words, which show whether the buffer was dropped
         elif status == EXPIRED:
             self._report(TransferTimeoutError(f"the deadline passed before {owner} had answered; {_UNKNOWN}"))
         elif self._connector.gone():
@@ -268,5 +268,5 @@ class VerbsAtomicRun(VerbsRun):
 
 
 def epochs_of(remotes: Iterable[Remote]) -> bytes:
-    """The values that the words of remotes must have, as they lie in memory."""
+    """The expected values of the words of remotes, in their memory format."""
     return b"".join([_WORD.pack(remote.handle.epoch) for remote in remotes])

@@ -1,6 +1,6 @@
-"""Moves GPU memory by way of host memory, where no RDMA device can register it.
+"""Stages GPU memory through host memory, if no RDMA device can register it.
 
-Only this side of a transfer can be staged. A buffer that peers are to reach must be registered itself.
+Only this side of a transfer can be staged. A buffer for peers must be registered itself.
 """
 
 from bisect import bisect_right
@@ -19,7 +19,7 @@ _LOCAL, _REMOTE, _, _KEY, _, _DIMS = range(6)  # columns of rows, see rows.h
 
 
 class HostStage:
-    """Host memory in place of local regions that rows speak of.
+    """Host memory in place of the local regions of rows.
 
     Attributes:
         rows: The same rows, with the stage as their local side.
@@ -56,7 +56,7 @@ class HostStage:
 
 
 class StagedTransfer(Transfer):
-    """A transfer of a stage, together with the copies between it and the memory that is meant."""
+    """A transfer of a stage, with the copies between the stage and the real memory."""
 
     def __init__(self, stage: HostStage, inner: Transfer, *, to_remote: bool) -> None:
         self._stage = stage
@@ -84,7 +84,7 @@ class StagedTransfer(Transfer):
 
 
 def _spans(regions: Sequence[Region]) -> list[tuple[int, int]]:
-    """[first, behind the last) address of the ranges that regions cover; neighbours are one, as in joined rows."""
+    """[first, end) addresses of the ranges that regions cover; neighbours are joined, as in joined rows."""
     spans: list[tuple[int, int]] = []
     for low, high in sorted(map(_span, regions)):
         if spans and low <= spans[-1][1]:
