@@ -1,1 +1,1 @@
-"""The script's side of the engine: what it knows of tensors, and how operations become instructions."""
+"""The script's side of the engine: what it knows about tensors, and how operations become instructions."""

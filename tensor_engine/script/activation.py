@@ -1,4 +1,4 @@
-"""The active mesh and stream: they get the tensors that are not made from others."""
+"""The active mesh and stream: tensors that are not made from others belong to them."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Active:
 
 @dataclass(eq=False, slots=True)
 class _Scope:
-    """What holds within a `with` block. A task inherits the scope in which it was made, and may outlive it.
+    """The state within a `with` block. A task inherits the scope in which it was made, and may outlive it.
 
     Attributes:
-        active: the mesh; None where the script itself works.
+        active: the mesh; None if operations run in the script itself.
         stream: the active stream.
-        outer: the scope around it; None for that around everything.
+        outer: the scope around it; None for the outermost one.
         is_open: whether its block has not ended.
     """
 
@@ -62,7 +62,7 @@ class _Thread:
     """A thread that runs the user's code.
 
     Attributes:
-        scope: of each of its tasks. The variable belongs to the thread, as what intercepts its operations does: a
+        scope: of each of its tasks. The variable belongs to the thread, like the mode that intercepts its operations: a
             context that is copied into another thread, as by `asyncio.to_thread`, takes no scope there.
         mode: intercepts its operations while a block of any of its tasks has a mesh active.
         holders: how many such blocks there are.
@@ -77,13 +77,13 @@ class _Thread:
         """The innermost scope of the running task that is open."""
         scope = self.scope.get()
         while not scope.is_open:
-            assert scope.outer is not None  # that around everything is open
+            assert scope.outer is not None  # the outermost scope is open
             scope = scope.outer
         return scope
 
     @contextlib.contextmanager
     def within(self, active: Active | None, stream: StreamKey) -> Iterator[None]:
-        """A scope in the innermost one."""
+        """A new scope in the innermost one."""
         outer = self.innermost()
         scope = _Scope(active, stream, outer)
         self._set(scope)
@@ -103,18 +103,18 @@ class _Thread:
     def intercepted(self, dispatch: Dispatch) -> Iterator[None]:
         """Intercept the operations of the thread. Blocks of several tasks may end in any order."""
         if self.mode is None:
-            self.mode = _Mode(dispatch)  # one is enough: a second one would intercept what the first one runs
+            self.mode = _Mode(dispatch)  # one is enough: a second one would intercept the first one's operations
             self.mode.__enter__()  # type: ignore[no-untyped-call]
         self.holders += 1
         try:
             yield
         finally:
             self.holders -= 1
-            if not self.holders and self is _here.thread:  # a generator may be ended by another thread
+            if not self.holders and self is _here.thread:  # another thread may end a generator
                 self.intercept_no_more()
 
     def intercept_no_more(self) -> None:
-        """Take the mode from torch's stack, also from below those that others have put on it."""
+        """Remove the mode from torch's stack, even from below modes of others."""
         mode, self.mode = self.mode, None
         stack = _get_current_dispatch_mode_stack()
         if mode is None or mode not in stack:
@@ -134,7 +134,7 @@ _here = _Threads()
 
 
 def _in_a_forked_child() -> None:
-    """A child that was forked has no engine: its operations are its own, as those of a DataLoader's workers."""
+    """Reset a forked child: it has no engine, and its operations run in it, as in a DataLoader's workers."""
     thread, _here.thread = _here.thread, _Thread()
     thread.intercept_no_more()
 
@@ -143,15 +143,15 @@ os.register_at_fork(after_in_child=_in_a_forked_child)
 
 
 def current() -> Active | None:
-    """What is active here, in this task of this thread."""
+    """The mesh that is active in this task of this thread."""
     return _here.thread.innermost().active
 
 
 def require_active(what: str) -> Active:
-    """What is active here.
+    """The mesh that is active here.
 
     Raises:
-        NoActiveMeshError: nothing is.
+        NoActiveMeshError: there is none.
     """
     active = current()
     if active is None:
@@ -179,20 +179,20 @@ def get_active_mesh() -> ProcMesh:
 
 
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode of torch's that has nothing to do with its compiler."""
+    """A mode of torch that its compiler ignores."""
 
     supports_higher_order_operators = True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # otherwise torch spends seconds on importing its compiler, only to keep it away
+        return False  # otherwise torch spends seconds on the import of its compiler, only to keep it out
 
 
 class _Mode(DispatchMode):
-    """Intercepts every operation of torch while a mesh is active, also those without tensors.
+    """Intercepts every operation of torch while a mesh is active, even operations without tensors.
 
     Attributes:
-        scope: the last one in which the thread was seen.
+        scope: the thread's latest known scope.
     """
 
     def __init__(self, dispatch: Dispatch) -> None:
@@ -216,7 +216,7 @@ class _Mode(DispatchMode):
     def _lent(
         self, thread: _Thread, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any] | None
     ) -> Any:
-        """Dispatch in a thread of autograd's: it inherits the modes of the waiting thread, but not its scopes."""
+        """Dispatch in a thread of autograd: it inherits the modes of the waiting thread, but not its scopes."""
         thread.mode = self
         before = thread.scope.set(self.scope)
         try:
@@ -231,11 +231,11 @@ keep_the_compiler_out(_Mode.__torch_dispatch__)
 
 @contextlib.contextmanager
 def activate(mesh: ProcMesh, dispatch: Dispatch) -> Iterator[ProcMesh]:
-    """Make a mesh, or a slice of one, the active one of this task, and of those that it makes; may be nested.
+    """Make a mesh, or a slice of one, the active one of this task, and of the tasks that it makes; may be nested.
 
     Args:
-        mesh: the processes. Their workers are started with the first use.
-        dispatch: what is done with operations: see `issue.dispatch`.
+        mesh: the processes. Their workers start with the first use.
+        dispatch: runs the operations: see `issue.dispatch`.
     """
     thread = _here.thread
     stream = thread.innermost().stream
@@ -245,14 +245,14 @@ def activate(mesh: ProcMesh, dispatch: Dispatch) -> Iterator[ProcMesh]:
 
 
 def intercepted() -> contextlib.AbstractContextManager[Any]:
-    """Intercept operations also where one that has been intercepted is taken apart into others."""
+    """Intercept operations even while an intercepted one is decomposed into others."""
     mode = _here.thread.mode
     return contextlib.nullcontext() if mode is None else mode
 
 
 @contextlib.contextmanager
 def on_its_own(value: Value, dispatch: Dispatch) -> Iterator[None]:
-    """Make the mesh and the stream of a value the active ones, unless they are."""
+    """Make the mesh and the stream of a value the active ones, unless they are already."""
     active = current()
     if active is not None and active.instruction_stream is value.instruction_stream:
         yield
@@ -281,7 +281,7 @@ def no_mesh() -> Iterator[None]:
 
 
 def in_the_script(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, run under `no_mesh` where a mesh is active."""
+    """The function, run under `no_mesh` if a mesh is active."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:

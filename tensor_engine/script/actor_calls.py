@@ -23,13 +23,13 @@ from skipper.tensor_engine.shared.remote_functions import EXPECTED, IGNORED, WHO
 from skipper.tensor_engine.worker import handover
 
 _CACHED = 4096
-"""Kinds of calls whose results are remembered."""
+"""How many kinds of calls have cached results."""
 
 _new_number: Callable[[], int] = itertools.count(1).__next__
-"""The number of a call in which workers and actors take part."""
+"""Returns the number of a call in which workers and actors take part."""
 
 _turn = threading.Lock()
-"""Held while a call is sent: actors and workers have to see all calls in one order, from any thread."""
+"""Held while a call is sent: actors and workers must see all calls, from any thread, in one order."""
 
 _NO_RESULT = Task("", IGNORED)
 
@@ -106,7 +106,7 @@ def send(endpoint: Endpoint[..., Any], adverb: str, args: Sequence[Any], kwargs:
     """See `control.api.tensor_engine_plugin.TensorEngine.send`.
 
     Raises:
-        MeshMismatchError: the actors are not where the tensors are; one actor may be in one of these processes.
+        MeshMismatchError: the actors are not where the tensors are; a single actor may be in one of these processes.
         As calls of remote functions.
     """
     actors, name = endpoint.mesh, f"{endpoint.mesh.name}.{endpoint.spec.name}"
@@ -144,7 +144,7 @@ def spawn(
 
 
 def _place(packed: PackedArguments, members: Sequence[ProcessRef], what: str) -> tuple[InstructionStream, ProcMesh]:
-    """The instruction stream and mesh of the actors' processes: all where the tensors are, or one of these."""
+    """The instruction stream and mesh of the actors' processes: all processes of the tensors, or one of them."""
     instruction_stream, mesh = packed.place(what)
     if _is_on_all(instruction_stream, members):
         return instruction_stream, mesh
@@ -164,7 +164,7 @@ def _tell_workers(
     metas: Sequence[TensorMetadata] = (),
     task: Task = _NO_RESULT,
 ) -> Sequence[Any]:
-    """Have the workers give the tensors to the actors in turn, and go on when the actors are done with them."""
+    """Make the workers pass the tensors to the actors in turn, and continue when the actors are done with them."""
     return issue_call(
         "skipper.tensor_engine.worker.handover:call",
         packed.values,

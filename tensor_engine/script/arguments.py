@@ -24,10 +24,10 @@ from skipper.tensor_engine.shared.remote_functions import GROUP, VALUE, unpack
 
 
 class OpaqueHandle(OpaqueRef):
-    """The script's reference to objects that the workers have under a number.
+    """The script's reference to objects that the workers know by a number.
 
     Attributes:
-        remote_value: the number, and where they are.
+        remote_value: the number, and where the objects are.
     """
 
     __slots__ = ("remote_value",)
@@ -41,11 +41,11 @@ class OpaqueHandle(OpaqueRef):
 
 
 class PackedArguments:
-    """Arguments as they are sent.
+    """Arguments in the form that is sent.
 
     Attributes:
         data: the arguments, pickled, with numbers in place of tensors and references to objects on the workers.
-        values: what these numbers mean.
+        values: the values of these numbers.
         tensors: the tensors, by the number of their values; None for references to objects.
         groups: the process groups among the arguments.
     """
@@ -93,7 +93,7 @@ class PackedArguments:
     def place_on_one(
         self, rank: int, instruction_stream: InstructionStream, mesh: ProcMesh
     ) -> tuple[InstructionStream, ProcMesh]:
-        """The same for a function that runs on one rank of the place only.
+        """The same for a function that runs on only one rank of the place.
 
         Raises:
             MeshMismatchError: a process group has more members.
@@ -116,7 +116,7 @@ class PackedArguments:
 
 
 def _place_of(values: Sequence[Value], what: str) -> tuple[InstructionStream, ProcMesh]:
-    """The instruction stream and the mesh that values have in common; those that are active if there are none."""
+    """The instruction stream and the mesh that values have in common; the active ones if there are no values."""
     if not values:
         active = activation.require_active(what)
         return active.instruction_stream, active.mesh

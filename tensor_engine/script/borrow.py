@@ -18,7 +18,7 @@ from skipper.tensor_engine.script.value import Value
 from skipper.tensor_engine.shared.program import GET_BACK, GIVE_BACK, LEND, TAKE
 
 _numbers = itertools.count(1 << 40)
-"""Calls of actors' endpoints use the same rendezvous points, and count from 1; for replays see `traced`."""
+"""Calls of actors' endpoints use the same rendezvous points, with numbers from 1 on; for replays see `traced`."""
 
 
 def borrow(stream: StreamKey, tensor: torch.Tensor, *, mutable: bool) -> Borrow:
@@ -34,11 +34,11 @@ def borrow(stream: StreamKey, tensor: torch.Tensor, *, mutable: bool) -> Borrow:
                 "autograd does not see what a borrower changes: borrow tensor.detach(), or do it under torch.no_grad()"
             )
         if not tensor.is_inference():
-            torch.autograd.graph.increment_version(tensor)  # autograd must not use what it has saved of it
+            torch.autograd.graph.increment_version(tensor)  # autograd must not use the version that it has saved
     session = source.instruction_stream.session
     number = next(_numbers)
     _tell(LEND, source.instruction_stream, source, number)
-    # The borrower waits for this instruction, so it must not stay in the batch.
+    # The borrower waits for this instruction, so the instruction must not stay in the batch.
     with session.lock:
         source.instruction_stream.flush()
     (taken,) = issue_call(
@@ -61,7 +61,7 @@ def borrow(stream: StreamKey, tensor: torch.Tensor, *, mutable: bool) -> Borrow:
 
 
 def _bar(source: Value, borrowed: Value, lender: str, borrower: str, *, mutable: bool) -> None:
-    """Note what neither stream can do with the tensor while it is lent."""
+    """Note what each stream cannot do with the tensor while it is lent."""
     source.storage.lent += 1
     why = f"the tensor of the stream {lender!r} is lent to {borrower!r}"
     if mutable:
@@ -76,10 +76,10 @@ def _bar(source: Value, borrowed: Value, lender: str, borrower: str, *, mutable:
 
 
 def _give_back(source: Value, borrowed: Value, number: int, mutable: bool, how: str) -> None:
-    """End a borrow: ``how`` tells with what, and where in the script.
+    """End a borrow: ``how`` says by what, and where in the script.
 
     Raises:
-        BorrowedTensorError: the tensor has been lent on.
+        BorrowedTensorError: the borrower has lent the tensor to another stream.
         CompileError: a function is being compiled, and the borrow began outside of it.
     """
     borrower = borrowed.instruction_stream

@@ -1,4 +1,4 @@
-"""Reductions that go together: one instruction for several values, which the workers exchange in few large messages."""
+"""Bundles of reductions: one instruction for several values, which the workers exchange in few large messages."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ TOGETHER = "skipper.tensor_engine.worker.communication:reduce_together"
 
 @dataclass(frozen=True, slots=True)
 class PendingReduction:
-    """One reduction, before it is known with which others it goes.
+    """One reduction, before it is known which others it is bundled with.
 
     Attributes:
-        where: what it has in common with those that it can go with, besides what `plan` says.
-        plan: what the workers are told of it.
+        where: what the reductions of a bundle have in common, besides `plan`.
+        plan: its description for the workers.
         is_new: whether the result is a new tensor.
         read: the memory of the value.
-        written: that of the result; None where it is new, and nothing can have read it yet.
+        written: the memory of the result; None if it is new, so that nothing can have read it yet.
     """
 
     where: object
@@ -39,12 +39,12 @@ class PendingReduction:
     written: TensorStorage | None
 
     def kind(self) -> tuple[object, ...]:
-        """What those that go together have in common."""
+        """What the reductions of a bundle have in common."""
         return self.where, self.is_new, self.plan.groups, self.plan.kind, self.plan.expected.device
 
 
 def _is_simple(plan: Reduction) -> bool:
-    """Whether all members get a result of the shape of their values."""
+    """Whether all members get a result with the shape of their values."""
     return plan.kind != STACK and not plan.scatter and plan.to is None
 
 
@@ -54,7 +54,7 @@ class _Run:
     written: set[int] = field(default_factory=set)
 
     def takes(self, each: PendingReduction) -> bool:
-        """Whether a reduction can go with those before it: all values are read before any result is written."""
+        """Whether a reduction can join the bundle: all values are read before any result is written."""
         if self.first is None or not _is_simple(each.plan):
             return False
         return each.kind() == self.first.kind() and self.written.isdisjoint((id(each.read), id(each.written)))
@@ -66,7 +66,7 @@ class _Run:
 
 
 def runs(items: Iterable[tuple[T, PendingReduction | None]]) -> list[list[T]]:
-    """Neighbours that can go together, in their order; what is no reduction stays alone."""
+    """Neighbours that can be bundled, in their order; other items stay alone."""
     found: list[list[T]] = []
     run = _Run()
     for item, pending in items:
@@ -81,7 +81,7 @@ def runs(items: Iterable[tuple[T, PendingReduction | None]]) -> list[list[T]]:
 
 
 def call_together(plans: Sequence[Reduction], name: str, outputs: Sequence[TensorMetadata]) -> FunctionCall:
-    """The call by which values are reduced together, into new tensors of this metadata, or into as many inputs more."""
+    """The call that reduces values together, into new tensors with this metadata, or into as many further inputs."""
     count = len(plans)
     writes = () if outputs else tuple(range(count, 2 * count))
     inputs = count + len(writes)
@@ -89,7 +89,7 @@ def call_together(plans: Sequence[Reduction], name: str, outputs: Sequence[Tenso
 
 
 def bundled(instructions: Sequence[Noted], storages: Mapping[int, TensorStorage]) -> list[Noted]:
-    """The instructions of a trace, with those reductions in one that follow each other and do not depend on each other.
+    """The instructions of a trace, with consecutive independent reductions bundled into one.
 
     Args:
         instructions: in their order.

@@ -1,4 +1,4 @@
-"""The script's own functions on their way to the workers: by their name where workers can import it, else by value."""
+"""The script's own functions on their way to the workers: by name if workers can import them, else by value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from skipper.tensor_engine.shared.custom_operations import CustomOperation, Defi
 
 
 def dumps(function: Any, what: str) -> bytes:
-    """Pickle a function with what it uses; operations of the script that it calls go along.
+    """Pickle a function with what it uses, including operations of the script that it calls.
 
     Raises:
         TypeError: it cannot be pickled.
@@ -31,7 +31,7 @@ def dumps(function: Any, what: str) -> bytes:
 
 
 def is_importable(module: str | None, name: str, wanted: Sequence[object]) -> bool:
-    """Whether a module that workers can import, too, has one of these under a name."""
+    """Whether a module that workers can also import has one of these objects under a name."""
     if module is None or module == "__main__" or "<" in name:
         return False
     found: Any = sys.modules.get(module)
@@ -43,10 +43,10 @@ def is_importable(module: str | None, name: str, wanted: Sequence[object]) -> bo
 
 
 def definition_of(func: Any) -> DefinedBy:
-    """What defines an overload of torch in a process that has torch alone: None where torch does, or nobody knows.
+    """What defines an overload of torch in a process that has only torch: None if torch does, or it is unknown.
 
     Raises:
-        TypeError: it is of the script, and one of its functions cannot be pickled.
+        TypeError: the script defines it, and one of its functions cannot be pickled.
     """
     made = OPDEFS.get(func._schema.name)
     if made is None:
@@ -58,7 +58,7 @@ def definition_of(func: Any) -> DefinedBy:
 
 
 def has_shapes(func: Any) -> bool:
-    """Whether the script has said what a custom operation returns, where it has defined one at all."""
+    """Whether the script has said what a custom operation returns, if the script defines it at all."""
     made = OPDEFS.get(func._schema.name)
     return made is None or made._abstract_fn is not None
 
@@ -79,7 +79,7 @@ def _packed(made: CustomOpDef) -> bytes:
 
 
 def _kernel(wrapped: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of the user's below that of torch, which turns kernels off and on."""
+    """The user's function inside of torch's wrapper, which turns kernels off and on."""
     below = inspect.unwrap(wrapped)
     found: Any = inspect.getclosurevars(below).nonlocals.get("fn", function)
     return found  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""`CallSite`: an operation on arguments of one kind, as the script remembers it and the workers are told of it."""
+"""`CallSite`: an operation on arguments of one kind, in the script's cache and in its description for workers."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ NEW, SAME, GIVEN, SEQUENCE = range(4)
 
 
 class CallSite:
-    """An operation on arguments of one kind: what it returns, and how the workers are told of it.
+    """An operation on arguments of one kind: what it returns, and its description for the workers.
 
     Attributes:
         number: of the site.
-        form: how its instructions look.
-        description: what makes the worker's part of it.
-        outputs: what is known of each new value, and the input that it is a view of, or None.
-        single: the one element of ``outputs``, where the result is that new value alone; else None.
-        same: the input that is the result, where there is no new value; else None.
+        form: the form of its instructions.
+        description: what the worker's part of it is made from.
+        outputs: the metadata of each new value, and the input that it is a view of, or None.
+        single: the one element of ``outputs``, if the result is only that new value; else None.
+        same: the input that is the result, if there is no new value; else None.
         result: how the result is put together.
-        reshaped: inputs whose shape the operation changes in place: their index, and the output that they become.
-        is_in_use: whether it has been used since the last search for a site to forget.
+        reshaped: inputs whose shape the operation changes in place: their index, and the output with the new shape.
+        is_in_use: whether it has been used since the last search for a site to evict.
     """
 
     __slots__ = ("description", "form", "is_in_use", "number", "outputs", "reshaped", "result", "same", "single")

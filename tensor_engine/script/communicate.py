@@ -135,7 +135,7 @@ def reduce_(tensor: Any, axes: str | Sequence[str], reduction: str = "sum") -> A
 
 
 def _of_tree(tree: Any, change: Callable[[list[Any]], list[Any]]) -> Any:
-    """The tree with other tensors in place of its own."""
+    """The tree with its tensors replaced."""
     leaves, spec = tree_flatten(tree)
     where = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     for index, changed in zip(where, change([leaves[index] for index in where]), strict=True):
@@ -190,7 +190,7 @@ def _runs(planned: Sequence[tuple[Value, Reduction]], *, is_new: bool) -> list[l
 
 
 def _issue_together(run: Sequence[tuple[Value, Reduction]], outputs: Sequence[TensorMetadata]) -> list[Tensor]:
-    """Reduce values that go together, into themselves if there is nothing said of outputs."""
+    """Reduce a bundle of values; into themselves if there are no outputs."""
     values, plans = [value for value, _ in run], [plan for _, plan in run]
     call = call_together(plans, _name(plans[0]), outputs)
     return issue_call(
@@ -235,7 +235,7 @@ def all_gather(tensor: torch.Tensor, axes: str | Sequence[str], dim: int = 0) ->
 
 
 def end_to_end(stacked: torch.Tensor, dim: int) -> torch.Tensor:
-    """What ranks have, stacked along dim 0, one behind the other along a dim of theirs."""
+    """The shards of ranks, stacked along dim 0, concatenated along one of their dims instead."""
     return stacked.movedim(0, dim).flatten(dim, dim + 1).contiguous()
 
 
@@ -332,7 +332,7 @@ class _Reduce(torch.autograd.Function):
         axes, reduction, scatter, mesh = ctx.plan
         back: torch.Tensor
         if value_of(grad).mesh.ranks != mesh.ranks:
-            # From the ranks that got the result to all. The other ranks got nothing, so they add zeros.
+            # Move it from the ranks that got the result to all ranks. The others got nothing, so they add zeros.
             grad = _issue_spread(value_of(grad), mesh)
         if scatter and reduction == reductions.STACK:
             back = reduce(grad, axes, reductions.STACK, scatter=True)
@@ -380,7 +380,7 @@ class _Slice(torch.autograd.Function):
 def _reduction(
     value: Value, axes: tuple[str, ...], kind: str, scatter: bool = False, onto: ProcMesh | None = None
 ) -> Reduction:
-    """What workers are told of a reduction. Workers have numbers of their own, also those of the same mesh."""
+    """The description of a reduction for workers. Workers have numbers of their own, even on the same mesh."""
     return plan_reduction(value.instruction_stream.session.numbers, value.mesh, axes, kind, scatter, value.meta, onto)
 
 
@@ -414,13 +414,13 @@ def _write(value: Value, plan: Reduction, out: torch.Tensor) -> Tensor:
         sees_poison=True,
         writes=(1,),
     )
-    torch.autograd.graph.increment_version(out)  # autograd must not use what it has saved of it
+    torch.autograd.graph.increment_version(out)  # autograd must not use the version that it has saved
     assert isinstance(out, Tensor)  # by value_of
     return out
 
 
 def _require_writable(out: torch.Tensor, value: Value, plan: Reduction) -> Value:
-    """The value of a tensor into which the result of a reduction may be written.
+    """The value of a tensor that may get the result of a reduction.
 
     Raises:
         RuntimeError: it requires a gradient, and gradients are being recorded.

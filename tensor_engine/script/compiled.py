@@ -56,7 +56,7 @@ class CompiledFunction(Generic[P, R]):
         self._function = function
         self._limit = programs
         self._backend = worker_compile
-        self._able: set[int] = set()  # numbers of the instruction streams whose workers can compile by it
+        self._able: set[int] = set()  # numbers of the instruction streams whose workers can compile with it
         self._programs: dict[CallKey, list[Traced]] = {}
         self._order: list[tuple[CallKey, Traced]] = []
         self._unsettled: set[CallKey] = set()
@@ -65,7 +65,7 @@ class CompiledFunction(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function, by a replay if there has been a call like this one."""
         if recording.is_tracing():
-            return self._function(*args, **kwargs)  # a part of the program of the function that calls it
+            return self._function(*args, **kwargs)  # it becomes a part of the calling function's program
         key, tensors = look_at(args, kwargs)
         for traced in reversed(self._programs.get(key, ())):
             if traced.holds():
@@ -106,7 +106,8 @@ class CompiledFunction(Generic[P, R]):
         if self._backend is not None:
             for instruction_stream in traced.instruction_streams:
                 self._require_backend(instruction_stream, self._backend)
-        # The first call may make what later ones find, as the state of optimizers, so the second one is traced again.
+        # The first call may create what later ones find, such as the state of optimizers, so the second is traced
+        # again.
         if traced.leaves_more and key not in self._unsettled:
             self._unsettled.add(key)
             return made

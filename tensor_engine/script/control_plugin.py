@@ -1,4 +1,4 @@
-"""What `control` finds by the entry point ``tensor_engine``: what its meshes and endpoints do with tensors."""
+"""The entry point ``tensor_engine`` for `control`: what its meshes and endpoints do with tensors."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ def by_mesh(tensors: Mapping[str, object]) -> Sequence[OnMesh]:
         stream = value.instruction_stream
         if stream not in found:
             stream.session.check()
-            found[stream] = mesh, _ = value.mesh.within(stream.session.procs), []  # with who has joined it since
+            found[stream] = mesh, _ = (
+                value.mesh.within(stream.session.procs),
+                [],
+            )  # with processes that rejoined
             for member in mesh.members:
                 other, first = users.setdefault(member.id, (name, value))
                 if first is not value:

@@ -1,12 +1,12 @@
-"""`DeviceMesh` and `DTensor` of torch in a script: their ranks are the processes of the mesh that is active.
+"""`DeviceMesh` and `DTensor` of torch in a script: their ranks are the processes of the active mesh.
 
-Where a mesh is active, `init_device_mesh` lays its processes out along dims, and `distribute_tensor`,
-`distribute_module` and `parallelize_module` work on tensors of the mesh. A `DTensor` is torch's own, with a tensor of
-the mesh for its local one. So torch decides how operations are split up and when a tensor has to be distributed in
-another way. Only what differs between ranks is done here: the methods of placements below take over where the local
-tensor is one of a mesh. They use the engine's reductions and moves, since the script belongs to no process group.
+While a mesh is active, `init_device_mesh` lays its processes out along dims, and `distribute_tensor`,
+`distribute_module` and `parallelize_module` work on tensors of the mesh. A `DTensor` is torch's own; its local tensor
+is a tensor of the mesh. So torch decides how operations are split and when a tensor must be redistributed. Only what
+differs between ranks is done here: the methods of placements below take over if the local tensor is one of a mesh. They
+use the engine's reductions and moves, since the script belongs to no process group.
 
-All ranks of a mesh have tensors of one shape. So dims are cut evenly, or the cut is refused.
+All ranks of a mesh have tensors of one shape. So dims are cut evenly, or the operation is refused.
 
 The methods are private ones of torch, the same from PyTorch 2.8 to 2.13.
 """
@@ -38,10 +38,10 @@ from skipper.tensor_engine.shared.distributed import DistributedLayout
 from skipper.tensor_engine.shared.reductions import STACK
 
 _PROCS = "_skipper_procs"
-"""The attribute of a device mesh that has its processes; meshes of others, as in programs of torchrun, have none."""
+"""The attribute of a device mesh with its processes; other meshes, as in programs of torchrun, do not have it."""
 _NO_GROUP = "none"
 _AXES = "_skipper_axes"
-"""That which has, for each dim that was asked for, the axes of the processes along which it goes."""
+"""The attribute with the axes of the processes for each requested dim."""
 
 _MASKS_BEFORE_2_13 = "torch.distributed.tensor._ops._embedding_ops"
 _beginning = threading.Lock()
@@ -50,18 +50,18 @@ _is_in_use = False
 
 
 class _Making(threading.local):
-    """What this thread makes a device mesh of."""
+    """The processes from which this thread makes device meshes."""
 
     procs: ProcMesh | None = None
 
 
 _making = _Making()
 on_first_use: list[Callable[[], None]] = []
-"""What is called where the first device mesh of processes is made."""
+"""Functions to call when the first device mesh of processes is made."""
 
 
 def wrap() -> None:
-    """Have device meshes that are made where a mesh is active be of its processes. Once."""
+    """Make device meshes that are created while a mesh is active consist of its processes. Runs once."""
     of_torch_init, of_torch_group, of_torch_rank = DeviceMesh.__init__, DeviceMesh.get_group, dist.get_rank
 
     @functools.wraps(of_torch_init)
@@ -79,9 +79,9 @@ def wrap() -> None:
             )
         _begin()
         with _made_of(procs):
-            kwargs["_init_backend"] = False  # the script is none of the ranks, so there are no process groups
+            kwargs["_init_backend"] = False  # the script is not a rank, so there are no process groups
             of_torch_init(self, *map(_here, args), **{name: _here(value) for name, value in kwargs.items()})
-            # Parts of the mesh take theirs of these.
+            # Submeshes take theirs from these.
             self._dim_group_names = [_NO_GROUP] * self.ndim  # type: ignore[list-item]  # a str, to torch before 2.13
             setattr(self, _PROCS, _laid_out_as(procs, self) if is_root else procs)
             self._thread_id, self._hash = _number_of(procs), None
@@ -108,9 +108,9 @@ def wrap() -> None:
 
 
 def _number_of(procs: ProcMesh) -> int:
-    """Of these processes, where device meshes are compared: they would be equal else if only their ranks are.
+    """A number for these processes, for comparisons: device meshes with the same ranks would be equal otherwise.
 
-    torch remembers by the device meshes of its arguments on which one a result is.
+    torch caches the device mesh of a result by those of the arguments.
     """
     processes = tuple(member.id for member in procs.members)
     with _beginning:
@@ -118,7 +118,7 @@ def _number_of(procs: ProcMesh) -> int:
 
 
 def _deriving(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Have the device meshes that a method makes be of the same processes."""
+    """Make the device meshes that a method creates consist of the same processes."""
 
     @functools.wraps(method)
     def run(self: DeviceMesh, *args: Any, **kwargs: Any) -> Any:
@@ -133,7 +133,7 @@ def _deriving(method: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def _made_of(procs: ProcMesh) -> Iterator[None]:
-    """Device meshes that this thread makes are of these processes. torch works with tensors of the script there."""
+    """Make device meshes from these processes in this thread. torch works with tensors of the script there."""
     before, _making.procs = _making.procs, procs
     try:
         with activation.no_mesh():
@@ -143,7 +143,7 @@ def _made_of(procs: ProcMesh) -> Iterator[None]:
 
 
 def _here(argument: Any) -> Any:
-    """An argument of `DeviceMesh` in the script: a tensor of ranks that was made where a mesh is active is there."""
+    """An argument of `DeviceMesh` as a tensor of the script: with an active mesh, a tensor of ranks is on that mesh."""
     return fetch_first(argument.remote_value) if isinstance(argument, Tensor) else argument
 
 
@@ -163,15 +163,15 @@ def _laid_out_as(procs: ProcMesh, made: DeviceMesh) -> ProcMesh:
 
 
 def is_of_processes(mesh: DeviceMesh) -> bool:
-    """Whether a device mesh is one of processes of the script, or torch's."""
+    """Whether a device mesh consists of processes of the script; otherwise it is torch's."""
     return hasattr(mesh, _PROCS)
 
 
 def joined(first: DeviceMesh, second: DeviceMesh) -> DeviceMesh:
-    """The device mesh with the dims of two that are parts of one.
+    """The device mesh with the dims of two submeshes of one mesh.
 
     Raises:
-        MisuseError: they are not, or their dims have no names.
+        MisuseError: they are no such submeshes, or their dims have no names.
     """
     names = (*(first.mesh_dim_names or ()), *(second.mesh_dim_names or ()))
     try:
@@ -185,7 +185,7 @@ def joined(first: DeviceMesh, second: DeviceMesh) -> DeviceMesh:
 
 
 def axes_of_dim(mesh: DeviceMesh, dim: int) -> tuple[ProcMesh, tuple[str, ...]]:
-    """The processes of a device mesh, and along which of their axes one of its dims goes."""
+    """The processes of a device mesh, and their axes that one of its dims covers."""
     procs: ProcMesh | None = getattr(mesh, _PROCS, None)
     if procs is None:
         raise MeshMismatchError(f"{mesh} is none of processes of the script: make it where their mesh is active")
@@ -198,7 +198,7 @@ def axes_of_dim(mesh: DeviceMesh, dim: int) -> tuple[ProcMesh, tuple[str, ...]]:
 
 
 def _axes_of(procs: ProcMesh, members: tuple[int, ...]) -> tuple[str, ...]:
-    """The axes along which these are the members at the first place of the others."""
+    """The axes along which these are the members, at the first place on the other axes."""
     names = tuple(procs.extent)
     places = tuple(procs.extent.points())
     for count in range(1, len(names) + 1):
@@ -211,7 +211,7 @@ def _axes_of(procs: ProcMesh, members: tuple[int, ...]) -> tuple[str, ...]:
 
 
 def _begin() -> None:
-    """Take over what placements do with tensors of a mesh. It costs the import of torch's distributed tensors."""
+    """Replace what placements do with tensors of a mesh. It costs the import of torch's distributed tensors."""
     global _is_in_use
     with _beginning:
         if _is_in_use:
@@ -238,7 +238,7 @@ def _begin() -> None:
         if hasattr(types.Replicate, "_make_replicate_tensor"):  # a class method
             made = types.Replicate._make_replicate_tensor.__func__
             types.Replicate._make_replicate_tensor = classmethod(_for_meshes(made, _replicate))
-        # What is known of a result is worked out on tensors without values, which are no business of workers.
+        # Metadata of results are computed on tensors without values, which do not concern workers.
         propagator = importlib.import_module("torch.distributed.tensor._sharding_prop").ShardingPropagator
         propagate = propagator._propagate_tensor_meta_non_cached
         propagator._propagate_tensor_meta_non_cached = activation.in_the_script(propagate)
@@ -250,10 +250,10 @@ def _begin() -> None:
 def taken_apart(
     tensor: Any, places: dict[tuple[ProcMesh, StreamKey], list[Tensor]]
 ) -> tuple[Tensor, list[Tensor], DistributedLayout]:
-    """A DTensor as it is sent to workers: see `distributed.put_together`.
+    """A DTensor in the form for workers: see `distributed.put_together`.
 
-    ``places`` has those of the meshes and streams whose DTensors are sent along: each that is made costs the workers
-    something.
+    ``places`` has the place tensors of the meshes and streams whose DTensors are sent along: making one costs the
+    workers time.
     """
     mesh: DeviceMesh = tensor.device_mesh
     axes = [axes_of_dim(mesh, dim) for dim in range(mesh.ndim)]
@@ -283,14 +283,14 @@ def _for_meshes(method: Callable[..., Any], ours: Callable[..., Any]) -> Callabl
 
 
 def _shard(self: Any, tensor: Tensor, mesh: DeviceMesh, mesh_dim: int, src_data_rank: int | None = 0) -> torch.Tensor:
-    """`distribute_tensor`: every rank along a dim gets its part of what the one at ``src_data_rank`` has."""
+    """`distribute_tensor`: every rank along a dim gets its part of the tensor at ``src_data_rank``."""
     return own_part(_replicate(self, tensor, mesh, mesh_dim, src_data_rank), self.dim, mesh, mesh_dim)
 
 
 def _replicate(
     self: Any, tensor: Tensor, mesh: DeviceMesh, mesh_dim: int, src_data_rank: int | None = 0
 ) -> torch.Tensor:
-    """`distribute_tensor`: every rank along a dim gets what the one at ``src_data_rank`` has."""
+    """`distribute_tensor`: every rank along a dim gets the tensor at ``src_data_rank``."""
     procs, axes = axes_of_dim(mesh, mesh_dim)
     there = laid_out(tensor, procs)
     if src_data_rank is None:
@@ -316,7 +316,7 @@ def _shard_to_replicate(
 def _strided_to_replicate(
     self: Any, tensor: Tensor, mesh: DeviceMesh, mesh_dim: int, current_logical_shape: object
 ) -> torch.Tensor:
-    """Of a dim that was cut along another dim of the mesh first: what was between its pieces is there again."""
+    """Gather a dim that was first cut along another dim of the mesh, with its pieces interleaved as before."""
     procs, axes = axes_of_dim(mesh, mesh_dim)
     stacked = reduce(laid_out(tensor, procs), axes, STACK)
     after = stacked.shape[self.dim + 2 :]
@@ -351,7 +351,7 @@ def _partial_to_replicate(self: Any, tensor: Tensor, mesh: DeviceMesh, mesh_dim:
 
 
 def _masked_part(self: Any, tensor: Tensor, mesh: DeviceMesh, mesh_dim: int) -> torch.Tensor:
-    """Indices into the rows that each rank has of an embedding that is cut up along its rows."""
+    """Indices into each rank's rows of an embedding that is sharded along its rows."""
     count = mesh.size(mesh_dim)
     rows = self.offset_shape[self.offset_dim]
     _check_even(rows, count)
@@ -376,13 +376,13 @@ def _refuse_strided(self: Any, tensor: Tensor, *args: object, **kwargs: object) 
 
 
 def own_part(tensor: torch.Tensor, dim: int, mesh: DeviceMesh, mesh_dim: int) -> torch.Tensor:
-    """Each rank's part of what it has, along a dim."""
+    """Each rank's part of its tensor, along a dim."""
     parts = parts_of(laid_out(tensor, axes_of_dim(mesh, mesh_dim)[0]), dim, mesh, mesh_dim)
     return parts.index_select(dim, _place(mesh, mesh_dim, _stream_of(tensor)).reshape(1)).squeeze(dim)
 
 
 def parts_of(tensor: torch.Tensor, dim: int, mesh: DeviceMesh, mesh_dim: int) -> torch.Tensor:
-    """A dim cut into as many parts as there are ranks: two dims, the part and what is in it."""
+    """A dim cut into one part per rank: as two dims, the part and the index within it."""
     count = mesh.size(mesh_dim)
     _check_even(tensor.shape[dim], count)
     return tensor.reshape(*tensor.shape[:dim], count, tensor.shape[dim] // count, *tensor.shape[dim + 1 :])
@@ -398,7 +398,7 @@ def _stream_of(tensor: torch.Tensor) -> StreamKey:
 
 
 def _place(mesh: DeviceMesh, mesh_dim: int, stream: StreamKey) -> torch.Tensor:
-    """On each rank its place along a dim."""
+    """On each rank, its coordinate along a dim."""
     procs, axes = axes_of_dim(mesh, mesh_dim)
     ranks = rank_tensors(procs, axes, stream)
     place: torch.Tensor = ranks[axes[0]]

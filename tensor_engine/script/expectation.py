@@ -30,11 +30,11 @@ class Expected:
     """What a function returns.
 
     Attributes:
-        spec: how the parts are put together.
+        spec: how the parts are assembled.
         leaves: the parts in their order; None in place of a tensor or a reference to an object.
         places: where in ``leaves`` these are.
-        kinds: what they are.
-        metas: what is known of those that are new.
+        kinds: the kind of each.
+        metas: the metadata of the new ones.
         writes: which inputs the function changes.
     """
 
@@ -46,7 +46,7 @@ class Expected:
     writes: tuple[int, ...] = ()
 
     def assemble(self, found: Sequence[Any]) -> Any:
-        """The result, with what stands for tensors and objects put in."""
+        """The result, with stand-ins for tensors and objects filled in."""
         leaves = list(self.leaves)
         for place, each in zip(self.places, found, strict=True):
             leaves[place] = each
@@ -60,12 +60,12 @@ def expect(what: str, function: Callable[..., Any], packed: PackedArguments, *, 
         what: for people.
         function: gets the arguments with fake tensors in place of those of the mesh.
         packed: the arguments.
-        is_real: whether this is what the workers run: results that share memory with inputs also do so there.
+        is_real: whether the workers run this function: then results that share memory with inputs also do so there.
 
     Raises:
         NotPropagatableError: what it returns depends on values that only the workers have.
-        LocalTensorError: it asked for an object that only they have.
-        MisuseError: it has returned a tensor that is not fake.
+        LocalTensorError: it needs an object that only the workers have.
+        MisuseError: it returned a tensor that is not fake.
     """
     with propagating, no_mesh(), fake_mode(), torch.no_grad():
         fakes = fake_inputs([value for value in packed.values if value.meta is not OPAQUE_META])
@@ -131,7 +131,7 @@ def _fresh(leaf: torch.Tensor) -> TensorMetadata:
 
 
 def as_described(told: Any) -> Expected:
-    """The same from a worker's description of a result, see `user_code.describe`: no tensor in it is an input."""
+    """The same from a worker's description of a result (see `user_code.describe`): no tensor in it is an input."""
     leaves, spec = pytree.tree_flatten(told)
     places = tuple(place for place, leaf in enumerate(leaves) if isinstance(leaf, TensorMetadata))
     metas = tuple(leaves[place] for place in places)

@@ -26,7 +26,7 @@ from skipper.tensor_engine.worker.heap import Poison
 T = TypeVar("T")
 
 _LARGE_NBYTES = 256 << 10
-"""From this size on the worker writes into the script's memory. What is smaller comes with the worker's answer."""
+"""From this size on the worker writes into the script's memory. Smaller values come with the worker's answer."""
 _SMALL = "skipper.tensor_engine.worker.data:small"
 
 
@@ -190,13 +190,13 @@ def fetch_first(value: Value) -> torch.Tensor:
 
 
 def ask(value: Value, rank: int, function: str, argument: object = None) -> Future[Any]:
-    """Have a worker answer for a value that it has, once everything before has run there (see `Worker.ask`).
+    """Ask a worker about a value that it has, once all earlier instructions have run there (see `Worker.ask`).
 
     Args:
         value: the value.
         rank: in the mesh of the value.
         function: ``module:name``, called there as ``function(interpreter, value, argument)``.
-        argument: for it.
+        argument: the argument.
     """
     if recording.current is not None:
         recording.refuse(
@@ -215,10 +215,10 @@ def ask(value: Value, rank: int, function: str, argument: object = None) -> Futu
 
 
 def open_answer(session: EngineSession, answer: Any) -> Any:
-    """What a worker has answered.
+    """The value of a worker's answer.
 
     Raises:
-        RemoteError: it is poison.
+        RemoteError: the answer is poison.
     """
     if type(answer) is Poison:
         raise home_of(answer, session).failures.error(answer)
@@ -257,7 +257,7 @@ def _fetch(value: Value, rank: int, *, strict: bool) -> Fetched[torch.Tensor]:
 
 
 def _fetch_now(value: Value, rank: int, timeout: float | None = None) -> torch.Tensor:
-    """The shard of a rank; a small one by the shortest way, since each step counts beside its message."""
+    """The shard of a rank; a small one in the fewest steps, since each counts next to the message's time."""
     meta = value.meta
     if meta.nbytes >= _LARGE_NBYTES:
         return _fetch(value, rank, strict=False).get(timeout)
@@ -272,7 +272,7 @@ def _fetch_now(value: Value, rank: int, timeout: float | None = None) -> torch.T
 def _open_shard(
     value: Value, rank: int, into: tuple[torch.Tensor, RDMABuffer] | None, found: list[Any]
 ) -> torch.Tensor:
-    """The shard: in what the workers have answered, or in the memory into which one of them was to write."""
+    """The shard: from the workers' answer, or from the memory into which one of them was to write."""
     if into is not None:
         into[1].drop()
     for answer in found:
@@ -284,7 +284,7 @@ def _open_shard(
 
 
 def mesh_rank(mesh: ProcMesh, coordinates: Mapping[str, int]) -> int:
-    """The rank in a mesh at some coordinates; an axis that is not named counts as 0.
+    """The rank in a mesh at some coordinates; a missing axis counts as 0.
 
     Raises:
         KeyError: the mesh has no such axis.

@@ -1,4 +1,4 @@
-"""What a compiled program takes for granted, and whether that still holds."""
+"""What a compiled program assumes, and whether that still holds."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ CallKey = tuple[Hashable, ...]
 
 
 def look_at(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CallKey, list[Tensor]]:
-    """The key of a call, under which programs for such calls are found.
+    """The key of a call, by which programs for such calls are found.
 
     Returns:
-        What has to be equal; and the tensors that go in, each followed by its gradient where it has one that the
-        function may add to.
+        What has to be equal; and the input tensors, each followed by its gradient if it has one that the function may
+        add to.
 
     Raises:
         LocalTensorError: an argument is a tensor of the script.
-        CompileError: an argument cannot be compared, or comes from operations outside that autograd has recorded.
+        CompileError: an argument cannot be compared, or comes from operations that autograd has recorded outside.
         DroppedTensorError: an argument has been dropped.
         BorrowedTensorError: an argument is lent, or was borrowed and given back.
     """
@@ -118,7 +118,7 @@ def gradients() -> dict[int, tuple[Tensor, torch.Tensor | None]]:
 
 
 def all_objects() -> list[Any]:
-    """All objects that the garbage collector tracks, also those that `gc.freeze` has set aside."""
+    """All objects that the garbage collector tracks, including those that `gc.freeze` has set aside."""
     if not gc.get_freeze_count():
         return gc.get_objects()
     gc.unfreeze()
@@ -129,10 +129,10 @@ def all_objects() -> list[Any]:
 
 
 class TraceSurroundings:
-    """What replays depend on beside arguments: modes of the modules and settings of the optimizers in the trace.
+    """What replays depend on besides arguments: modes of the modules and settings of the optimizers in the trace.
 
-    Meanwhile `torch.compiler.is_compiling` says that there is a compiler, so that models look at no values. Optimizers
-    step as they do without one: theirs would treat tensors of all dtypes as one group.
+    During the trace `torch.compiler.is_compiling` is true, so that models do not read values. Optimizers step as
+    without a compiler: their compiled step would treat tensors of all dtypes as one group.
     """
 
     def __init__(self) -> None:
@@ -158,7 +158,7 @@ class TraceSurroundings:
         _say_compiling(self._said)
 
     def hold(self) -> bool:
-        """Whether all of it is as it was."""
+        """Whether nothing of it has changed."""
         for module, training in self._modules.values():
             if module.training is not training:
                 return False
@@ -191,7 +191,7 @@ class TraceSurroundings:
 
 
 def _say_compiling(is_so: bool) -> bool:
-    """What `torch.compiler.is_compiling` says from now on, in all threads; returns what it said."""
+    """Set what `torch.compiler.is_compiling` returns from now on, in all threads; returns the old value."""
     compiler: Any = torch.compiler
     before: bool = compiler._is_compiling_flag
     compiler._is_compiling_flag = is_so
@@ -199,7 +199,7 @@ def _say_compiling(is_so: bool) -> bool:
 
 
 class Guarding(activation.DispatchMode):
-    """Refuses what a trace would freeze: values of the script's tensors, and changes to them."""
+    """Refuses what a trace would make constant: values of the script's tensors, and changes to them."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -210,7 +210,7 @@ class Guarding(activation.DispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
-            return func(*args, **kwargs)  # taken apart below this mode
+            return func(*args, **kwargs)  # decomposed below this mode
         if func is torch.ops.aten._local_scalar_dense.default:
             recording.refuse(
                 "the value of a tensor, as .item() and `if tensor:` want it,",
@@ -233,5 +233,5 @@ class Guarding(activation.DispatchMode):
 
 
 def _is_of_script(argument: object) -> bool:
-    """Whether it is a tensor, and none of a mesh; a `DTensor` is what its local one is."""
+    """Whether it is a tensor, but not one of a mesh; a `DTensor` counts as its local tensor."""
     return isinstance(argument, torch.Tensor) and not isinstance(local_of(argument), Tensor)

@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from skipper.tensor_engine.script.session import EngineSession
 
 _SMALLEST, _LARGEST = 8, 256
-"""Instructions in a batch to two workers: the first ones of a burst leave early, later ones many at a time."""
+"""Instructions in a batch to two workers: the first ones of a burst leave early, later ones in large batches."""
 
 _MOST = 2048
 """The cost of a batch grows with the number of its receivers, so more receivers get larger batches, up to this."""
 
 _UNACKNOWLEDGED = 8
-"""Of so many batches the workers acknowledge one, which tells how far they are."""
+"""The workers acknowledge one of this many batches, which tells their progress."""
 
 _AHEAD = 16384
-"""Instructions that may be on their way. With more of them the script waits for the workers to catch up."""
+"""How many instructions may be in flight. With more of them the script waits for the workers to catch up."""
 
 _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamKey:
-    """A stream of the user's, as the engine knows it.
+    """The engine's key of a user's stream.
 
     Attributes:
         number: unique in the script; 0 is the main one.
@@ -49,14 +49,14 @@ class StreamKey:
 MAIN = StreamKey(0, "main")
 
 StreamPlace = tuple[tuple[int, ...], StreamKey]
-"""What an instruction stream is for: the ranks of workers, and a stream."""
+"""The target of an instruction stream: the ranks of workers, and a stream."""
 
 
 class IssueOrder:
-    """The one order of all instructions of a session, over its instruction streams.
+    """The single order of all instructions of a session, across its instruction streams.
 
-    Two instruction streams may go to the same worker. Before a second one takes an instruction, what waits in the first
-    one for that worker has to leave. So all instruction streams of a session share one lock, which is here.
+    Two instruction streams may go to the same worker. Before the second one takes an instruction, the waiting ones of
+    the first for that worker must be sent. So all instruction streams of a session share this lock.
 
     Attributes:
         lock: held while instructions are issued or sent.
@@ -75,16 +75,16 @@ class IssueOrder:
         self.woken = threading.Event()
 
     def check(self) -> None:
-        """See whether it is still open.
+        """Check that it is still open.
 
         Raises:
-            EngineClosedError: it is not.
+            EngineClosedError: it is closed.
         """
         if self.is_closed:
             raise EngineClosedError("the tensor engine of this mesh was shut down; activate a mesh again")
 
     def turn_to(self, stream: InstructionStream) -> None:
-        """Send first what waits for the same workers in other instruction streams. Called under the lock."""
+        """First send what waits for the same workers in other instruction streams. Called under the lock."""
         self.check()
         for other in list(self.streams.values()):
             if other is not stream and other.count and other.stream == stream.stream and other.members & stream.members:
@@ -92,17 +92,17 @@ class IssueOrder:
         self.newest = stream
 
     def wake(self) -> None:
-        """Have the flusher look after what waits. Called under the lock."""
+        """Wake the flusher, which sends what waits. Called under the lock."""
         self.is_flushing = True
         self.woken.set()
 
 
 class _Batch:
-    """What waits to be sent. Read and written under the lock of the `IssueOrder`.
+    """The instructions that wait to be sent. Read and written under the lock of the `IssueOrder`.
 
     Attributes:
         code: instructions, as `shared.encoding` writes them.
-        constants: theirs.
+        constants: the constants of these.
         is_plain: whether all constants are numbers.
         definitions: of the sites that these workers do not know yet.
         stacks: where each instruction was issued.
@@ -121,13 +121,14 @@ class _Batch:
 
 
 class _Progress:
-    """How far the workers are with what has been sent, and where it was issued.
+    """The workers' progress with what was sent, and where it was issued.
 
-    The sending thread holds the lock of the `IssueOrder`. Acknowledgements come on a thread of control's, which must
-    not wait for that lock: they only raise two numbers. A thread that reads an old number keeps more than it has to.
+    The sending thread holds the lock of the `IssueOrder`. Acknowledgements come on a thread of `control`, which must
+    not wait for that lock: they only increase two numbers. A thread that reads an old number only keeps more than it
+    needs.
 
     Attributes:
-        sent: the number of the instruction that is sent next.
+        sent: the number of the next instruction to send.
     """
 
     __slots__ = ("_acknowledged", "_beyond", "_done", "_history", "_on_their_way", "_since_answer", "sent")
@@ -152,7 +153,7 @@ class _Progress:
         return sum(len(stacks) for _, stacks in list(self._history))
 
     def add(self, stacks: list[Stack], weight: int) -> int:
-        """A batch is sent; the number of its first instruction."""
+        """Note a batch that is sent; returns the number of its first instruction."""
         first = self.sent
         self.sent += len(stacks)
         self._beyond += weight - len(stacks)
@@ -164,7 +165,7 @@ class _Progress:
         return first
 
     def is_answer_due(self, *, is_last: bool) -> bool:
-        """Whether the workers are to acknowledge the batch that is sent now."""
+        """Whether the workers must acknowledge the batch that is sent now."""
         self._since_answer += 1
         if not is_last and self._since_answer < _UNACKNOWLEDGED:
             return False
@@ -172,24 +173,24 @@ class _Progress:
         return True
 
     def expect(self, answer: Future[Any]) -> tuple[int, int]:
-        """The answer to what has been sent so far: what it acknowledges, for `acknowledge`."""
+        """Note the answer to everything sent so far; returns what it acknowledges, for `acknowledge`."""
         upto, operations = self.sent, self.operations
         self._on_their_way.append((answer, upto, operations))
         return upto, operations
 
     def next_answer(self) -> tuple[Future[Any], int, int] | None:
-        """An answer that is there, or that has to be waited for since too much is on its way; taken out."""
+        """Remove and return an answer that has come, or that must be awaited since too much is in flight."""
         waiting = self._on_their_way
         if waiting and (waiting[0][0].done() or self.operations - self._done > _AHEAD):
             return waiting.popleft()
         return None
 
     def expect_no_more(self) -> None:
-        """Expect none of the answers that have not come: some who were to answer are gone."""
+        """Expect no missing answers any more: some workers that should answer are gone."""
         self._on_their_way.clear()
 
     def acknowledge(self, upto: int, operations: int) -> None:
-        """Note how far the workers are. For any thread."""
+        """Note the workers' progress. For any thread."""
         self._acknowledged = max(self._acknowledged, upto)
         self._done = max(self._done, operations)
 
@@ -204,8 +205,9 @@ class _Progress:
 class InstructionStream:
     """Instructions to some workers, on one stream.
 
-    Everything happens under the lock of the session's `IssueOrder`, except for this: finalizers fill ``freed`` and
-    ``unused`` in any thread, without a lock; any thread may call `stack_of` and `remembered`, and set ``lost``, once.
+    Everything happens under the lock of the session's `IssueOrder`, with these exceptions: finalizers fill ``freed``
+    and ``unused`` in any thread, without a lock; any thread may call `stack_of` and `remembered`, and set ``lost``,
+    once.
 
     Attributes:
         number: unique in the script.
@@ -214,9 +216,9 @@ class InstructionStream:
         ranks: of the workers, in the root mesh.
         members: the same as a set.
         actors: the workers.
-        freed: numbers of values that the script does not need any more.
-        unused: numbers of sites that are not going to be used again.
-        known: numbers of the sites that these workers know, all of them.
+        freed: numbers of values that the script no longer needs.
+        unused: numbers of sites that will not be used again.
+        known: numbers of the sites that all of these workers know.
         lost: why nothing can be sent any more, or None.
     """
 
@@ -242,7 +244,7 @@ class InstructionStream:
         self._batch = _Batch()
         self._progress = _Progress()
         self._forgotten: set[int] = set()
-        self._known_to_some: set[int] = set()  # sites that workers know which were there before a rejoin
+        self._known_to_some: set[int] = set()  # sites that only workers from before a rejoin know
         self._lives = 0
         self._has_gap = False
         self._ones: dict[int, ActorMesh[Any]] = {}
@@ -264,13 +266,13 @@ class InstructionStream:
         """Issue an instruction.
 
         Args:
-            site: what is done.
-            outputs: numbers of the values that come out.
-            inputs: numbers of those that go in.
+            site: the operation.
+            outputs: numbers of the output values.
+            inputs: numbers of the input values.
             constants: numbers; if they are not plain, anything that can be pickled.
-            depth: how many frames up the line is that issued it.
-            replayed: the stack, where it has been taken already.
-            weight: how many operations it stands for: those ahead of the workers are limited.
+            depth: how many frames up the issuing line is.
+            replayed: the stack, if it has been taken already.
+            weight: how many operations it stands for; the number ahead of the workers is limited.
             is_plain: whether all constants are numbers.
 
         Returns:
@@ -291,7 +293,7 @@ class InstructionStream:
                 self._batch.definitions.append((site.number, site.form, site.description))
             code = (site.number, *outputs, *inputs)
             stack = capture(depth) if replayed is None else replayed
-            # Only now: what has been allocated above may have run a finalizer of the user's, which may issue as well.
+            # Only now: an allocation above may have run a user's finalizer, which may also issue.
             batch = self._batch
             batch.code += code
             if constants:
@@ -307,21 +309,21 @@ class InstructionStream:
         return stack
 
     def one(self, position: int) -> Any:
-        """The worker at this place of the instruction stream, as a mesh of one."""
+        """The worker at this position of the instruction stream, as a mesh of one."""
         known = self._ones.get(position)
         if known is None:
             known = self._ones[position] = self.actors.slice(**self.actors.extent.point(position))
         return known
 
     def forget_site(self, number: int) -> None:
-        """Have the workers forget a site."""
+        """Make the workers forget a site."""
         if number in self.known or number in self._known_to_some:
             self.known.discard(number)
             self._known_to_some.discard(number)
             self._forgotten.add(number)
 
     def rejoin(self, actors: ActorMesh[Any], *, has_new: bool) -> None:
-        """Go on with other workers in place of those that are gone. What waits has been sent by `send_to_the_rest`.
+        """Continue with other workers in place of those that are gone. `send_to_the_rest` has sent what waited.
 
         Args:
             actors: the workers from now on.
@@ -337,10 +339,10 @@ class InstructionStream:
             self.known.clear()
 
     def send_to_the_rest(self) -> None:
-        """Send what waits to those workers that are left. Values that the others were to make are theirs to lose.
+        """Send what waits to the workers that are left. The values of the other workers are lost.
 
         Raises:
-            EngineClosedError: there was no room for a batch at a worker that is left: it lacks what was in it.
+            EngineClosedError: a worker that is left had no room for a batch, and now lacks its instructions.
         """
         if self._has_gap:
             raise EngineClosedError(
@@ -356,10 +358,10 @@ class InstructionStream:
         """Send what waits.
 
         Args:
-            is_last: nothing is about to follow.
+            is_last: nothing will follow soon.
 
         Returns:
-            The future of the workers' acknowledgement, where one was asked for.
+            The future of the workers' acknowledgement, if one was requested.
 
         Raises:
             EngineClosedError: a worker is gone.
@@ -390,7 +392,7 @@ class InstructionStream:
         try:
             return self._send(arguments, is_last=is_last)
         except ControlError as error:
-            self.lost = error  # what follows would refer to what has not been sent
+            self.lost = error  # later instructions would refer to unsent ones
             self._has_gap = True
             raise EngineClosedError(f"the engine of this mesh cannot go on: {error}") from error
 
@@ -433,7 +435,7 @@ class InstructionStream:
         if not progress.is_answer_due(is_last=is_last):
             self.actors.run.broadcast(*arguments)
             return None
-        # The answer tells how far the workers are. A broadcast to workers that have been stopped would be our failure.
+        # The answer tells the workers' progress. A broadcast to stopped workers would fail the script.
         answer: Future[Any] = self.actors.run.call(*arguments)
         upto, operations = progress.expect(answer)
         life = self._lives
@@ -443,12 +445,12 @@ class InstructionStream:
         return answer
 
     def _acknowledge(self, answer: Future[Any], upto: int, operations: int, life: int) -> None:
-        # On a thread of control's, which must not wait for the lock; or to wait for the workers. That wait ends at the
+        # On a thread of `control`, which must not wait for the lock; or in a wait for the workers, which ends at the
         # latest when they end.
         try:
             answer.get()
         except ControlError as error:
-            if life == self._lives:  # else it is from before a rejoin
+            if life == self._lives:  # otherwise it is from before a rejoin
                 self.lost = error
             return
         self._progress.acknowledge(upto, operations)

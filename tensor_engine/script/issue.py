@@ -1,4 +1,4 @@
-"""From an operation of torch to an instruction for the workers. Every operation takes this path, so it is short."""
+"""Turns an operation of torch into an instruction for the workers. Every operation takes this path, so it is short."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ from skipper.tensor_engine.shared.metadata import TensorMetadata, metadata_of
 from skipper.tensor_engine.worker.calls import FunctionCall
 
 Special = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
-"""What is done in place of issuing an operation: called with the overload and its arguments."""
+"""Runs in place of issuing an operation: called with the overload and its arguments."""
 
 _PLAIN = frozenset(
     {int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, complex, float}
 )
-"""Types whose values may be part of a key, with the type beside them: 1, 1.0 and True are equal."""
+"""Types whose values may be part of a key, together with the type: 1, 1.0 and True are equal."""
 
 _run_backward = torch.autograd.graph._engine_run_backward.__code__
-"""Of the function from which torch calls its engine of autograd."""
+"""The code of the function from which torch calls its autograd engine."""
 
 _STORAGES = (torch.UntypedStorage, torch.TypedStorage)
-"""Their texts are all of their bytes; the memory behind a tensor of a mesh is not even here."""
+"""Their text shows all of their bytes; the memory of a tensor of a mesh is not even here."""
 
 _HERE = __name__.rpartition(".")[0]
 """The package of this module."""
 
 _MOST_SITES = 4096
-"""How many call sites are remembered."""
+"""How many call sites are cached."""
 
 new_ref: Callable[[], int] = itertools.count(1).__next__
-"""The number of a new value."""
+"""Returns the number of a new value."""
 
 
 class _Facts:
-    """What the script knows of an overload of torch.
+    """What the script knows about an overload of torch.
 
     Attributes:
-        func: the overload, so that it stays, and its identity with it.
+        func: the overload, kept alive so that its identity stays valid.
         by_type: the arguments, by position and by name, whose numbers do not change the shape of the result.
         writes: the arguments that it changes.
-        special: what is done in place of issuing it.
+        special: runs in place of issuing it.
     """
 
     __slots__ = ("by_type", "func", "special", "writes")
@@ -84,7 +84,7 @@ class _Facts:
 
 
 _facts: dict[int, _Facts] = {}
-"""By the identity of the overload: torch has one object for each."""
+"""The facts by the identity of the overload: torch has one object for each."""
 
 _sites: dict[tuple[Hashable, ...], CallSite] = {}
 _sites_lock = threading.Lock()
@@ -143,7 +143,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if torch._C._current_graph_task_id() != -1 and _is_of_a_formula():
             made = func(*args, **kwargs)
             if isinstance(made, torch.Tensor) and not made.dim():
-                return made  # a number, for tensors of whichever mesh
+                return made  # a number, for tensors of any mesh
             is_of_formula = True
         instruction_stream, mesh = active.instruction_stream, active.mesh
     if (recorder := recording.current) is not None:
@@ -192,9 +192,9 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _is_of_a_formula() -> bool:
-    """Whether it is torch that makes a tensor from nothing, for a derivative, which need not be of the active mesh.
+    """Whether torch itself creates a tensor for a derivative, which need not be on the active mesh.
 
-    Such a formula runs right under the engine of autograd, with no function of Python between.
+    Such a formula runs directly under the autograd engine, with no Python function between.
     """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_HERE):
@@ -204,10 +204,10 @@ def _is_of_a_formula() -> bool:
 
 
 def _mixed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Tensor], other: Value) -> Any:
-    """Run an operation whose tensors are not all of one mesh and stream, if those of one side can be made anew.
+    """Run an operation whose tensors are not all of one mesh and stream, if those of one side can be made again.
 
-    Torch makes tensors from nothing for derivatives, on the active mesh, which may be another than theirs. What it
-    changes is not made anew: whoever has the tensor would not see the change.
+    For derivatives torch creates tensors on the active mesh, which may be another mesh than theirs. A tensor that the
+    operation changes is not made again: other holders of it would not see the change.
 
     Raises:
         MeshMismatchError: they cannot.
@@ -224,7 +224,7 @@ def _mixed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: S
     values = [each.remote_value for each in tensors if id(each) not in anew]
     if not anew or len({value.instruction_stream for value in values}) != 1:
         for each in tensors:
-            each.remote_value.check()  # one that is gone does not have to be brought to the others
+            each.remote_value.check()  # a dropped one need not be moved to the others
         refuse_mixture(f"{_name(func)}: tensors", tensors[0].remote_value, other)
     with activation.on_its_own(values[0], dispatch):
         made = {key: _made_anew(value) for key, value in anew.items()}
@@ -235,7 +235,7 @@ def _mixed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: S
 
 
 def _can_be_made_anew(value: Value) -> bool:
-    """Whether torch has made it from nothing, or it is a view of such a tensor."""
+    """Whether torch has created it for a derivative, or it is a view of such a tensor."""
     recipe, meta = value.storage.recipe, value.meta
     if recipe is None:
         return False
@@ -244,9 +244,9 @@ def _can_be_made_anew(value: Value) -> bool:
 
 
 def _made_anew(value: Value) -> Any:
-    """The same tensor, or the same view of one, on the active mesh."""
+    """The same tensor, or the same view of one, made again on the active mesh."""
     recipe, meta = value.storage.recipe, value.meta
-    assert recipe is not None  # it can be made anew
+    assert recipe is not None  # it can be made again
     whole = dispatch(*recipe[1])
     if meta is recipe[0]:
         return whole
@@ -314,7 +314,7 @@ def _note_aliases(tensors: Sequence[Tensor], key: list[Any]) -> None:
 
 
 def _remember(key: tuple[Hashable, ...], site: CallSite) -> CallSite:
-    """Remember a site, unless another thread has just done so; the one to be used from now on."""
+    """Cache a site, unless another thread has just done so; returns the one to use from now on."""
     with _sites_lock:
         evicted = _evict() if len(_sites) >= _MOST_SITES else None
         site = _sites.setdefault(key, site)
@@ -325,9 +325,9 @@ def _remember(key: tuple[Hashable, ...], site: CallSite) -> CallSite:
 
 
 def _evict() -> CallSite:
-    """Take out the oldest site that has not been used since this last looked at it (the clock algorithm).
+    """Evict the oldest site that has not been used since the last look at it (the clock algorithm).
 
-    So sites in use stay, as with the order of the last use. A use only sets a mark, which costs less than a new order.
+    So sites in use stay, as with LRU. A use only sets a mark, which costs less than reordering.
     """
     while True:
         oldest = next(iter(_sites))
@@ -383,17 +383,17 @@ def issue_call(
     sees_poison: bool = False,
     writes: Sequence[int] = (),
 ) -> list[Tensor]:
-    """Have the workers of an instruction stream call a function of this package, in its turn among the operations.
+    """Make the workers of an instruction stream call a function of this package, in order with the operations.
 
     Args:
-        function: where it lies, ``module:name`` (see `calls.FunctionCall.function` for how it is called).
+        function: its path, ``module:name`` (see `calls.FunctionCall.function` for how it is called).
         inputs: its inputs; a worker of the instruction stream that does not have one gets None for it.
-        outputs: what is known of the tensors that it makes.
+        outputs: the metadata of the tensors that it makes.
         instruction_stream: whose workers call it.
-        mesh: those workers as the user laid them out, which is the mesh of the outputs.
-        owner: the instruction stream of the outputs, where only some workers have any; ``mesh`` is of these then.
-        name: for people; the function's own when None.
-        static: for `calls.FunctionCall.static`; sent once, and part of the key by which the site is remembered.
+        mesh: those workers in the user's layout, which is the mesh of the outputs.
+        owner: the instruction stream of the outputs, if only some workers have any; then ``mesh`` consists of these.
+        name: for people; None: the function's own name.
+        static: for `calls.FunctionCall.static`; sent once, and part of the key of the cached site.
         constant: sent with the instruction, anything that can be pickled; None for nothing.
         sees_poison: for `calls.FunctionCall.sees_poison`.
         writes: which inputs it changes.
@@ -457,7 +457,7 @@ def ship(data: torch.Tensor, *, instruction_stream: InstructionStream, mesh: Pro
 
 
 def _lift(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """`torch.tensor(data)`: torch has just read the data into a tensor of the script, which goes to the mesh."""
+    """`torch.tensor(data)`: torch has just read the data into a tensor of the script; send it to the mesh."""
     data = args[0]
     if isinstance(data, Tensor):
         return data
@@ -468,7 +468,7 @@ def _lift(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _detach(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Another tensor of the script for the same value: the workers know nothing of autograd."""
+    """Make another tensor of the script for the same value: the workers know nothing about autograd."""
     source = args[0]
     if not isinstance(source, Tensor):
         return _local(func, args, kwargs)
@@ -476,7 +476,7 @@ def _detach(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _detach_(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What autograd had to do is done by now."""
+    """Return the tensor of a mesh itself: autograd has already done its part."""
     return args[0] if isinstance(args[0], Tensor) else _local(func, args, kwargs)
 
 
@@ -488,10 +488,10 @@ def _item(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _taken_apart(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run an operation that takes functions, as that of flex_attention, by the operations that it is made of.
+    """Run an operation that takes functions, such as that of flex_attention, as the operations that it consists of.
 
     Raises:
-        NotPropagatableError: torch does not say which these are.
+        NotPropagatableError: torch cannot decompose it.
     """
     parts = func.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
     if parts is None:
@@ -504,18 +504,18 @@ def _taken_apart(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
 
 
 def _here(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """An operation that concerns the script and not the workers."""
+    """Run an operation that concerns only the script."""
     return func(*args, **kwargs)
 
 
 def _local(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run an operation on tensors of the script, or with a generator of its, here.
+    """Run an operation on tensors of the script, or with one of its generators, in the script.
 
-    Where there are also tensors of a mesh among the arguments, numbers of the script go along: tensors without
-    dimensions, which torch lets among those of a GPU, too. So does what is copied into a tensor of a mesh.
+    If there are also tensors of a mesh among the arguments, numbers of the script are sent: tensors without dims, which
+    torch also allows among tensors of a GPU. So are tensors that are copied into a tensor of a mesh.
 
     Raises:
-        LocalTensorError: other tensors of the script do not.
+        LocalTensorError: there are other tensors of the script.
     """
     leaves = torch.utils._pytree.tree_leaves((args, kwargs))
     there = next((leaf for leaf in leaves if isinstance(leaf, Tensor)), None)
@@ -526,7 +526,7 @@ def _local(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if func is _aten.copy_.default and there is args[0] and _is_constant(args[1]):
         source = ship(args[1], instruction_stream=value.instruction_stream, mesh=value.mesh)
         return dispatch(func, (there, source, *args[2:]), kwargs)
-    is_formula = torch._C._current_graph_task_id() != -1 and _is_of_a_formula()  # it has made them itself
+    is_formula = torch._C._current_graph_task_id() != -1 and _is_of_a_formula()  # torch has made them itself
     sent: dict[tuple[Any, ...], Tensor] = {}
 
     def bring(leaf: Any) -> Any:
@@ -552,12 +552,12 @@ def _local(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _is_number(leaf: torch.Tensor) -> bool:
-    """Whether a tensor of the script can stand for a number, now, and whenever this is run."""
+    """Whether a tensor of the script can stand for a number, now and in each replay."""
     return not leaf.dim() and _is_constant(leaf)
 
 
 def _is_constant(leaf: torch.Tensor) -> bool:
-    """Whether the values of a tensor of the script are all that an operation needs of it, whenever this is run."""
+    """Whether an operation needs only the values of a tensor of the script, now and in each replay."""
     return (
         type(leaf) in (torch.Tensor, torch.nn.Parameter)
         and leaf.device.type == "cpu"
@@ -567,12 +567,12 @@ def _is_constant(leaf: torch.Tensor) -> bool:
 
 
 def _zeros(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Zeros that have no memory, which derivatives use: a worker has real ones, which it can change and send."""
+    """Zeros without memory, which derivatives use: a worker gets real ones, which it can change and send."""
     return dispatch(_aten.zeros.default, args, kwargs)
 
 
 def _equal(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """`torch.equal`: of the first rank, as everything that gives the script a value."""
+    """`torch.equal` on the first rank, like everything that returns a value to the script."""
     one, two = args
     if not (isinstance(one, Tensor) or isinstance(two, Tensor)):
         return _local(func, args, kwargs)
@@ -580,7 +580,7 @@ def _equal(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _allclose(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """`torch.allclose`, of the first rank."""
+    """`torch.allclose` on the first rank."""
     if not any(isinstance(each, Tensor) for each in args[:2]):
         return _local(func, args, kwargs)
     return bool(fetch_first(value_of(torch.isclose(*args, **kwargs).all())))

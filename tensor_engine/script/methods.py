@@ -1,4 +1,4 @@
-"""What methods of `Tensor` and `Stream` do. The modules that do it import these classes, so they register here."""
+"""The functions behind the methods of `Tensor` and `Stream`. Their modules import these classes, so they register."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Methods:
-    """The functions behind them, from `issue`, `fetch`, `communicate`, `activation` and `borrow`, by their names."""
+    """These functions, from `issue`, `fetch`, `communicate`, `activation` and `borrow`, by name."""
 
     dispatch: Callable[..., Any]
     fetch_first: Callable[..., Any]

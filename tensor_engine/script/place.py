@@ -49,7 +49,7 @@ def place(what: T, mesh: ProcMesh) -> T:
         if isinstance(leaf, torch.nn.Module):
             for tensor in (*leaf.parameters(), *leaf.buffers()):
                 move(tensor)
-            return copy.deepcopy(leaf, moved)  # which takes what has been moved for a copy that it has made
+            return copy.deepcopy(leaf, moved)  # it takes moved tensors for its own copies
         return move(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
     return cast(T, tree_map(one, what))

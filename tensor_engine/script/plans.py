@@ -1,4 +1,4 @@
-"""Which workers take part in a reduction or a move, worked out once for each kind."""
+"""Which workers take part in a reduction or a move, computed once for each kind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from skipper.tensor_engine.shared.metadata import TensorMetadata
 from skipper.tensor_engine.worker.communication import Move, Reduction, WorkerNumbers
 
 _PLANS = 1024
-"""How many reductions and moves are remembered. A forgotten one is sent to the workers again."""
+"""How many reductions and moves are cached. An evicted one is sent to the workers again."""
 
 
 def mesh_axes(mesh: ProcMesh, axes: str | Sequence[str]) -> tuple[str, ...]:
@@ -19,7 +19,7 @@ def mesh_axes(mesh: ProcMesh, axes: str | Sequence[str]) -> tuple[str, ...]:
 
     Raises:
         KeyError: the mesh has no such axis.
-        ValueError: no axis is named of those that there are, or one twice.
+        ValueError: no axis is named although there are some, or one is named twice.
     """
     names = (axes,) if isinstance(axes, str) else tuple(axes)
     if not names and mesh.extent:
@@ -33,7 +33,7 @@ def mesh_axes(mesh: ProcMesh, axes: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def ranks_along(mesh: ProcMesh, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-    """For each place on the other axes the ranks along ``axes``, the last one fastest."""
+    """For each place on the other axes, the ranks along ``axes``, the last one fastest."""
     groups: dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]] = {}
     for rank, point in zip(mesh.ranks, mesh.extent.points(), strict=True):
         others = tuple(point[axis] for axis in mesh.extent if axis not in axes)
@@ -51,10 +51,10 @@ def plan_reduction(
     expected: TensorMetadata,
     onto: ProcMesh | None,
 ) -> Reduction:
-    """Who reduces with whom, along ``axes``, the last one fastest; ``onto`` is the slice that gets the result.
+    """Which ranks reduce together, along ``axes``, the last one fastest; ``onto`` is the slice that gets the result.
 
     Raises:
-        MeshMismatchError: ``onto`` is no part of ``mesh``.
+        MeshMismatchError: ``onto`` is not a part of ``mesh``.
         ValueError: dim 0 cannot be cut evenly.
     """
     if onto is not None and not (onto.uid == mesh.uid and set(onto.ranks) <= set(mesh.ranks)):
@@ -70,7 +70,7 @@ def plan_reduction(
 def plan_move(
     here: WorkerNumbers, source: ProcMesh, there: WorkerNumbers, target: ProcMesh, expected: TensorMetadata
 ) -> Move:
-    """Who gets what from whom; ``here`` and ``there`` are the numbers of the workers of the two meshes.
+    """Which worker sends to which; ``here`` and ``there`` are the numbers of the workers of the two meshes.
 
     Raises:
         MeshMismatchError: ``target`` lacks an axis of ``source``, or has it in another size.
@@ -95,10 +95,10 @@ def plan_move(
 def plan_restoration(
     numbers: WorkerNumbers, mesh: ProcMesh, axes: tuple[str, ...], expected: TensorMetadata
 ) -> tuple[Move, tuple[int, ...]]:
-    """Who gets from whom what it has lost, along ``axes``: from the worker that has been there for longest.
+    """From which worker each new one gets its lost values, along ``axes``: from the one that has existed longest.
 
     Returns:
-        The move; and the ranks of new workers that have nobody to get it from.
+        The move; and the ranks of new workers that have no such worker.
     """
     groups, alone = [], []
     for ranks in ranks_along(mesh, axes):

@@ -106,7 +106,7 @@ def stand_in(spec: ProcessGroupSpec) -> dist.ProcessGroup:
 
 
 class _Done(dist.Work):
-    """An operation that is over at once."""
+    """An operation that completes at once."""
 
     def wait(self, timeout: Any = None) -> bool:
         return True

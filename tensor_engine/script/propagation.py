@@ -45,16 +45,16 @@ _INSTEAD = {
     "aten::unique_dim": _VALUES,
     "aten::unique_consecutive": _VALUES,
 }
-"""By the operation, what to do in its place."""
+"""Replacement functions, by the operation."""
 
 _fake_mode: FakeTensorMode | None = None
 
 propagating = threading.RLock()
-"""Held while the fake mode is in use: there is one for all threads, and it is not safe to share."""
+"""Held while the fake mode is in use: all threads share it, and it is not thread-safe."""
 
 
 def fake_mode() -> FakeTensorMode:
-    """The one fake mode of the script."""
+    """The fake mode of the script."""
     global _fake_mode
     if _fake_mode is None:
         _fake_mode = FakeTensorMode()
@@ -72,10 +72,10 @@ def _lstsq(
     rank: torch.Tensor | None = None,
     singular_values: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """`torch.linalg.lstsq`: two of its drivers return residuals only where the rank is full, but the others are plain.
+    """`torch.linalg.lstsq`: with two of its drivers, the shape of the residuals depends on the matrix rank.
 
     Raises:
-        NotPropagatableError: the driver is one of these.
+        NotPropagatableError: the driver is one of these two.
     """
     driver = driver or ("gelsy" if matrix.device.type == "cpu" else "gels")
     rows, columns = matrix.shape[-2:]
@@ -114,7 +114,7 @@ def _ctc_loss(
     blank: int = 0,
     zero_infinity: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss of each sequence, and what its gradient is made of, which has a column for each symbol and gap."""
+    """The loss of each sequence, and the input of its gradient, with a column for each symbol and gap."""
     times, batch = log_probs.shape[:2]
     return log_probs.new_empty(batch), log_probs.new_empty(batch, times, 2 * max(target_lengths, default=0) + 1)
 
@@ -124,7 +124,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.linalg_lstsq.default: _lstsq,
     torch.ops.aten.linalg_lstsq.out: _lstsq,
 }
-"""What fake tensors are said to become where torch does not know it."""
+"""The results for fake tensors of operations that torch does not know."""
 
 
 class _Template:
@@ -155,9 +155,9 @@ def propagate(
     by_type: frozenset[int | str],
     writes: Sequence[int | str],
 ) -> CallSite:
-    """Run an operation on fake tensors in place of those of a mesh.
+    """Run an operation on fake tensors in place of tensors of a mesh.
 
-    The numbers of the arguments ``by_type`` do not matter for the shape of the result, and travel as constants.
+    The numbers in the arguments ``by_type`` do not matter for the shape of the result, and travel as constants.
     ``writes`` are the arguments that the operation changes.
 
     Raises:
@@ -174,7 +174,7 @@ def propagate(
         fake_args = [_replace(argument, supply) for argument in args]
         fake_kwargs = {key: _replace(argument, supply) for key, argument in kwargs.items()}
         before = [metadata_of(fake) for fake in fakes]
-        _log.disabled = True  # the exception says everything that would be logged
+        _log.disabled = True  # the exception contains everything that would be logged
         try:
             result = _RULES.get(func, func)(*fake_args, **fake_kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -266,7 +266,7 @@ def _reshaped(
 ) -> list[tuple[int, int]]:
     """Inputs that get another shape in place, and the outputs that they become.
 
-    There is one where the operation does nothing else, as `unsqueeze_`; those given as ``out=`` are resized.
+    There is one if the operation does nothing else, such as `unsqueeze_`; tensors passed as ``out=`` are resized.
     """
     changed = [index for index, (old, new) in enumerate(zip(before, after, strict=True)) if old is not new]
     paths = {index: path for path, index in reading.same.items()}
@@ -283,7 +283,7 @@ def _reshaped(
 
 
 def fake_inputs(values: Sequence[Value]) -> list[torch.Tensor]:
-    """A fake tensor for each value; values that share a storage get fake tensors that share one."""
+    """A fake tensor for each value; values with a common storage get fake tensors with a common one."""
     extents: dict[tuple[int, torch.dtype, torch.device], int] = {}
     for value in values:
         key = (id(value.storage), value.meta.dtype, value.meta.device)
@@ -309,7 +309,7 @@ def _replace(argument: Any, supply: Any) -> Any:
 
 
 def _given_back(func: Any, args: Sequence[Node], kwargs: Mapping[str, Node]) -> dict[tuple[int, ...], int]:
-    """Where in the result are inputs that it changes, by its schema: fake tensors may come back as others."""
+    """The positions in the result of inputs that it changes, by its schema: fake tensors may come back as others."""
     arguments = {
         frozenset(argument.alias_info.before_set): kwargs.get(argument.name)
         or (args[index] if index < len(args) else None)
@@ -326,7 +326,7 @@ def _given_back(func: Any, args: Sequence[Node], kwargs: Mapping[str, Node]) -> 
 
 
 def _inputs_at(args: Sequence[Node], kwargs: Mapping[str, Node], writes: Sequence[int | str]) -> list[int]:
-    """Numbers of the inputs in these arguments."""
+    """The indices of the inputs in these arguments."""
     found: list[int] = []
 
     def collect(node: Node) -> None:

@@ -1,4 +1,4 @@
-"""Tensors that say to each rank where it is."""
+"""Tensors with each rank's coordinates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recorder of a trace: it notes the instructions of a function that is being compiled, while they are issued."""
+"""The recorder of a trace: it records the instructions of a function that is being compiled, as they are issued."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Noted:
     """One instruction.
 
     Attributes:
-        instruction_stream: that it was issued on.
-        site: what is done.
-        outputs: numbers of the values that come out.
-        inputs: numbers of those that go in.
+        instruction_stream: the one that it was issued on.
+        site: the operation.
+        outputs: numbers of the output values.
+        inputs: numbers of the input values.
         constants: its constants.
         stack: where the script issued it.
     """
@@ -40,18 +40,18 @@ class Noted:
 
 
 class TraceRecorder:
-    """Notes what the thread that made it issues.
+    """Records what its creating thread issues.
 
     Attributes:
         instructions: in their order.
-        made: values that came into being, by number.
-        read: values from outside that went into instructions or were asked for, by number.
+        made: values that were created, by number.
+        read: values from outside that instructions or queries used, by number.
         storages: of all of these, by number of the value.
-        met: tensors that were used, and the value that each stood for when it was first met.
+        met: tensors that were used, and the value of each at its first use.
         leaves: tensors that may get a gradient, by identity.
-        foreign: whether an input comes from operations outside of the function that autograd has recorded.
-        borrows: those that the function has begun and not ended, by number: what ends each, and where it began.
-        refusal: why this cannot be compiled, where an error has been raised that may have been caught.
+        foreign: whether an input comes from operations that autograd has recorded outside of the function.
+        borrows: the borrows that the function has begun and not ended, by number: what ends each, and where it began.
+        refusal: why this cannot be compiled, if an error was raised that may have been caught.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class TraceRecorder:
 
     @property
     def is_here(self) -> bool:
-        """Whether it is this thread that is recorded."""
+        """Whether this thread is being recorded."""
         return threading.get_ident() == self.thread
 
     def note(
@@ -80,7 +80,7 @@ class TraceRecorder:
         constants: Sequence[Any],
         stack: Stack,
     ) -> None:
-        """An instruction has been issued, which makes some values; the other arguments are those of `Noted`."""
+        """Record an instruction, which makes some values; the other arguments are those of `Noted`."""
         if not self.is_here:
             return
         for value in made:
@@ -90,7 +90,7 @@ class TraceRecorder:
         self.instructions.append(Noted(instruction_stream, site, outputs, tuple(inputs), tuple(constants), stack))
 
     def note_value(self, value: Value) -> None:
-        """A value goes into an instruction."""
+        """Record that a value is the input of an instruction."""
         if not self.is_here:
             return
         self.storages[value.ref] = value.storage
@@ -98,7 +98,7 @@ class TraceRecorder:
             self.read[value.ref] = weakref.ref(value)
 
     def note_tensor(self, tensor: torch.Tensor, value: Value) -> None:
-        """A tensor of a mesh is used."""
+        """Record that a tensor of a mesh is used."""
         self.note_value(value)
         if not self.is_here or value.ref in self.made:
             return
@@ -111,9 +111,9 @@ class TraceRecorder:
                 self.foreign = True
 
     def end_borrows(self) -> None:
-        """End the borrows that are open when the function has returned or raised; it cannot be compiled then."""
+        """End the borrows that are open when the function has returned or raised; then it cannot be compiled."""
         while self.borrows:
-            _, (end, begin) = self.borrows.popitem()  # the last one first: it may have been lent on
+            _, (end, begin) = self.borrows.popitem()  # the last one first: it may have been lent to another stream
             end()
             self.refusal = self.refusal or CompileError(
                 f"a borrow that began at {begin} was open at the end of the compiled function, and a replay could "
@@ -126,7 +126,7 @@ current: TraceRecorder | None = None
 
 
 traced: contextvars.ContextVar[TraceRecorder | None] = contextvars.ContextVar("traced", default=None)
-"""The same where the thread is of no help: a coroutine that another one runs has the context of its caller."""
+"""The same by context: a coroutine that another thread runs has the context of its caller."""
 
 
 def is_tracing() -> bool:
@@ -135,7 +135,7 @@ def is_tracing() -> bool:
 
 
 def refuse(what: str, instead: str) -> None:
-    """Refuse what cannot be compiled, if a function is being compiled in this thread, or in that for which it works.
+    """Refuse what cannot be compiled, if a function is being compiled in this thread, or in the thread it works for.
 
     Raises:
         CompileError: it is.
@@ -147,14 +147,14 @@ def refuse(what: str, instead: str) -> None:
 
 
 def note_borrow(number: int, end: Callable[[], None]) -> None:
-    """A borrow has begun, which is ended by a call of ``end``."""
+    """Record the start of a borrow; a call of ``end`` ends it."""
     recorder = current
     if recorder is not None and recorder.is_here:
         recorder.borrows[number] = end, line_of_script()
 
 
 def note_end_of_borrow(number: int) -> None:
-    """A borrow is about to end.
+    """Record the end of a borrow, before it ends.
 
     Raises:
         CompileError: a function is being compiled in this thread, and the borrow began outside of it.

@@ -1,7 +1,8 @@
-"""`rejoin` and `restore`: a mesh goes on with processes that have taken the place of others.
+"""`rejoin` and `restore`: a mesh continues with processes that have replaced others.
 
-What a rank had that has died is gone. Between two steps the script gives its place to another process, which begins
-with poison in place of all that the rank had, and then brings there what training needs, from a rank that has the same.
+The values of a dead rank are lost. Between two steps the script gives its place to another process, which starts with
+poison in place of all values of the rank. Then the script restores what training needs, from a rank with the same
+values.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ def _is_there(tensor: torch.Tensor) -> bool:
 
 
 def _values_of(session: EngineSession) -> list[Value]:
-    """What the script has on the workers of a session. Nothing is noted when a value is made, which is often."""
+    """The script's values on the workers of a session. They are not recorded when they are made, which is often."""
     return [found for found in all_objects() if type(found) is Value and found.instruction_stream.session is session]
 
 
@@ -179,10 +180,10 @@ def _overwrite(tensor: Tensor, source: torch.Tensor) -> None:
         writes=(0,),
     )
     _take(value, made)
-    torch.autograd.graph.increment_version(tensor)  # autograd must not use what it has saved of it
+    torch.autograd.graph.increment_version(tensor)  # autograd must not use the version that it has saved
 
 
 def _take(value: Value, made: Tensor) -> None:
-    """Let a value, and with it every tensor of the script that has it, stand for what has been made in its place."""
+    """Point a value, and with it every tensor of the script that has it, to its replacement."""
     other = made.remote_value
     value.ref, other.ref = other.ref, value.ref

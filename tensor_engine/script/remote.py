@@ -1,4 +1,4 @@
-"""Remote functions: the user's own code runs on the workers, in its turn among the operations."""
+"""Remote functions: user code runs on the workers, in order with the operations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Propagate = Callable[..., Any] | Literal["cached", "mocked", "inspect"] | None
 
 _WAYS = ("cached", "mocked", "inspect")
 _CACHED = 1024
-"""For how many kinds of arguments a function remembers its results."""
+"""For how many kinds of arguments a function caches its results."""
 
 
 class RemoteFunction:
@@ -155,7 +155,7 @@ class RemoteFunction:
 
 
 def look_at(whole: Any) -> Expected:
-    """Wait until the first rank tells what is in a result that the workers keep as a whole.
+    """Wait until the first rank reports the content of a result that the workers keep as a whole.
 
     Raises:
         RemoteError: the function has failed there.
@@ -182,7 +182,7 @@ def take_apart(name: str, whole: Any, packed: PackedArguments, expected: Expecte
 
 
 def give(packed: PackedArguments, expected: Expected, made: Sequence[Any]) -> Any:
-    """The result as the script gets it: new tensors and references, and arguments that come back."""
+    """The result for the script: new tensors and references, and arguments that are returned."""
     fresh = iter(made)
     found: list[Any] = []
     for kind, base in expected.kinds:

@@ -1,4 +1,4 @@
-"""`EngineSession`: the workers of one mesh of processes, and what the script knows of them, failures included."""
+"""`EngineSession`: the workers of one mesh of processes, and what the script knows about them and their failures."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from skipper.tensor_engine.worker.worker import Worker
 _log = logging.getLogger("skipper.tensor_engine")
 
 _KEPT = 1000
-"""Failed instructions that are remembered one by one; later ones are counted."""
+"""How many failed instructions are remembered one by one; later ones are only counted."""
 
 _FLUSH_S = 0.0002
-"""What waits is sent when nothing has followed for about this long."""
+"""Waiting instructions are sent when none has followed for about this long."""
 
 _QUIET = 20
 """How often the flusher finds nothing to send before it goes to sleep."""
@@ -62,7 +62,7 @@ class Failures:
         stack_of: where the script issued an instruction, by the number of its instruction stream and its own.
 
     Attributes:
-        next_report: what the workers are going to report next.
+        next_report: the future of the workers' next report.
     """
 
     def __init__(self, stack_of: Callable[[int, int], Stack | None]) -> None:
@@ -74,10 +74,10 @@ class Failures:
         self._settled: dict[int, int] = {}
 
     def settle(self, reached: Mapping[int, int]) -> None:
-        """Count everything as seen that fails of what was issued so far; reports of it may still come.
+        """Count all failures of what was issued so far as seen; reports of them may still come.
 
         Args:
-            reached: by instruction stream the number of the instruction that comes next.
+            reached: the number of the next instruction, by instruction stream.
         """
         with self._lock:
             self._settled.update(reached)
@@ -86,7 +86,7 @@ class Failures:
             self._more = 0
 
     def add(self, poison: Poison) -> _Failure | None:
-        """Take note of what a worker reports; None if this is counted only."""
+        """Note a worker's report; None if it is only counted."""
         key = (poison.instruction_stream, poison.sequence, poison.step)
         with self._lock:
             failure = self._failed.get(key)
@@ -101,7 +101,7 @@ class Failures:
             return failure
 
     def error(self, poison: Poison) -> RemoteError:
-        """What to raise where the script meets poison. The failure counts as seen from then on."""
+        """The error to raise when the script meets poison. The failure then counts as seen."""
         if poison.is_lost:
             return RespawnedError(poison.rank)
         failure = self.add(poison)
@@ -141,16 +141,16 @@ def _remote_error(poison: Poison, stack: Stack | None) -> RemoteError:
 
 
 class EngineSession:
-    """The workers of one root mesh: the first `activate` of it, or of a slice, makes it.
+    """The workers of one root mesh: made by the first `activate` of the mesh, or of a slice.
 
     Attributes:
-        number: unique among all that drive the same processes, the script and actors.
+        number: unique among all drivers of the same processes, the script and actors.
         procs: the root mesh.
-        numbers: of the workers, another object after each rejoin.
+        numbers: of the workers; a new object after each rejoin.
         order: of all instructions; its lock guards the instruction streams and the workers.
-        lock: that of ``order``.
+        lock: the lock of ``order``.
         instruction_streams: by the ranks and the stream that they are for.
-        failures: what has gone wrong on the workers.
+        failures: the failures on the workers.
     """
 
     def __init__(self, procs: ProcMesh) -> None:
@@ -183,7 +183,7 @@ class EngineSession:
             return known
 
     def instruction_stream(self, mesh: ProcMesh, stream: StreamKey = MAIN) -> InstructionStream:
-        """The instruction stream to the processes of a mesh, or slice, on a stream."""
+        """The instruction stream for the processes of a mesh, or slice, on a stream."""
         key = (mesh.ranks, stream)
         instruction_stream = self.instruction_streams.get(key)
         if instruction_stream is None:
@@ -196,17 +196,18 @@ class EngineSession:
         return instruction_stream
 
     def rejoin(self, procs: ProcMesh, lost: Callable[[int, StreamKey], Sequence[int]]) -> tuple[int, ...]:
-        """Go on with the processes of another reference to the root mesh. Returns at once.
+        """Continue with the processes of another reference to the root mesh. Returns at once.
 
         Args:
-            procs: the root mesh, some of whose processes have taken the place of others.
-            lost: called with the rank of each of these and each stream: the numbers of the values that were there.
+            procs: the root mesh, in which some processes have replaced others.
+            lost: called with the rank of each of these and each stream; returns the numbers of the values that were
+                there.
 
         Returns:
             Their ranks.
 
         Raises:
-            EngineClosedError: it has been shut down; or a worker that is left lacks instructions.
+            EngineClosedError: it has been shut down, or a remaining worker lacks instructions.
         """
         with self.lock:
             self.check()
@@ -236,10 +237,10 @@ class EngineSession:
         return self.order.is_closed
 
     def check(self) -> None:
-        """See whether it is still open.
+        """Check that it is still open.
 
         Raises:
-            EngineClosedError: it is not.
+            EngineClosedError: it is closed.
         """
         self.order.check()
 
@@ -253,7 +254,7 @@ class EngineSession:
         """Wait until every worker has run what was issued so far.
 
         Raises:
-            TimeoutError: they have not in time.
+            TimeoutError: they did not in time.
             SupervisionError: one is gone.
         """
         with self.lock:
@@ -266,7 +267,7 @@ class EngineSession:
             future.get(None if deadline is None else max(deadline - time.monotonic(), 0))
 
     def forget_site(self, number: int) -> None:
-        """Have all workers forget a site that has fallen out of the cache."""
+        """Make all workers forget a site that was evicted from the cache."""
         with self.lock:
             for each in list(self.instruction_streams.values()):
                 each.forget_site(number)
@@ -290,13 +291,13 @@ class EngineSession:
         self._receiver.close()
 
     def flush_waiting(self, seen: dict[int, int]) -> bool:
-        """Send what waits if nothing follows, on behalf of the flusher.
+        """For the flusher: send what waits if nothing follows.
 
         Args:
-            seen: how many instructions each instruction stream had had at the last look, by its number; updated.
+            seen: how many instructions each instruction stream had at the last look, by its number; updated.
 
         Returns:
-            Whether there was anything.
+            Whether anything waited.
         """
         waiting = [each for each in list(self.instruction_streams.values()) if each.is_waiting]
         if not waiting:
@@ -305,7 +306,7 @@ class EngineSession:
         is_busy = any(seen.get(number) != issued for number, issued in grown.items())
         seen.update(grown)
         if is_busy:
-            return True  # the script is issuing: the batch fills up, or has not grown at the next look
+            return True  # the script is issuing: the batch becomes full, or has not grown by the next look
         with self.lock:
             for each in self._by_urgency():
                 if each.is_waiting and not self.is_closed and each.lost is None:
@@ -313,7 +314,7 @@ class EngineSession:
         return True
 
     def _by_urgency(self) -> list[InstructionStream]:
-        """Those with instructions before those with values to free, which such an instruction may still need."""
+        """Streams with instructions first, then streams with values to free, which such instructions may still need."""
         return sorted(self.instruction_streams.values(), key=lambda each: not each.count)
 
     def _listen(self) -> None:
@@ -323,7 +324,7 @@ class EngineSession:
         def listen() -> None:
             kept = failures()
             if kept is not None:
-                # Without a reference the future would be collected, and nothing received.
+                # Without a reference the future would be collected, and nothing would be received.
                 kept.next_report = receiver.recv()
                 kept.next_report.add_done_callback(take)
 
@@ -359,7 +360,7 @@ def _keep_flushing(session: weakref.ref[EngineSession], wake: threading.Event) -
 
 
 def _stack_of(streams: Mapping[Any, InstructionStream], number: int, sequence: int) -> Stack | None:
-    """Where the script issued an instruction of the instruction stream of a number, if that is still known."""
+    """Where the script issued an instruction of the instruction stream with a number, if that is still known."""
     for known in list(streams.values()):
         if known.number == number:
             return known.stack_of(sequence)
@@ -384,7 +385,7 @@ def session_of(procs: ProcMesh) -> EngineSession:
         if session is None or session.is_closed:
             _register_exit()
             with contextlib.suppress(EngineMissingError):
-                engine()  # from now on others ask it whether tensors lie on meshes
+                engine()  # from now on others ask it whether tensors are on meshes
             session = _sessions[procs.uid] = EngineSession(procs.root)
         return session
 
@@ -396,12 +397,12 @@ def known_session(procs: ProcMesh) -> EngineSession | None:
 
 
 def all_sessions() -> list[EngineSession]:
-    """Those that are open."""
+    """The open sessions."""
     return [session for session in list(_sessions.values()) if not session.is_closed]
 
 
 def home_of(poison: Poison, session: EngineSession) -> EngineSession:
-    """The session whose instruction failed: where poison was met, or another one from which it came by `to_mesh`."""
+    """The session whose instruction failed: where poison was met, or the one from which `to_mesh` brought it."""
     for known in (session, *all_sessions()):
         if any(each.number == poison.instruction_stream for each in list(known.instruction_streams.values())):
             return known
@@ -418,7 +419,7 @@ def shutdown(*, timeout: float = 10.0) -> None:
     """
     sessions = all_sessions()
     if len(sessions) > 1:
-        # All of them first: the workers of one session may still have to take what those of another one have sent.
+        # All of them first: the workers of one session may still have to receive from workers of another.
         for session in sessions:
             with contextlib.suppress(ControlError, EngineClosedError, TimeoutError), unheard():
                 session.synchronize(timeout)
@@ -431,5 +432,5 @@ def shutdown(*, timeout: float = 10.0) -> None:
 
 @functools.cache
 def _register_exit() -> None:
-    """Have `shutdown` run at the end of the script: before that of control, which was registered earlier."""
+    """Run `shutdown` at the end of the script: before that of `control`, which was registered earlier."""
     atexit.register(shutdown)

@@ -1,16 +1,16 @@
-"""torch's `fully_shard` in a script: parameters cut up over processes of a mesh, and whole while they are used.
+"""torch's `fully_shard` in a script: parameters are sharded over processes of a mesh, and whole while they are used.
 
-Each module that is given to it is one group. Its parameters are DTensors of which each rank has a part. While the
-module runs, plain tensors that are whole stand in their place: the parts of all ranks are put together in one exchange
-before, and gradients are averaged and cut up in one when backward is through with the group. In between the whole
-tensors are not kept: what autograd saved of them is noted, and they are put together again when backward reaches the
-outputs of the module. The exchanges are the engine's, as those of `device_meshes`.
+Each module that is passed to it is one group. Its parameters are DTensors, of which each rank has a part. While the
+module runs, whole plain tensors replace them: one all-gather before it assembles the parts of all ranks, and one
+reduce-scatter averages and shards the gradients when backward is done with the group. In between the whole tensors are
+not kept: what autograd saved of them is recorded, and they are gathered again when backward reaches the outputs of the
+module. The exchanges are the engine's, like those of `device_meshes`.
 
     parts (DTensor) -- _Unshard --> whole tensors -- forward --> outputs
     their gradients <-- average, cut up -- gradients of the whole <-- backward
 
-`fully_shard` of torch is asked for by its name in programs that know nothing of this, also before Skipper is imported.
-So it is the code of that very function that leads here where the device mesh is of processes of the script.
+Programs that do not know this module import torch's `fully_shard` by name, perhaps before Skipper. So the code of that
+function itself is changed to call this module if the device mesh consists of processes of the script.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _WITHOUT_EFFECT = (
     "set_separate_reduce_scatter_group",
     "set_unshard_in_backward",
 )
-"""Methods that say when to communicate, and change no result: here it is always as soon as there is something."""
+"""Methods that say when to communicate, and change no result: here communication always begins as soon as possible."""
 
 _is_inside = contextvars.ContextVar("_is_inside", default=False)
-"""Whether a module that is sharded is running."""
+"""Whether a sharded module is running."""
 
 
 def offer() -> None:
-    """Have `fully_shard` lead here: at once where torch's FSDP is imported, else with the first device mesh."""
+    """Redirect `fully_shard` to this module: at once if torch's FSDP is imported, else with the first device mesh."""
     if _FSDP in sys.modules:
         _wrap()
     elif _wrap not in on_first_use:
@@ -107,13 +107,13 @@ def _fully_shard(
 
 
 def _sharded_class(of_torch: type) -> Callable[[type], type]:
-    """What makes the class of a module that is sharded: one of torch's, too, with the same methods."""
+    """A function that makes the class of a sharded module: a subclass of torch's, with the same methods."""
 
     class MeshFSDPModule(of_torch):  # type: ignore[misc]
         """A module of tensors of a mesh whose parameters are sharded: see `sharded_modules`."""
 
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-            return cls.__mro__[3](*args, **kwargs)  # a slice of a container is an ordinary one
+            return cls.__mro__[3](*args, **kwargs)  # a slice of a container is an ordinary container
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             group: ShardedGroup = self.__dict__[GROUP]
@@ -152,13 +152,13 @@ def _sharded_class(of_torch: type) -> Callable[[type], type]:
             self.__dict__[GROUP].options.divide_by = factor
 
     def refuse(self: Any) -> NoReturn:
-        """The other methods begin with this one: they ask for what torch keeps for a module."""
+        """Raise: the other methods first ask for the state that torch keeps for a module, by this one."""
         raise MisuseError("modules whose tensors are on a mesh of processes do not support this method of FSDP")
 
     setattr(MeshFSDPModule, "_get_fsdp_state", refuse)  # noqa: B010
 
     def without_effect(self: Any, *args: Any, **kwargs: Any) -> None:
-        """It changes no result."""
+        """Do nothing: it would change no result."""
 
     for name in _WITHOUT_EFFECT:
         if hasattr(of_torch, name):

@@ -1,4 +1,4 @@
-"""Parameters that are cut up over the ranks of a mesh, and put together where they are used: see `sharded_modules`."""
+"""Parameters that are sharded over the ranks of a mesh, and gathered for their use: see `sharded_modules`."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ GROUP = "_skipper_group"
 
 @dataclass(frozen=True, slots=True)
 class ShardingLayout:
-    """Where the parameters of a group go.
+    """The layout of the parameters of a group.
 
     Attributes:
-        mesh: of one dim, along which they are cut up, or of two, of which the first has copies.
+        mesh: of one dim, along which they are sharded, or of two, with copies along the first.
         procs: its processes.
-        shard_axes: along which axes they are cut up.
-        copy_axes: along which axes there are copies.
+        shard_axes: the axes along which they are sharded.
+        copy_axes: the axes along which there are copies.
     """
 
     mesh: DeviceMesh
@@ -45,7 +45,7 @@ class ShardingLayout:
 
     @staticmethod
     def of(mesh: DeviceMesh) -> ShardingLayout:
-        """That along a device mesh.
+        """The layout along a device mesh.
 
         Raises:
             MisuseError: it has more than two dims.
@@ -57,20 +57,20 @@ class ShardingLayout:
 
     @property
     def count(self) -> int:
-        """Of shards."""
+        """The number of shards."""
         return self.mesh.size(self.mesh.ndim - 1)
 
 
 @dataclass(slots=True)
 class ShardingOptions:
-    """What `fully_shard` was asked for.
+    """The options of a call of `fully_shard`.
 
     Attributes:
-        reshards: whether whole tensors are let go after forward; None: but in the outermost module.
-        placement: gives the `Shard` of a parameter, or None for the usual one.
-        policy: of mixed precision.
-        ignored: parameters that stay as they are.
-        divide_by: gradients are their sum by this, and not the average.
+        reshards: whether whole tensors are freed after forward; None: except in the outermost module.
+        placement: returns the `Shard` of a parameter, or None for the usual one.
+        policy: the policy for mixed precision.
+        ignored: parameters that are not sharded.
+        divide_by: gradients are their sum divided by this, and not the average.
     """
 
     reshards: bool | None
@@ -81,10 +81,10 @@ class ShardingOptions:
 
     @staticmethod
     def of(options: dict[str, Any]) -> ShardingOptions:
-        """The keyword arguments of `fully_shard`.
+        """Read the keyword arguments of `fully_shard`.
 
         Raises:
-            MisuseError: one of them is not for tensors of a mesh.
+            MisuseError: one of them is not supported for tensors of a mesh.
         """
         given = {name: value for name, value in options.items() if value is not None}
         reshards = given.pop("reshard_after_forward", None)
@@ -103,11 +103,11 @@ class ShardedParameter:
     """A parameter of a group.
 
     Attributes:
-        slots: the modules and names that have it; several where it is tied.
+        slots: the modules and names that have it; several if it is tied.
         parameter: the DTensor.
-        dim: along which it is cut up, or None where all ranks have it whole.
-        local_shape: of what each rank has.
-        model_parallel: the device mesh, placements, shape and strides of the DTensor that it was before, or None.
+        dim: the dim along which it is sharded, or None if all ranks have it whole.
+        local_shape: the shape of each rank's part.
+        model_parallel: the device mesh, placements, shape and strides of its earlier DTensor, or None.
     """
 
     def __init__(self, slots: list[tuple[torch.nn.Module, str]], group: ShardedGroup) -> None:
@@ -141,25 +141,25 @@ class ShardedParameter:
         self.parameter = torch.nn.Parameter(made, original.requires_grad)
 
     def fill(self, tensor: Any) -> None:
-        """Have it stand where the modules look for it."""
+        """Put a tensor where the modules look for the parameter."""
         for module, name in self.slots:
             module._parameters[name] = tensor
 
     @property
     def local(self) -> torch.Tensor:
-        """What each rank has of it; its gradient becomes a part of the DTensor's."""
+        """Each rank's part of it, whose gradient becomes a part of the DTensor's."""
         local: torch.Tensor = cast(Any, self.parameter).to_local()
         return local
 
     def whole_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The whole, as the module knows it."""
+        """The whole tensor, in the module's form."""
         if self.model_parallel is None:
             return tensor
         return _dtensor(tensor, *self.model_parallel)
 
 
 class ShardedGroup:
-    """The parameters of the modules that are given to one call, and whether they are whole just now."""
+    """The parameters of the modules of one call, and whether they are whole at the moment."""
 
     def __init__(self, modules: Sequence[torch.nn.Module], layout: ShardingLayout, options: ShardingOptions) -> None:
         self.layout = layout
@@ -168,9 +168,9 @@ class ShardedGroup:
         self._entered = 0
         self._is_outermost: bool | None = None
         self._kept: list[torch.Tensor] | None = None
-        """The whole tensors, where they are still there for backward, or there again; none that autograd follows."""
+        """The whole tensors, if they are still kept for backward, or gathered again; none with autograd history."""
         self._saved: dict[int, int] = {}
-        """By the storage of a whole tensor of the forward pass that runs, its number."""
+        """The numbers of the whole tensors of the running forward pass, by their storage."""
         slots: dict[int, list[tuple[torch.nn.Module, str]]] = {}
         owned = {id(each) for each in options.ignored}
         for module in modules:
@@ -192,29 +192,29 @@ class ShardedGroup:
         self.reshard()
 
     def reshard(self) -> None:
-        """Let the modules have the parts, and forget the whole."""
+        """Give the modules the parts, and forget the whole tensors."""
         for part in self.parts:
             part.fill(part.parameter)
         self._kept = None
         self._saved = {}
 
     def unshard(self) -> None:
-        """Let the modules have the whole tensors, as leaves that backward does not fill."""
+        """Give the modules the whole tensors, as leaves that backward does not fill."""
         kept = self._for_backward()
         for part, tensor in zip(self.parts, kept, strict=True):
-            # Where a checkpoint computes again, autograd has to save as much as before.
+            # When a checkpoint recomputes, autograd must save as much as before.
             part.fill(part.whole_of(tensor.detach().requires_grad_(part.parameter.requires_grad)))
 
     @contextmanager
     def running(self, is_outermost: bool) -> Iterator[None]:
-        """A module of it runs in here, with whole parameters that autograd follows."""
+        """Run a module of the group in this context, with whole parameters that autograd tracks."""
         if self._entered or not self.parts:
             yield
             return
         whole = self._gather()
         for part, tensor in zip(self.parts, whole, strict=True):
             part.fill(part.whole_of(tensor))
-        if self._is_outermost is None:  # once: a checkpoint that computes again does so without what is around it
+        if self._is_outermost is None:  # once: a checkpoint that recomputes does so without the outer modules
             self._is_outermost = is_outermost
         reshards = not self._is_outermost if self.options.reshards is None else self.options.reshards
         kept = [tensor.detach() for tensor in whole] if torch.is_grad_enabled() and not reshards else None
@@ -229,7 +229,7 @@ class ShardedGroup:
             self._kept = kept
 
     def _noting(self) -> AbstractContextManager[None]:
-        """Have autograd note whole tensors, and views of them, rather than keep them."""
+        """Make autograd record whole tensors, and views of them, instead of keeping them."""
         outer: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
         saved = self._saved
 
@@ -249,7 +249,7 @@ class ShardedGroup:
         return torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed())
 
     def _again(self, at: int, shape: torch.Size, stride: tuple[int, ...], offset: Any) -> torch.Tensor:
-        """A whole tensor, or a view of it, for backward."""
+        """A whole tensor, or a view of it, gathered again for backward."""
         whole = self._for_backward()[at]
         if (whole.shape, whole.stride(), whole.storage_offset()) == (shape, stride, offset):
             return whole
@@ -267,7 +267,7 @@ class ShardedGroup:
             return list(_Unshard.apply(self, *(part.local for part in self.parts)))  # type: ignore[no-untyped-call]
 
     def begin_backward(self) -> None:
-        """Backward has come to an output."""
+        """Note that backward has reached an output."""
         self.unshard()
         # Frozen parameters may be needed after the gradients of the others.
         torch.autograd.Variable._execution_engine.queue_callback(self.reshard)
@@ -287,7 +287,7 @@ def _dtensor(
 
 
 def _unchanged(tensor: torch.Tensor, version: int) -> torch.Tensor:
-    """What autograd has saved. It looks for changes by itself only where nobody notes what it saves."""
+    """Check what autograd has saved for changes: with hooks on saved tensors, it does not check by itself."""
     now = version_of(tensor)
     if now != version:
         raise RuntimeError(
@@ -298,7 +298,7 @@ def _unchanged(tensor: torch.Tensor, version: int) -> torch.Tensor:
 
 
 def _dim(shape: torch.Size, count: int, wanted: Any) -> int | None:
-    """Along which dim a parameter is cut: the first that can be cut evenly, unless one is wanted."""
+    """The dim along which a parameter is sharded: the first that can be cut evenly, unless one is requested."""
     if wanted is not None:
         if not hasattr(wanted, "dim"):
             raise MisuseError(f"shard_placement_fn gives a Shard or None, for tensors of a mesh; not {wanted!r}")
@@ -316,12 +316,12 @@ def _gathered(group: ShardedGroup, parts: Sequence[torch.Tensor]) -> list[torch.
         for at, piece in zip(numbers, _cut(stacked, [cast_[at].numel() for at in numbers]), strict=True):
             dim = cast(int, group.parts[at].dim)
             whole[at] = end_to_end(piece.reshape(layout.count, *cast_[at].shape), dim)
-    # Autograd tells them by their storage, and modules must not change the parts.
+    # Autograd distinguishes them by their storage, and modules must not change the parts.
     return [tensor.clone() if _shares(tensor, part) else tensor for tensor, part in zip(whole, parts, strict=True)]
 
 
 def _cut(rows: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
-    """The second dim in pieces."""
+    """Cut the second dim into pieces."""
     ends = list(accumulate(sizes))
     return [rows[:, end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
@@ -331,7 +331,7 @@ def _shares(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _by_dtype(tensors: Sequence[torch.Tensor | None], numbers: Sequence[int]) -> list[list[int]]:
-    """These numbers, those of tensors of one dtype together."""
+    """These numbers, grouped by the dtype of their tensors."""
     together: dict[torch.dtype, list[int]] = {}
     for at in numbers:
         tensor = tensors[at]

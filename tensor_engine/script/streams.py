@@ -1,4 +1,4 @@
-"""Streams: sequences of operations that run beside each other on the workers, and lend each other tensors."""
+"""Streams: sequences of operations that run concurrently on the workers, and lend each other tensors."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class _Main(Stream):
 
 
 main = _Main()
-"""The stream that is active where no other one is."""
+"""The stream that is active if no other one is."""
 
 
 def stream_of(key: StreamKey) -> Stream:

@@ -1,4 +1,4 @@
-"""`Tensor`: a tensor whose shards lie on the workers; the script holds only what is known of it."""
+"""`Tensor`: a tensor whose shards are on the workers; the script has only its metadata."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from skipper.tensor_engine.script.streams import Stream, stream_of
 from skipper.tensor_engine.script.value import Value
 
 left_to_their_class: set[type] = set()
-"""Classes that do operations in their own way, with tensors of a mesh inside: torch's `DTensor`, once it is in use."""
+"""Classes that run operations in their own way, with tensors of a mesh inside: torch's `DTensor`, once it is in use."""
 
 
 class Tensor(torch.Tensor):
@@ -61,7 +61,7 @@ class Tensor(torch.Tensor):
         raise TypeError("a tensor of a mesh is made by torch's functions under `with mesh.activate():`")
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]  # torch's own annotation is that of a plain function
+    def __torch_dispatch__(  # type: ignore[override]  # torch annotates it as a plain function
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Issue an operation."""
@@ -183,7 +183,7 @@ class Tensor(torch.Tensor):
 
 
 def keep_the_compiler_out(function: Callable[..., Any]) -> None:
-    """Have `torch.compile` leave a function alone, and all that it calls: it follows the Python of what it compiles."""
+    """Make `torch.compile` skip a function and all that it calls: it traces the Python code of what it compiles."""
     leave = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
     frames.set_code_exec_strategy(function.__code__, leave)
 
@@ -228,18 +228,18 @@ def refuse_mixture(what: str, first: Value, other: Value) -> NoReturn:
 
 
 def two_meshes(first: Value, other: Value) -> str:
-    """Name the meshes of two values, which may be called alike."""
+    """Name the meshes of two values, which may have the same name."""
     one, two = repr(first.mesh), repr(other.mesh)
     return f"two meshes that are both called {one}" if one == two else f"{one} and {two}"
 
 
 def local_of(tensor: object) -> object:
-    """Of a `DTensor` what each rank has; else the tensor itself."""
+    """The local tensor of a `DTensor`; else the tensor itself."""
     return getattr(tensor, "_local_tensor", tensor) if type(tensor) in left_to_their_class else tensor
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """How often it has been changed, as autograd counts."""
+    """How often it has been changed, as counted by autograd."""
     return tensor._version
 
 
@@ -247,7 +247,7 @@ def value_of(tensor: object) -> Value:
     """The value behind a tensor of a mesh, which may be used.
 
     Raises:
-        LocalTensorError: this is no tensor of a mesh.
+        LocalTensorError: this is not a tensor of a mesh.
         DroppedTensorError: it has been dropped.
         BorrowedTensorError: it is lent, or was borrowed and given back.
     """

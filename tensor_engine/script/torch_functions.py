@@ -1,7 +1,7 @@
-"""Functions of torch that no dispatch sees: they work on generators, storages and processes rather than on tensors.
+"""Functions of torch that are not dispatched: they work on generators, storages and processes and not on tensors.
 
-With the first mesh that is activated they are wrapped, each under its own name. Where none is active they do what torch
-has them do.
+They are wrapped when the first mesh is activated, each under its own name. Without an active mesh they do what torch
+does.
 
 - Seeds and states of generators are those of the workers, too: `torch.manual_seed` seeds each worker as it would seed
   a rank of an SPMD program; what keeps a state and puts it back, as `torch.utils.checkpoint` does, keeps each one's.
@@ -43,7 +43,7 @@ _is_wrapped = False
 
 
 def wrap() -> None:
-    """Wrap them, unless that has been done."""
+    """Wrap them, unless that was done before."""
     global _is_wrapped
     with _wrapping:
         if _is_wrapped:
@@ -65,7 +65,7 @@ def wrap() -> None:
             setattr(Tensor, name, _instead(getattr(torch.Tensor, name), made))
         Tensor.index_fill_ = _instead(torch.Tensor.index_fill_, _index_fill_)  # type: ignore[method-assign]
         torch.compile = _instead(torch.compile, _compile)
-        # A backward runs where its tensors are, whichever mesh is active: torch.autograd has the function by its name.
+        # A backward runs where its tensors are, whichever mesh is active: torch.autograd has the function by name.
         for module in (graph, autograd):
             module._engine_run_backward = _instead(module._engine_run_backward, _backward)  # type: ignore[attr-defined]
         torch.matmul = _instead(torch.matmul, _into_out)
@@ -73,7 +73,7 @@ def wrap() -> None:
         linalg.matrix_rank = _instead(linalg.matrix_rank, _into_out)
         for owner, name in ((data.DataLoader, "__iter__"), (data._BaseDataLoaderIter, "__next__")):
             setattr(owner, name, _loading(getattr(owner, name)))
-        for name in ("__init__", "_next_index"):  # the seed of an epoch, and what a sampler draws
+        for name in ("__init__", "_next_index"):  # for the seed of an epoch, and a sampler's random numbers
             setattr(data._BaseDataLoaderIter, name, _drawing(getattr(data._BaseDataLoaderIter, name)))
         torch.Tensor.__deepcopy__ = _instead(torch.Tensor.__deepcopy__, _deepcopy)  # type: ignore[method-assign]
         torch._utils._rebuild_tensor = activation.in_the_script(torch._utils._rebuild_tensor)
@@ -92,7 +92,7 @@ def _instead(of_torch: Callable[..., Any], made: Callable[..., Any]) -> Callable
 
 
 def _deepcopy(of_torch: Callable[..., Any], tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
-    """A tensor of the script stays there: torch makes the copy from its storage, which would be of the active mesh."""
+    """Copy a tensor of the script in the script: torch copies its storage, which would be on the active mesh."""
     if type(tensor) is not torch.Tensor:
         return of_torch(tensor, memo)
     with activation.no_mesh():
@@ -100,7 +100,7 @@ def _deepcopy(of_torch: Callable[..., Any], tensor: torch.Tensor, memo: dict[int
 
 
 class _Loading(threading.local):
-    """The mesh that is active where this thread asks a `DataLoader`, which works as if none were."""
+    """The active mesh when this thread uses a `DataLoader`, which works as if none were active."""
 
     def __init__(self) -> None:
         self.mesh: ProcMesh | None = None
@@ -110,7 +110,7 @@ _loading_here = _Loading()
 
 
 def _loading(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Run in the script what a `DataLoader` does, except for what it draws."""
+    """Run a `DataLoader` in the script, except for its random numbers."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -128,7 +128,7 @@ def _loading(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _drawing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a part of a `DataLoader` draw from the workers' generators; it starts no processes, which would, too."""
+    """Make a part of a `DataLoader` draw from the workers' generators; it starts no processes, which would draw."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -142,7 +142,7 @@ def _drawing(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _DrawnByWorkers(activation.DispatchMode):
-    """Has all workers draw what would be drawn from the script's default generator, and takes the first one's."""
+    """Makes all workers draw instead of the script's default generator, and takes the first worker's numbers."""
 
     def __init__(self, mesh: ProcMesh) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -191,7 +191,7 @@ def _set_rng_state(of_torch: Callable[..., Any], new_state: torch.Tensor) -> Non
 
 
 def _is_dispatch_off() -> bool:
-    """Whether torch's own code works beside all modes just now: what it makes is of the script."""
+    """Whether torch's own code bypasses all modes at the moment: then it makes tensors of the script."""
     return bool(torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python))
 
 
@@ -215,7 +215,7 @@ def _backward(of_torch: Callable[..., Any], t_outputs: Any, *args: Any, **kwargs
 
 
 def _compile(of_torch: Callable[..., Any], model: Any = None, **kwargs: Any) -> Any:
-    """As torch has it; but `flex_attention` compiles a function of its own, which cannot be done with our tensors."""
+    """Like torch; but `flex_attention` compiles a function of its own, which is impossible with tensors of a mesh."""
     compiled = of_torch(model, **kwargs)
     if getattr(model, "__module__", None) != "torch.nn.attention.flex_attention":
         return compiled
@@ -230,9 +230,9 @@ def _compile(of_torch: Callable[..., Any], model: Any = None, **kwargs: Any) -> 
 
 
 def _dispatch_higher_order(of_torch: Callable[..., Any], operator: Any, key: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Hand an operation that takes functions to a mode of ours, as later versions of torch do by themselves.
+    """Pass an operation that takes functions to the engine's mode, as later versions of torch do by themselves.
 
-    Torch 2.8 wants a rule for each pair of an operation and a mode, and new operations come with each import.
+    Torch 2.8 needs a rule for each pair of an operation and a mode, and each import can add operations.
     """
     if key == torch._C.DispatchKey.Python and isinstance(_get_current_dispatch_mode(), activation.DispatchMode):
         with _pop_mode_temporarily() as mode:
@@ -256,7 +256,7 @@ def _repeat_interleave(
     *,
     output_size: int | None = None,
 ) -> Any:
-    """Where the repeats are of a mesh, their sum is fetched; ranks on which it is another one fail."""
+    """If the repeats are a tensor of a mesh, their sum is fetched; ranks with another sum fail."""
     if repeats is None:
         if isinstance(input, Tensor) and output_size is None:
             output_size = int(input.sum().item())
@@ -268,7 +268,7 @@ def _repeat_interleave(
 
 
 def _combinations(of_torch: Callable[..., Any], input: torch.Tensor, r: int = 2, with_replacement: bool = False) -> Any:
-    """The indices do not depend on the values: they are made in the script."""
+    """Make the indices in the script: they do not depend on the values."""
     if not isinstance(input, Tensor) or input.dim() != 1 or r < 1:
         return of_torch(input, r, with_replacement)
     with activation.no_mesh():
@@ -287,7 +287,7 @@ def _ctc_loss(
     reduction: int = 1,
     zero_infinity: bool = False,
 ) -> Any:
-    """Lengths of a mesh are fetched; ranks with others fail. The mean is taken here: torch's reads memory."""
+    """Fetch lengths that are tensors of a mesh; ranks with others fail. The mean is taken here: torch reads memory."""
     if not isinstance(log_probs, Tensor):
         return of_torch(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity)
     read: list[list[int]] = []
@@ -306,13 +306,13 @@ def _ctc_loss(
 
 
 _NONE, _MEAN = 0, 1
-"""Of reductions, as `torch.nn.functional` hands them on."""
+"""Reductions, as `torch.nn.functional` passes them on."""
 
 _where_it_is = remote(agreement.where_it_is, propagate=lambda tensor, *_: torch.empty_like(tensor))
 
 
 def _index_fill(of_torch: Callable[..., Any], input: torch.Tensor, dim: int, index: Any, value: Any) -> Any:
-    """The gradient of torch for a value that is a tensor wants to know which indices there are."""
+    """Replace torch's version: its gradient for a tensor value needs to know the indices."""
     if not (isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled() and not value.dim()):
         return of_torch(input, dim, index, value)
     shape = [1] * input.dim()
@@ -329,9 +329,9 @@ def _index_fill_(of_torch: Callable[..., Any], input: torch.Tensor, dim: int, in
 
 
 def _into_out(of_torch: Callable[..., Any], *args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> Any:
-    """For functions of torch that leave ``out`` as it was, where their arguments are of a class of ours.
+    """For functions of torch that leave ``out`` unchanged if their arguments are of a subclass.
 
-    `nanmean` of torch 2.8 even works on the memory of its arguments, which tensors of a mesh do not have here.
+    `nanmean` of torch 2.8 even uses the memory of its arguments, which tensors of a mesh do not have here.
     """
     if out is None or not any(isinstance(each, Tensor) for each in (out, *args, *kwargs.values())):
         return of_torch(*args, out=out, **kwargs)
@@ -340,7 +340,7 @@ def _into_out(of_torch: Callable[..., Any], *args: Any, out: torch.Tensor | None
 
 
 class _Forks(threading.local):
-    """For each `fork_rng` that this thread is in, the states of the meshes that have got others within it."""
+    """For each `fork_rng` of this thread, the saved states of the meshes whose states were changed within it."""
 
     def __init__(self) -> None:
         self.kept: list[dict[ProcMesh, torch.Tensor]] = []
@@ -352,7 +352,7 @@ _forks = _Forks()
 @contextlib.contextmanager
 def _fork_rng(of_torch: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[None]:
     with of_torch(*args, **kwargs):
-        _forks.kept.append({})  # where no mesh is active, as in a backward, torch's own keeps the script's state alone
+        _forks.kept.append({})  # without an active mesh, as in a backward, torch keeps only the script's state
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""From what a trace has noted to a `Traced`: what goes in, what comes out, what stays, and the workers' programs."""
+"""Turns a recorded trace into a `Traced`: its inputs, its outputs, what it leaves behind, and the workers' programs."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from skipper.tensor_engine.shared.program import GET_BACK, GIVE_BACK, LEND, TAKE
 from skipper.tensor_engine.worker.calls import FunctionCall
 
 Before = dict[int, tuple[Tensor, torch.Tensor | None]]
-"""Tensors that may get a gradient, and the one that they had before the call, by the identity of the tensor."""
+"""Tensors that may get a gradient, and their gradient before the call, by the identity of the tensor."""
 
 _AWAITED = {TAKE: LEND, GET_BACK: GIVE_BACK}
-"""The parts of a borrow that wait for another stream, and for which part of the same borrow each waits."""
+"""The parts of a borrow that wait for another stream, and the part of the same borrow that each waits for."""
 
 _PARTS_OF_BORROWS = frozenset({*_AWAITED, *_AWAITED.values()})
 
@@ -54,17 +54,17 @@ def compile_trace(
     surroundings: TraceSurroundings,
     backend: str | None = None,
 ) -> tuple[Traced, Any]:
-    """Make of a recorded call what replays it.
+    """Make the replay of a recorded call.
 
-    A tensor that is still alive although nothing here holds it is one that the call has left behind. So no step may
-    keep what another one has looked at: ``result``, which holds what came out, and ``before``, the gradients before the
-    call, are emptied on the way. ``tensors`` went in; ``backend`` is one of `torch.compile`, for the workers.
+    A tensor that is still alive although nothing here holds it was left behind by the call. So no step may keep tensors
+    of another one: ``result``, which holds the results, and ``before``, the gradients before the call, are emptied on
+    the way. ``tensors`` are the inputs; ``backend`` is one of `torch.compile`, for the workers.
 
     Returns:
-        What replays it, and the result of the call.
+        The replay, and the result of the call.
 
     Raises:
-        CompileError: it cannot be replayed.
+        CompileError: the call cannot be replayed.
     """
     _require_unchanged(recorder)
     given = tuple(tensor.remote_value.ref for tensor in tensors)
@@ -118,10 +118,10 @@ def _require_alive(recorder: TraceRecorder) -> None:
 def _read_gradients(
     recorder: TraceRecorder, tensors: Sequence[Tensor], before: Before
 ) -> tuple[Gradients, list[tuple[int, Tensor]]]:
-    """What gradients there have to be before a replay, and what there are after it.
+    """The required gradients before a replay, and the gradients after it.
 
     Returns:
-        These, without those of the arguments; and the arguments that have got another gradient, with their numbers.
+        These, without those of the arguments; and the arguments with a new gradient, with their numbers.
     """
     inputs = {id(tensor) for tensor in tensors}
     outside = [
@@ -149,10 +149,10 @@ def _read_gradients(
 
 
 class _ResultReading:
-    """Takes apart what a call has returned.
+    """Takes the result of a call apart.
 
     Attributes:
-        made: the tensors in it that each replay makes anew, gradients of arguments among them.
+        made: the tensors in it that each replay makes again, including gradients of arguments.
     """
 
     def __init__(self, recorder: TraceRecorder, tensors: Sequence[Tensor], given: Sequence[int]) -> None:
@@ -169,7 +169,7 @@ class _ResultReading:
         self._given = {ref: index for index, ref in enumerate(given)}
 
     def take_gradients(self, new_on_arguments: list[tuple[int, Tensor]], gradients: Gradients) -> None:
-        """Take the new gradients from the arguments, as results: then only those held elsewhere stay alive."""
+        """Take the new gradients from the arguments, as results: then only gradients held elsewhere stay alive."""
         for index, tensor in new_on_arguments:
             grad = tensor.grad
             gradients.left_on_arguments.append((index, self._note(grad) if isinstance(grad, Tensor) else None))
@@ -177,16 +177,16 @@ class _ResultReading:
             tensor.grad = None
 
     def take_values(self) -> list[Value]:
-        """The values of the tensors that are made anew; this object holds none of the tensors any more."""
+        """The values of the tensors that are made again; this object then holds none of the tensors."""
         values = [tensor.remote_value for tensor in self._found]
         self._found.clear()
         return values
 
     def read(self, item: Any) -> tuple[int, Any]:
-        """How an item of the result is put together, for `put_together`.
+        """How an item of the result is assembled, for `put_together`.
 
         Raises:
-            CompileError: there is a tensor of the script in it.
+            CompileError: it contains a tensor of the script.
         """
         if isinstance(item, Tensor):
             if id(item) in self._arguments:
@@ -218,19 +218,19 @@ def _find_kept(recorder: TraceRecorder, results: list[Value]) -> tuple[list[Valu
     """The values that the call has left behind somewhere.
 
     Args:
-        recorder: what the call has noted.
-        results: the values of the results, which only this list may hold; it is emptied.
+        recorder: the recorder of the call.
+        results: the values of the results; only this list may hold them; it is emptied.
 
     Returns:
-        These values, and those of the results by number, whether they are left behind or not.
+        These values, and the values of the results by number, left behind or not.
     """
     fields = [
         (value.ref, value.meta, value.instruction_stream, value.mesh, value.storage, _let_go(value))
-        for value in {value.ref: value for value in results}.values()  # several tensors may stand for one
+        for value in {value.ref: value for value in results}.values()  # several tensors may have the same value
         if value.ref in recorder.made
     ]
     results.clear()
-    gc.collect(0)  # all that the call has made is young: it ran with the collector off
+    gc.collect(0)  # all objects of the call are young: it ran with the collector off
     alive = [value for known in recorder.made.values() if (value := known()) is not None]
     kept = {value.ref: value for value in alive if value.barred is None and value.storage.barred is None}
     made: dict[int, Value] = {}
@@ -242,7 +242,7 @@ def _find_kept(recorder: TraceRecorder, results: list[Value]) -> tuple[list[Valu
 
 
 def _let_go(value: Value) -> deque[int]:
-    """Keep the workers from freeing a value when this object ends; where its number would have gone."""
+    """Keep the workers from freeing a value when this object ends; returns the queue for its number."""
     freed, value.freed = value.freed, deque()
     return freed
 
@@ -250,10 +250,10 @@ def _let_go(value: Value) -> deque[int]:
 def _find_changed(
     recorder: TraceRecorder, tensors: Sequence[Tensor], given: Sequence[int]
 ) -> tuple[list[Tensor], list[int]]:
-    """What is changed in place, views of it included: it must not be lent, and autograd has to learn of it.
+    """What is changed in place, including views of it: it must not be lent, and autograd must learn of the change.
 
     Returns:
-        The tensors that the function finds outside, and the numbers of the arguments.
+        The captured tensors, and the numbers of the arguments.
     """
     changed = {
         id(storage)
@@ -288,7 +288,7 @@ def _cut(
     """Make the programs.
 
     Returns:
-        What goes to the workers; and the values that go from one program to a later one, and whose they are.
+        The parts for the workers; and the values that pass from one program to a later one, with their owners.
     """
     segments = _segments_of(bundled(recorder.instructions, recorder.storages))
     results = {each.slot for each in result.made if each.argument is None and each.barred is None}
@@ -325,7 +325,7 @@ class _Segment:
     """Instructions of a trace that go to one instruction stream in one message.
 
     Attributes:
-        instruction_stream: to which they go.
+        instruction_stream: the stream of the instructions.
         instructions: in their order.
     """
 
@@ -342,10 +342,10 @@ class _Segment:
         borrows: Mapping[int, int],
         backend: str | None = None,
     ) -> CompiledProgram:
-        """What the workers of the instruction stream are told.
+        """The program for the workers of the instruction stream.
 
-        Each replay brings ``given`` values anew, ``wanted`` ones are needed elsewhere in a replay or after it, and
-        ``kept`` ones stay under the number that they have in the trace. ``borrows`` numbers the borrows of the trace.
+        Each replay brings new ``given`` values, ``wanted`` ones are needed elsewhere in a replay or after it, and
+        ``kept`` ones keep their number from the trace. ``borrows`` numbers the borrows of the trace.
         """
         sites: dict[int, int] = {}
         descriptions: list[tuple[Form, Any]] = []
@@ -389,8 +389,8 @@ def _part_of_borrow(each: Noted) -> str | None:
 def _segments_of(instructions: Sequence[Noted]) -> list[_Segment]:
     """Cut a trace into few segments, which keep the order of the instructions of each stream on every worker.
 
-    What waits for another stream comes in a later segment than what it waits for. So each segment waits for earlier
-    ones alone, and when these have been sent, nothing can hold it up.
+    An instruction that waits for another stream is in a later segment than what it waits for. So each segment waits
+    only for earlier ones, and once these are sent, nothing can block it.
     """
     segments: list[_Segment] = []
     places: dict[tuple[str, int], int] = {}
@@ -408,9 +408,9 @@ def _segments_of(instructions: Sequence[Noted]) -> list[_Segment]:
 
 
 def _place(segments: Sequence[_Segment], instruction_stream: InstructionStream, first: int) -> int | None:
-    """The segment, from ``first`` on, to which the next instruction may be added.
+    """The segment, from ``first`` on, that may take the next instruction.
 
-    No later one may be of the same stream on the same workers. Other streams run beside it.
+    No later segment may be of the same stream on the same workers. Other streams run concurrently.
     """
     for place in range(len(segments) - 1, first - 1, -1):
         other = segments[place].instruction_stream

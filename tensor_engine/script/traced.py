@@ -1,4 +1,4 @@
-"""`Traced`: a compiled call, the script's part: what it takes for granted, its replay, and what that returns."""
+"""`Traced`: the script's part of a compiled call: what it assumes, its replay, and the replay's result."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ AS_IT_IS, ARGUMENT, MADE, SEQUENCE, NAMED, MAPPING = range(6)
 """Kinds of results: anything, an argument, a new tensor, and collections of results."""
 
 _first_borrows = itertools.count(1 << 50, 1 << 20)
-"""The number of the first borrow of each replay; those of borrows that are not replayed begin at 1 << 40."""
+"""The number of the first borrow of each replay; other borrows have numbers from 1 << 40 on."""
 
 
 class Made:
-    """A tensor that each replay makes anew.
+    """A tensor that each replay makes again.
 
     Attributes:
         slot: its number in the trace.
-        argument: the number of the input that it is another tensor of the script for, or None.
+        argument: the number of the input whose value it has, as another tensor of the script, or None.
         sealed: whether it is made by `seal`.
         barred: why it cannot be used, if it was borrowed, and the function has given it back; else None.
     """
@@ -48,16 +48,16 @@ class Made:
         self.argument = argument
         self.sealed = sealed
         self.barred = value.storage.barred if isinstance(storage, int) and storage < 0 else None
-        self.storage = storage  # the number of an input, below zero for one of its own; or that of a captured tensor
+        self.storage = storage  # the number of an input, or of a captured tensor; below zero for a storage of its own
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """How the result of a replay is put together.
+    """How the result of a replay is assembled.
 
     Attributes:
         template: its kind and parts, for `put_together`.
-        made: the tensors that each replay makes anew, in the order in which the template numbers them.
+        made: the tensors that each replay makes again, in the template's order.
     """
 
     template: tuple[int, Any]
@@ -65,7 +65,7 @@ class ReplayResult:
 
 
 def put_together(template: tuple[int, Any], made: Sequence[Tensor], tensors: Sequence[Tensor]) -> Any:
-    """The result of a replay, of new tensors and of arguments."""
+    """The result of a replay, assembled from new tensors and arguments."""
     kind, what = template
     if kind == MADE:
         return made[what]
@@ -80,7 +80,7 @@ def put_together(template: tuple[int, Any], made: Sequence[Tensor], tensors: Seq
 
 
 class _Sealed(torch.autograd.Function):
-    """Makes tensors that require a gradient, and raise an error with the reason when it is asked for."""
+    """Makes tensors that require a gradient, and raise an error with the reason when it is computed."""
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, value: Value) -> Tensor:
@@ -109,16 +109,16 @@ def seal(value: Value) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ReplayPart:
-    """What one instruction stream gets in a replay.
+    """The part of a replay for one instruction stream.
 
     Attributes:
-        instruction_stream: whose workers replay it.
+        instruction_stream: the one whose workers replay it.
         site: the program.
         inputs: slots of the values that the instruction names as its inputs.
         outputs: slots of the values that it gives numbers to.
         stacks: where each instruction of the program was issued in the trace.
         borrows: whether there are parts of borrows in the program.
-        is_awaited: whether another stream waits for one of these: it must not stay in the batch.
+        is_awaited: whether another stream waits for one of these, so that it must not stay in the batch.
     """
 
     instruction_stream: InstructionStream
@@ -135,10 +135,10 @@ class Gradients:
     """What gradients there have to be before a replay, and what there are after it.
 
     Attributes:
-        outside: tensors that the function finds outside, and whether each requires a gradient.
+        outside: captured tensors, and whether each requires a gradient.
         expected: tensors, and the gradient that each has before a replay.
         left: tensors, and the gradient that each has after it.
-        left_on_arguments: numbers of arguments, and of the new tensor that is the gradient of each; None for none.
+        left_on_arguments: numbers of arguments, and of the new tensor that is the gradient of each; None: no gradient.
     """
 
     outside: list[tuple[torch.Tensor, bool]]
@@ -147,7 +147,7 @@ class Gradients:
     left_on_arguments: list[tuple[int, int | None]]
 
     def leave(self, tensors: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> None:
-        """Set the gradients that there are after a replay.
+        """Set the gradients as they are after a replay.
 
         Args:
             tensors: the arguments.
@@ -162,20 +162,20 @@ class Gradients:
 
 @dataclass(eq=False, slots=True)
 class Traced:
-    """A call that was recorded, to be replayed: `trace_compiler.compile_trace` makes it.
+    """A recorded call that can be replayed; made by `trace_compiler.compile_trace`.
 
     Attributes:
-        parts: what goes to the workers, in an order in which each one waits, for a borrow, for earlier ones alone.
-        given: numbers that the tensors which went in had in the trace.
-        passing: values that go from one part to a later one and are not needed after it, and whose they are.
-        captured: values that the function finds outside.
-        changed: tensors that it finds outside, and changes.
+        parts: the parts for the workers, in an order in which each waits, for a borrow, only for earlier ones.
+        given: the numbers of the input tensors in the trace.
+        passing: values that pass from one part to a later one and are not needed after it, with their owners.
+        captured: values from outside that the function uses.
+        changed: tensors from outside that it changes.
         changed_arguments: numbers of the arguments that it changes.
         kept: values that the call has left behind.
-        leaves_more: whether tensors are among these that are no gradients.
+        leaves_more: whether some of these are tensors that are not gradients.
         gradients: before and after a replay.
-        result: how it is put together.
-        surroundings: what else replays depend on.
+        result: how the result is assembled.
+        surroundings: the other conditions of replays.
         borrows: whether streams borrow tensors in it.
     """
 
@@ -193,17 +193,17 @@ class Traced:
     borrows: bool
 
     def __del__(self) -> None:
-        # Only a note: a finalizer runs in any thread. The workers are told with the next batch.
+        # Only a note: a finalizer can run in any thread. The next batch tells the workers.
         for part in self.parts:
             part.instruction_stream.unused.append(part.site.number)
 
     @property
     def instruction_streams(self) -> set[InstructionStream]:
-        """Whose workers replay it."""
+        """The instruction streams whose workers replay it."""
         return {part.instruction_stream for part in self.parts}
 
     def holds(self) -> bool:
-        """Whether what the program takes for granted still holds, arguments apart."""
+        """Whether the program's assumptions still hold, except for arguments."""
         for leaf, grad in self.gradients.expected:
             if leaf.grad is not grad:
                 return False
@@ -216,7 +216,7 @@ class Traced:
         """Replay the call with other tensors.
 
         Raises:
-            DroppedTensorError: a tensor that the function finds outside has been dropped.
+            DroppedTensorError: a captured tensor has been dropped.
             BorrowedTensorError: such a tensor is lent, or one that is changed is lent to be read only.
             EngineClosedError: the engine has been shut down, or a worker is gone.
         """
@@ -264,6 +264,6 @@ def _make(
             else:
                 storage = storages.get(storage) or storages.setdefault(storage, TensorStorage())
                 storage.barred = each.barred
-        ref = slots[each.slot] if each.barred is None else new_ref()  # the workers have let go of it
+        ref = slots[each.slot] if each.barred is None else new_ref()  # the workers have released it
         value = Value(ref, each.meta, each.instruction_stream, each.mesh, storage)
     return seal(value) if each.sealed else wrap(value)

@@ -1,4 +1,4 @@
-"""`Value`: what stands in the script for a tensor on the workers."""
+"""`Value`: the script's representation of a tensor on the workers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from skipper.tensor_engine.shared.stacks import line_of_script
 
 
 class TensorStorage:
-    """What a tensor and its views share: whether they are lent.
+    """State that a tensor and its views share: whether they are lent.
 
     Attributes:
-        barred: why none of them may be used just now, or None.
-        frozen: why none of them may be changed just now, or None.
-        keeps_frozen: whether it stays so when it is not lent any more.
-        lent: to how many borrowers.
-        recipe: of a tensor that torch has made from nothing for a derivative, and that has not been changed: what is
-            known of it, and the operation with its arguments.
+        barred: why none of them may be used at the moment, or None.
+        frozen: why none of them may be changed at the moment, or None.
+        keeps_frozen: whether it stays frozen after it is given back.
+        lent: the number of borrowers.
+        recipe: for a tensor that torch has created for a derivative, and that has not been changed: its metadata, and
+            the operation with its arguments.
     """
 
     __slots__ = ("barred", "frozen", "keeps_frozen", "lent", "recipe")
@@ -34,26 +34,26 @@ class TensorStorage:
         self.recipe: tuple[TensorMetadata, tuple[Any, Any, Any]] | None = None
 
     def refuse_change(self) -> None:
-        """See whether it may be changed.
+        """Check that it may be changed.
 
         Raises:
-            BorrowedTensorError: it is lent, or has been borrowed, to be read only.
+            BorrowedTensorError: it is lent, or was borrowed, only for reading.
         """
         if self.frozen is not None:
             raise self.frozen.with_traceback(None)
 
 
 class Value:
-    """A tensor on the workers of an instruction stream, under a number; its memory there goes with this object.
+    """A tensor on the workers of an instruction stream, with a number; its memory there is freed with this object.
 
     Attributes:
         ref: its number, unique in the script.
-        meta: what is known of it.
+        meta: its metadata.
         instruction_stream: the workers that have it, and the stream to which it belongs.
-        mesh: those workers as the user laid them out.
-        storage: shared with its views.
+        mesh: those workers in the user's layout.
+        storage: its state, shared with its views.
         barred: why it may not be used any more, or None.
-        freed: where its number goes when this object ends, for the workers to free it.
+        freed: the queue for its number when this object ends, so that the workers free it.
     """
 
     __slots__ = ("__weakref__", "barred", "freed", "instruction_stream", "mesh", "meta", "ref", "storage")
@@ -75,7 +75,7 @@ class Value:
         self.freed: deque[int] = instruction_stream.freed
 
     def check(self) -> None:
-        """See whether it may be used.
+        """Check that it may be used.
 
         Raises:
             DroppedTensorError: it has been dropped.
@@ -100,7 +100,7 @@ class Value:
         )
 
     def __del__(self) -> None:
-        # Only a note: a finalizer runs in any thread, also in the middle of an operation.
+        # Only a note: a finalizer can run in any thread, even during an operation.
         try:  # noqa: SIM105  (a context manager would cost each tensor more than this)
             self.freed.append(self.ref)
         except AttributeError:

@@ -1,4 +1,4 @@
-"""The one place where the parts of the script's side are put together that cannot import each other."""
+"""The only place that connects the parts of the script's side that cannot import each other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from skipper.tensor_engine.script.issue import dispatch
 
 
 def wire() -> None:
-    """Give the methods of `Tensor` and `Stream` what they do. The package calls it once, when it is imported."""
+    """Register the functions behind the methods of `Tensor` and `Stream`. The package calls it once, at its import."""
     methods.wired = methods.Methods(
         dispatch=dispatch,
         fetch_first=fetch_first,

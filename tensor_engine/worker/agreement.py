@@ -1,4 +1,4 @@
-"""What the script has read from one rank, and takes to be so on all of them."""
+"""Values that the script has read from one rank, and assumes to be the same on all."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 
 
 def where_it_is(result: torch.Tensor, given: torch.Tensor, expected: Any, what: str) -> torch.Tensor:
-    """``result``, where a tensor has the values that the script has read.
+    """``result``, if a tensor has the values that the script has read.
 
     Raises:
-        ValueError: it has others.
+        ValueError: it has other values.
     """
     if given.tolist() != expected:
         raise ValueError(f"{what} must be the same on all ranks: {given.tolist()} here, {expected} on the first one")

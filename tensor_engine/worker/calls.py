@@ -1,4 +1,4 @@
-"""Sites of everything that is no operation of torch: functions of this package, named by module and name."""
+"""Sites of everything that is not an operation of torch: functions of this package, given by module and name."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from skipper.tensor_engine.worker.interpreter import Interpreter, Run, Site, res
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall:
-    """What a function is called for, the same in each of its instructions.
+    """A call of a function; the same for all its instructions.
 
     Attributes:
-        function: where it lies, as ``module:name``. It is called as ``function(worker, call, inputs, constant)`` with
-            the `Interpreter`, this object, what the inputs are on this worker (None for one that it does not have)
-            and the instruction's constant, with autograd enabled. It returns a sequence of the outputs; None in place
-            of one means that this worker has none. What it raises poisons all of them.
+        function: its path, ``module:name``. It is called as ``function(worker, call, inputs, constant)`` with the
+            `Interpreter`, this object, the inputs on this worker (None for an input that it does not have) and the
+            instruction's constant, with autograd enabled. It returns a sequence of the outputs; None in place of one
+            means that this worker has none. An exception poisons all of them.
         name: for people.
         inputs: how many inputs it takes.
-        outputs: what the script takes the outputs to be.
-        static: what else it has to know; hashable and picklable.
+        outputs: the expected metadata of the outputs.
+        static: further data for it; hashable and picklable.
         has_constant: whether each instruction brings a constant; else it is None.
-        sees_poison: whether it is called with `Poison` among the inputs, and may return some. Otherwise poison in the
-            inputs is the outputs', and it is not called.
+        sees_poison: whether it is called with `Poison` among the inputs, and may return some. Otherwise it is not
+            called, and the poison of the inputs becomes the outputs'.
         writes: which inputs it changes.
     """
 
@@ -43,7 +43,7 @@ class FunctionCall:
 
 
 def call_site(worker: Interpreter, site: Site, call: FunctionCall) -> Run:
-    """The maker of the worker's part of calls."""
+    """Makes the worker's part of calls."""
     function: Callable[..., Sequence[Any] | None] = resolve(call.function)
     first_input = 1 + len(call.outputs)
     end = first_input + call.inputs
@@ -65,13 +65,13 @@ def invoke(
     inputs: list[Any],
     constant: Any,
 ) -> Sequence[Any]:
-    """Call the function of a call.
+    """Call the function.
 
     Returns:
         Its outputs; None for those that this worker does not have.
     """
     if not call.sees_poison and any(type(value) is Poison for value in inputs):
-        raise _PoisonedError  # the interpreter finds the poison
+        raise _PoisonedError  # the interpreter then finds the poison
     with torch.enable_grad():
         results = function(worker, call, inputs, constant)
     if not call.outputs:

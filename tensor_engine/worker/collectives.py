@@ -1,18 +1,18 @@
-"""What the workers of a group do together: reductions, gathering, all-to-all.
+"""The collectives of a group of workers: reductions, gathering, all-to-all.
 
 Each function takes the group, this worker's value, and the metadata that the script expects of the value on every
 member. The value is a tensor, or poison if the operation that should have made the tensor failed. A worker with poison
-takes part all the same, so nobody waits for it. The result on every member is then the poison of the member of lowest
-rank.
+also takes part, so that nobody waits for it. The result on every member is then the poison of the lowest rank that has
+some.
 
-The script has checked the arguments before it sent anything. Only a user's function that returns something else than it
-promised can give a value that is not as the script expects. Then all members raise a `CommunicationError`. They also
-raise one if a member is gone or late.
+The script checks the arguments before it sends anything. Only a user's function that returns something other than it
+promised can produce an unexpected value. Then all members raise a `CommunicationError`. They also raise one if a member
+is gone or late.
 
-All collectives are made of `exchange`, in which every worker gives every other one a row: elements of one dtype. In the
-same message goes a flag which says that the sender has no value. Small rows travel inside the messages. Within a host
-large ones do not: each worker copies its rows to a block of shared memory, the messages carry flags and handles, and
-each worker reads its rows from the blocks of the others.
+All collectives use `exchange`, in which every worker sends every other one a row: elements of one dtype. A flag in the
+same message says whether the sender has no value. Small rows travel inside the messages. Large rows within a host do
+not: each worker copies its rows to a block of shared memory, the messages contain flags and handles, and each worker
+reads its rows from the blocks of the others.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from skipper.tensor_engine.worker.groups import Group
 from skipper.tensor_engine.worker.staging import CARD_NBYTES, Peers, StagingBlock
 
 MemberValue = Any
-"""A tensor, or a picklable object that stands for one that could not be made."""
+"""A tensor, or a picklable object in place of one that could not be made."""
 
 SEGMENT_NBYTES = 16 << 20
-"""Larger values go in pieces of this size: shared memory for them stays bounded, and in the caches."""
+"""Larger values are sent in pieces of this size: shared memory for them stays bounded, and in the caches."""
 BUNDLE_NBYTES = 4 << 20
-"""Values that are reduced in one go are put together up to this size, and stay in the caches."""
+"""Values that are reduced together are bundled up to this size, and stay in the caches."""
 ONE_PHASE_NBYTES = 64 << 10
 """Up to this size each member gets all values and reduces them: one message in place of two."""
 STAGED_FROM_NBYTES = 64 << 10
-"""Size of what a worker has to give from which shared memory is faster than messages."""
+"""From this size of a worker's data on, shared memory is faster than messages."""
 _ALIGNMENT = 16  # of the rows in a message: no dtype needs more
 
 
@@ -84,7 +84,7 @@ def all_reduce_together(
     *,
     into: Sequence[torch.Tensor | None],
 ) -> list[MemberValue]:
-    """`all_reduce` of several values; small ones go together. No target shares memory with another one's value.
+    """`all_reduce` of several values; small ones are bundled. No target shares memory with the value of another.
 
     Returns:
         For each value what `all_reduce` returns, or the error that it raises.
@@ -108,7 +108,7 @@ def all_reduce_together(
 def all_gather(
     group: Group, value: MemberValue, expected: TensorMetadata, *, to: Sequence[int] | None = None
 ) -> MemberValue:
-    """The values of all members in the order of their ranks, along a new outermost dim; ``to`` as of `all_reduce`."""
+    """The values of all members in rank order, along a new outermost dim; ``to`` as for `all_reduce`."""
     with group.guard(f"stack of {expected}"):
         flat, fault = _flat(group, value, expected)
         wanted = _wanted(group, to)
@@ -141,7 +141,7 @@ def reduce_scatter(group: Group, value: MemberValue, expected: TensorMetadata, r
 
 
 def all_to_all(group: Group, value: MemberValue, expected: TensorMetadata) -> MemberValue:
-    """Part j of every member's value for the member of rank j, put together in the order of the ranks.
+    """Part j of every member's value for the member of rank j, concatenated in rank order.
 
     Dim 0 is cut evenly into as many parts as there are members; the result has the shape of the value.
     """
@@ -158,7 +158,7 @@ def all_to_all(group: Group, value: MemberValue, expected: TensorMetadata) -> Me
 
 
 def _bundles(expected: Sequence[TensorMetadata]) -> Iterator[tuple[int, int]]:
-    """Bounds of the runs of values that go together: of one dtype, and not too large."""
+    """Bounds of the bundles: consecutive values of one dtype, and not too large."""
     begin, nbytes = 0, 0
     for end, meta in enumerate(expected):
         if end > begin and (meta.dtype != expected[begin].dtype or nbytes + meta.nbytes > BUNDLE_NBYTES):
@@ -210,7 +210,7 @@ def _reduce_as_one(
 def _combined(
     group: Group, reduction: str, rows: Rows, expected: TensorMetadata, into: torch.Tensor | None
 ) -> torch.Tensor:
-    """The rows reduced into a tensor, or a new one; one row is the result."""
+    """The rows reduced into a tensor, or into a new one; a single row is the result."""
     out = _room_for_result(group, expected, into)
     if len(rows) == 1:
         out.view(-1).copy_(rows[0])
@@ -223,7 +223,7 @@ def _combined(
 def checked(
     value: MemberValue, expected: TensorMetadata, device: torch.device
 ) -> tuple[torch.Tensor | None, MemberValue]:
-    """The value if it is as the script expects, else None; and what stands in place of the value, or None."""
+    """The value if it is as the script expects, else None; and the object in place of the value, or None."""
     if not isinstance(value, torch.Tensor):
         return None, value
     if (tuple(value.shape), value.dtype, value.device.type) != (expected.shape, expected.dtype, device.type):
@@ -233,7 +233,7 @@ def checked(
 
 
 def _room_for_result(group: Group, expected: TensorMetadata, into: torch.Tensor | None) -> torch.Tensor:
-    """The memory that a result is meant for, where it can be written there as it comes, else new memory."""
+    """The target memory of a result, if it can be written there directly, else new memory."""
     if (
         into is not None
         and (tuple(into.shape), into.dtype, into.device.type) == (expected.shape, expected.dtype, expected.device.type)
@@ -246,7 +246,7 @@ def _room_for_result(group: Group, expected: TensorMetadata, into: torch.Tensor 
 
 
 def _delivered(result: MemberValue, into: torch.Tensor | None) -> MemberValue:
-    """What was made in such room, in the memory that it is meant for."""
+    """A result from such memory, copied to its target if needed."""
     if into is None or not isinstance(result, torch.Tensor) or result.data_ptr() == into.data_ptr():
         return result
     return into.copy_(result)
@@ -262,18 +262,18 @@ def _wanted(group: Group, to: Sequence[int] | None) -> bool:
 
 
 def _segments(n: int, itemsize: int) -> list[tuple[int, int]]:
-    """Bounds of the pieces in which ``n`` elements go; of no elements there is one, which carries the flag."""
+    """Bounds of the pieces of ``n`` elements; for no elements there is one piece, which carries the flag."""
     step = SEGMENT_NBYTES // itemsize
     return [(begin, min(begin + step, n)) for begin in range(0, max(n, 1), step)]
 
 
 def _rows(group: Group, n: int, dtype: torch.dtype) -> torch.Tensor:
-    """Room for a row from each member; the next call gets the same memory."""
+    """Memory for a row from each member; the next call gets the same memory."""
     return _room(group, "rows", group.size * n, dtype).view(group.size, n)
 
 
 def _room(group: Group, name: str, n: int, dtype: torch.dtype) -> torch.Tensor:
-    """Room for elements; the next call by this name gets the same memory."""
+    """Memory for elements; the next call with this name gets the same memory."""
     nbytes = n * dtype.itemsize
     room: torch.Tensor | None = group.scratch.get(name)
     if room is None or room.numel() < nbytes:
@@ -312,7 +312,7 @@ def _reduce_in_one_phase(
 
 
 def _with_own(group: Group, rows: torch.Tensor, mine: torch.Tensor) -> Rows:
-    """All rows in order, where this member's own is missing among them."""
+    """All rows in order, given rows without this member's own."""
     if group.size == 2:
         return [mine, rows[1]] if group.rank == 0 else [rows[0], mine]
     rows[group.rank].copy_(mine)
@@ -320,7 +320,7 @@ def _with_own(group: Group, rows: torch.Tensor, mine: torch.Tensor) -> Rows:
 
 
 def _reduce_in_two_phases(group: Group, flat: torch.Tensor | None, out: torch.Tensor, reduction: str) -> list[int]:
-    """Each member reduces a part of the values, and gives it to all."""
+    """Each member reduces a part of the values, and sends it to all."""
     for begin, end in _segments(out.numel(), out.itemsize):
         part = -(-(end - begin) // group.size)
         padding = part * group.size - (end - begin)
@@ -342,7 +342,7 @@ def _reduce_in_two_phases(group: Group, flat: torch.Tensor | None, out: torch.Te
 def _cross(
     group: Group, flat: torch.Tensor | None, expected: TensorMetadata, use: Callable[[torch.Tensor, int, int], None]
 ) -> list[int]:
-    """Give part i to member i, and use what the others give, piece by piece."""
+    """Send part i to member i, and use the parts from the others, piece by piece."""
     part = expected.numel // group.size
     parts = None if flat is None else flat.view(group.size, part)
     for begin, end in _segments(part, expected.dtype.itemsize * group.size):
@@ -356,7 +356,7 @@ def _cross(
 
 
 def _agreed(group: Group, missing: list[int], fault: MemberValue, out: torch.Tensor | None) -> MemberValue:
-    """The result; if values are missing, what the first member without one has in its place."""
+    """The result; if values are missing, the object that the first member without one has in its place."""
     if not missing or group.size == 1:
         return fault if missing else out
     first = missing[0]
@@ -373,7 +373,7 @@ def _agreed(group: Group, missing: list[int], fault: MemberValue, out: torch.Ten
 
 
 def settled(result: MemberValue) -> MemberValue:
-    """What a collective returns. An error on which all members agree is raised on all; the group stays usable."""
+    """Return a collective's result. An error on which all members agree is raised on all; the group stays usable."""
     if isinstance(result, CommunicationError):
         raise result
     return result
@@ -383,7 +383,7 @@ class _Stages:
     """The blocks of one member, used in turn.
 
     Two are enough, and no member has to say when it has read. Messages of an exchange reach a worker only after all
-    members have begun it. By then they have ended the exchange before, and no longer read what was written for that.
+    members have begun it. By then they have ended the previous exchange, and no longer read its data.
     """
 
     def __init__(self) -> None:
@@ -404,15 +404,15 @@ def exchange(
     wanted: bool = True,
     has_own: bool = False,
 ) -> list[int]:
-    """Give each member a row and get one from each. Called under `Group.guard`, by all members.
+    """Send each member a row and get one from each. Called under `Group.guard`, by all members.
 
     Args:
         group: this worker and the others.
-        rows: what to give: row i of shape (size, n) goes to member i; all get the same of shape (1, n), or of several
-            tensors with one dim that have n elements together. None if this worker has no value.
-        out: where row i of member i is put, of shape (size, n), the same n and dtype for all members; each row
+        rows: the data to send: row i of shape (size, n) goes to member i; with shape (1, n), or several tensors with
+            one dim and n elements together, all get the same. None if this worker has no value.
+        out: row i gets the row from member i; of shape (size, n), the same n and dtype for all members; each row
             contiguous. Undefined if any member had no value.
-        wanted: False if this worker has no use for what it gets: ``out`` is undefined then.
+        wanted: False if this worker does not need the rows: ``out`` is then undefined.
         has_own: whether this worker's own row need not be in ``out``.
 
     Returns:
@@ -426,7 +426,7 @@ def exchange(
         if not has_own:
             out.copy_(_one(rows))
         return []
-    # All members have to choose the same way, so the choice cannot depend on `count`, which differs between them.
+    # All members must choose the same way, so the choice cannot depend on `count`, which differs between them.
     if group.same_host and nbytes * size >= STAGED_FROM_NBYTES:
         return _staged(group, rows, out, count, wanted, has_own)
     end = -(-nbytes // _ALIGNMENT) * _ALIGNMENT

@@ -1,4 +1,4 @@
-"""The workers' part of reductions and of moves between meshes: the functions that instructions name."""
+"""The workers' part of reductions and of moves between meshes: the functions that instructions call."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def worker_number(session: int, rank: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerNumbers:
-    """The numbers of the workers of a session, by rank. Equal only to itself: a rejoin makes another one.
+    """The numbers of the workers of a session, by rank. Equal only to itself: a rejoin makes a new one.
 
     Attributes:
         by_rank: the numbers.
-        ages: in which life of the session each worker came: 0 is the first one.
+        ages: the life of the session in which each worker came: 0 is the first one.
     """
 
     by_rank: tuple[int, ...]
@@ -41,11 +41,11 @@ class WorkerNumbers:
 
     @staticmethod
     def first(session: int, count: int) -> WorkerNumbers:
-        """Of a new session."""
+        """The numbers of a new session."""
         return WorkerNumbers(tuple(worker_number(session, rank) for rank in range(count)), (0,) * count)
 
     def renewed(self, life: int, ranks: Sequence[int]) -> WorkerNumbers:
-        """With new workers at these ranks; ``life`` is a number as that of a session."""
+        """The numbers with new workers at these ranks; ``life`` is a number like that of a session."""
         numbers, ages = list(self.by_rank), list(self.ages)
         for rank in ranks:
             numbers[rank], ages[rank] = worker_number(life, rank), max(self.ages) + 1
@@ -54,10 +54,10 @@ class WorkerNumbers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reduction:
-    """What workers are told of a reduction, once. Equal only to itself: the script makes each of them once.
+    """A reduction, described once for workers. Equal only to itself: the script makes each of them once.
 
     Attributes:
-        groups: the numbers of the workers that reduce with each other.
+        groups: the numbers of the workers that reduce together.
         kind: the reduction.
         scatter: whether each gets a part of the result.
         expected: metadata of the values.
@@ -71,7 +71,7 @@ class Reduction:
     to: frozenset[int] | None = None
 
     def result_shape(self) -> tuple[int, ...]:
-        """Of what each gets."""
+        """The shape of each worker's result."""
         shape, size = self.expected.shape, len(self.groups[0])
         if self.kind == STACK:
             return shape if self.scatter else (size, *shape)
@@ -80,10 +80,10 @@ class Reduction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Move:
-    """What workers are told of a move from one mesh to another, once. Equal only to itself.
+    """A move from one mesh to another, described once for workers. Equal only to itself.
 
     Attributes:
-        groups: for each sender its number, and after it those of its receivers, without its own.
+        groups: for each sender its number, followed by the numbers of its receivers, without its own.
         expected: metadata of the values.
     """
 
@@ -104,7 +104,7 @@ def reduce(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], const
 def reduce_together(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: None) -> list[Any]:
     """Reduce several values, each as its `Reduction` says, over the same groups and by the same reduction.
 
-    After the values come as many inputs into which the results go, if the call has no outputs.
+    If the call has no outputs, the values are followed by as many inputs that get the results.
     """
     plans: tuple[Reduction, ...] = call.static
     values, targets = inputs[: len(plans)], inputs[len(plans) :] or [None] * len(plans)
@@ -120,7 +120,7 @@ def reduce_together(worker: Interpreter, call: FunctionCall, inputs: Sequence[An
 
 
 def _note_written(worker: Interpreter, target: Any, result: Any) -> None:
-    """Where there is poison in place of a result, put it in place of what was to be written, too."""
+    """If a result is poison, also put that poison in place of the target."""
     if isinstance(result, Poison) and isinstance(target, torch.Tensor):
         poison_storage(worker.heap, target, result)
 
@@ -145,7 +145,7 @@ def receive(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], cons
 
 
 def restore(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: None) -> list[Any]:
-    """What ``inputs[0]`` is; where this worker has none, what the sender of its group has, laid out as it was."""
+    """``inputs[0]``; if this worker has none, the value of its group's sender, with the original layout."""
     plan: Move = call.static
     kept, got = inputs[0], None
     for group in _meet(worker, plan):
@@ -157,7 +157,7 @@ def restore(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], cons
 
 
 def overwrite(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: None) -> list[Any]:
-    """``inputs[0]`` with the elements of ``inputs[1]``; it is made anew where this worker has none."""
+    """``inputs[0]`` with the elements of ``inputs[1]``; a new tensor if this worker has none."""
     into, source = inputs
     if isinstance(into, torch.Tensor) and isinstance(source, torch.Tensor):
         return [into.copy_(source).detach()]
@@ -165,10 +165,10 @@ def overwrite(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], co
 
 
 def _laid_out(source: torch.Tensor, meta: TensorMetadata) -> torch.Tensor:
-    """A tensor of these strides in memory of its own."""
+    """A tensor with these strides in memory of its own."""
     memory = torch.zeros(meta.extent, dtype=meta.dtype, device=source.device)
     made = memory.as_strided(meta.shape, meta.stride, meta.offset)
-    if 0 in meta.stride:  # what is expanded has one element for many
+    if 0 in meta.stride:  # an expanded dim has one element for many
         first = tuple(slice(0, 1) if step == 0 else slice(None) for step in meta.stride)
         made, whole = made[first], made
         made.copy_(source[first])
@@ -177,7 +177,7 @@ def _laid_out(source: torch.Tensor, meta: TensorMetadata) -> torch.Tensor:
 
 
 def part(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: None) -> list[Any]:
-    """The same tensor, for a mesh that is a part of its own."""
+    """The same tensor, for a mesh that is a part of its mesh."""
     return [inputs[0].detach()]
 
 
@@ -204,13 +204,13 @@ def _reduce(group: Group, plan: Reduction, value: Any, into: Any) -> Any:
 
 
 def _group(worker: Interpreter, plan: Reduction) -> Group:
-    """That of this worker in a reduction."""
+    """The group of this worker in a reduction."""
     groups = _groups(worker, plan.expected)
     return next(groups.get(members) for members in plan.groups if groups.number in members)
 
 
 def _meet(worker: Interpreter, plan: Move) -> list[Group]:
-    """The groups that this worker is in, made in one order by all, before anything is sent."""
+    """The groups of this worker; all workers make groups in one order, before anything is sent."""
     groups = _groups(worker, plan.expected)
     return [groups.get(members) for members in plan.groups if groups.number in members]
 

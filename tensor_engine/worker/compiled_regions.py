@@ -1,9 +1,9 @@
-"""Regions of a program that `torch.compile` makes one function of, on a worker.
+"""Regions of a program that `torch.compile` turns into one function each, on a worker.
 
-A region is a run of operations that change no memory but what they have made themselves, and draw no random numbers.
-So it can be run twice without any effect: its compiled function is tried beside the plain steps first, and where
-it fails later on, the plain steps say which operation is to blame. Everything else runs as it does in other programs:
-collectives, calls, changes of tensors from outside, random numbers.
+A region is a run of operations that change only memory that they have made themselves, and draw no random numbers. So
+running it twice has no effect: its compiled function is first tried next to the plain steps, and if it fails later, the
+plain steps show which operation fails. Everything else runs as in other programs: collectives, calls, changes of
+tensors from outside, random numbers.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from skipper.tensor_engine.worker.operations import CONSTANT, INPUT, LIST, TUPLE
 _log = logging.getLogger("skipper.tensor_engine")
 
 _SHORTEST = 2
-"""From so many operations on compiling pays."""
+"""From this many operations on compiling pays."""
 
 
 class CompiledRegion:
-    """Some steps of a program, one after the other.
+    """Some consecutive steps of a program.
 
     Attributes:
         begin: its first step.
         end: the step after its last one.
-        inputs: slots that it uses and does not make.
+        inputs: slots that it uses but does not make.
         outputs: slots that it makes and that are needed after it.
         is_compiled: whether `run` can be called.
     """
@@ -55,13 +55,13 @@ class CompiledRegion:
         self._again: tuple[TensorMetadata | None, ...] = ()
 
     def attempt(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Compile it, and see whether it makes what the steps have made, laid out and sharing memory in the same way.
+        """Compile it, and check that its results, their layout and shared memory are the same as those of the steps.
 
-        Where it does not, or the compiler gives up, the steps are run as they are from now on, and a warning is logged.
+        If not, or if the compiler gives up, the plain steps run from now on, and a warning is logged.
 
         Args:
-            inputs: what is in the slots of the inputs.
-            outputs: what the steps have put into those of the outputs.
+            inputs: the values in the slots of the inputs.
+            outputs: the values that the steps have put into the slots of the outputs.
         """
         if self._is_tried or not all(isinstance(each, torch.Tensor) for each in (*inputs, *outputs)):
             return
@@ -85,7 +85,7 @@ class CompiledRegion:
         """Run the compiled function.
 
         Raises:
-            TypeError: an input is no tensor: the steps have to be run one by one.
+            TypeError: an input is not a tensor: the steps must run one by one.
         """
         for each in inputs:
             if not isinstance(each, torch.Tensor):
@@ -112,7 +112,7 @@ class CompiledRegion:
 
 
 def regions_of(program: CompiledProgram) -> list[CompiledRegion]:
-    """Those of a program, in their order; none if it is not to be compiled."""
+    """The regions of a program, in order; none if it is not to be compiled."""
     if program.backend is None:
         return []
     found = (CompiledRegion(program, begin, end) for begin, end in _bounds(program) if end - begin >= _SHORTEST)
@@ -145,7 +145,7 @@ def _reason(error: Exception) -> str:
 
 def _bounds(program: CompiledProgram) -> Iterator[tuple[int, int]]:
     begin = 0
-    own: set[int] = set()  # slots all of whose memory this region has made
+    own: set[int] = set()  # slots whose whole memory this region has made
     for index, step in enumerate(program.steps):
         form, _ = program.sites[step.site]
         description = _description(program, step) if form.maker == OPERATION else None
@@ -191,7 +191,7 @@ def _compare(
     """Compare the results of a compiled function with those of the steps.
 
     Returns:
-        For each result None, or how it has to be laid out anew. None if that does not help.
+        For each result None, or the layout that it must be changed to. None if that does not help.
     """
     shared = _shared(inputs, wanted)
     if shared != _shared(inputs, found):
@@ -210,7 +210,7 @@ def _compare(
 
 
 def _shared(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> list[int]:
-    """For each output the first tensor, of inputs and outputs together, whose memory it has."""
+    """For each output the first tensor, of inputs and outputs together, with the same memory."""
     first: dict[int, int] = {}
     storages = [each.untyped_storage()._cdata for each in (*inputs, *outputs)]
     for place, storage in enumerate(storages):

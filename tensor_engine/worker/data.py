@@ -1,4 +1,4 @@
-"""Bytes of tensors between the script and a worker, the worker's side."""
+"""The worker's side of moving the bytes of tensors between the script and a worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TIMEOUT_S = 60.0
 
 
 def receive(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: bytes) -> list[torch.Tensor]:
-    """Make a tensor of the bytes that the script has sent."""
+    """Make a tensor from the bytes that the script has sent."""
     dtype, shape, device = call.static
     return [tensor_of(constant, dtype, shape).to(local(torch.device(device)))]
 
@@ -28,20 +28,20 @@ def place(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], consta
 
 
 def tensor_of(data: bytes, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    """A plain tensor in memory of its own, also where a mesh is active."""
+    """A plain tensor in memory of its own, even while a mesh is active."""
     memory = bytearray(data)
     if memory and len(shape) == 1:
-        return torch.frombuffer(memory, dtype=dtype)  # which is not intercepted
+        return torch.frombuffer(memory, dtype=dtype)  # it is not intercepted
     if not torch._C._len_torch_dispatch_stack():
         return _shaped(memory, dtype, tuple(shape))
-    with torch._C._DisableTorchDispatch():  # to be intercepted by the mesh takes longer than to be made
+    with torch._C._DisableTorchDispatch():  # interception by the mesh takes longer than making it
         return _shaped(memory, dtype, tuple(shape))
 
 
 def _shaped(memory: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     if not memory:
         return torch.empty(shape, dtype=dtype)
-    if (of_numpy := _OF_NUMPY.get(dtype)) is not None:  # takes half as long
+    if (of_numpy := _OF_NUMPY.get(dtype)) is not None:  # it takes half the time
         return torch.from_numpy(np.ndarray(shape, of_numpy, memory))
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 
@@ -65,17 +65,17 @@ _OF_NUMPY: dict[torch.dtype, np.dtype[Any]] = {
 
 
 def small(worker: Interpreter, value: Any, argument: None) -> Any:
-    """A value for the script: of a tensor its bytes, everything else as it is."""
+    """A value for the script: the bytes of a tensor, everything else unchanged."""
     return bytes_of(value) if isinstance(value, torch.Tensor) else value
 
 
 def is_there(worker: Interpreter, value: Any, argument: None) -> bool:
-    """Whether the worker has a value. If it has poison, `Worker.ask` has answered with that."""
+    """Whether the worker has a value. For poison, `Worker.ask` has already answered with that."""
     return value is not None
 
 
 def large(worker: Interpreter, value: Any, destination: RDMABuffer) -> Any:
-    """Write a tensor into memory of the script, which waits meanwhile; a value that is no tensor is returned."""
+    """Write a tensor into memory of the script, which waits for that; a value that is not a tensor is returned."""
     if not isinstance(value, torch.Tensor):
         return value
     source = _on_host(value.detach().resolve_conj().resolve_neg(), pinned=True)
@@ -84,7 +84,7 @@ def large(worker: Interpreter, value: Any, destination: RDMABuffer) -> Any:
 
 
 def _on_host(tensor: torch.Tensor, *, pinned: bool = False) -> torch.Tensor:
-    """A contiguous tensor on the CPU. A GPU writes faster into pinned memory, and torch keeps that for later ones."""
+    """A contiguous tensor on the CPU. A GPU writes faster into pinned memory, which torch keeps for later ones."""
     if pinned and tensor.is_cuda:
         return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
     return tensor.to("cpu").contiguous()

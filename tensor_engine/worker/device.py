@@ -1,4 +1,4 @@
-"""Which device of a worker the script's tensors lie on, and how its threads wait for each other's work there.
+"""The device of a worker for the script's tensors, and how its threads wait for each other's work there.
 
 The script says ``cuda``, or ``cuda:0``, as if there were one GPU. Each worker has its own: its current device.
 """
@@ -12,13 +12,13 @@ import torch.utils._pytree as pytree
 
 
 def choose(rank: int) -> None:
-    """Give a worker its GPU, where there are any: ranks take the GPUs that the process sees in turn."""
+    """Give a worker its GPU, if there are any: ranks take the GPUs that the process sees in turn."""
     if torch.cuda.is_available():
         torch.cuda.set_device(rank % torch.cuda.device_count())
 
 
 def identity() -> str:
-    """Which GPU this worker uses: equal for workers that share it, on whichever host."""
+    """Identifies the GPU of this worker: equal for workers that share it, on any host."""
     return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
 
 
@@ -43,13 +43,13 @@ def mark() -> torch.cuda.Event | None:
 
 
 def follow(event: torch.cuda.Event | None) -> None:
-    """Have what this thread issues to its GPU from now on wait for the event of another thread."""
+    """Make this thread's later GPU work wait for the event of another thread."""
     if event is not None:
         event.wait()
 
 
 def move_to(event: torch.cuda.Event | None) -> None:
-    """`follow` in a thread that is no worker's: the GPU of the event becomes its own."""
+    """`follow` in a thread that is not a worker's: the GPU of the event becomes its current one."""
     if event is not None:
         torch.cuda.set_device(event.device)
         event.wait()

@@ -1,13 +1,12 @@
-"""`make_gloo`: gloo among the members of a group. The job's links identify each of them before a byte goes to it.
+"""`make_gloo`: gloo among the members of a group. The job's links identify each member before it gets a byte.
 
-In gloo the member with the greater address connects to the other one, and each goes through the others in the order of
-their ranks.
+In gloo the member with the greater address connects to the other one, and each handles the others in rank order.
 
-Within a host each member listens at an address of the loopback of its own, in that order, too. So a member has
-connected to all lower ranks before it waits for a higher one, and all can be let in at once.
+Within a host each member listens on a loopback address of its own, in the same order. So a member has connected to all
+lower ranks before it waits for a higher one, and all can be admitted at once.
 
-Members on several hosts listen at the addresses by which the job's hosts reach each other. There a member may wait for
-one before it connects to the next. So they are let in as they come, in as many rounds as that takes.
+Members on several hosts listen on the addresses by which the job's hosts reach each other. There a member may wait for
+one before it connects to the next. So they are admitted as they come, in as many rounds as needed.
 """
 
 from __future__ import annotations
@@ -42,21 +41,21 @@ from skipper.trust.own_sockets import SocketPlace
 T = TypeVar("T")
 V = TypeVar("V")
 
-_THREADS = 2  # a stream never has more under way: one message arrives while another is at work
+_THREADS = 2  # a stream never has more in flight: one message arrives while another is processed
 _LOOK_S = 0.001
-"""How long to wait before another look at this process's sockets: a connection within a host takes less."""
+"""How long to wait before the next look at this process's sockets: a connection within a host takes less."""
 _MOST_LOOKS_S = 0.05
 
 
 def make_gloo(rendezvous: RendezvousClient, name: str, rank: int, members: tuple[int, ...]) -> Any:
     """Gloo's backend for a group, whose ``members`` are in the order of their ranks.
 
-    All members call it, and it returns once they are connected. They tell each other over the job's links that all have
-    come, and where they listen; the addresses for gloo; from where each has connected; and that these connections are
-    open for data.
+    All members call it, and it returns once they are connected. Over the job's links they exchange that all have come,
+    and where they listen; the addresses for gloo; from where each has connected; and that these connections are open
+    for data.
 
-    No member may close its own before all have theirs: gloo would fail on the others. Whoever has exchanged something
-    with each of them knows that they have.
+    No member may close its own group before all have theirs: gloo would fail on the others. A member that has exchanged
+    something with each of them knows that they have.
 
     Raises:
         CommunicationTimeoutError: others did not come in time; the message names them.
@@ -110,12 +109,12 @@ def _options(port: GlooPort, rendezvous: RendezvousClient) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Arrival:
-    """What a member tells the others when it comes.
+    """What a member sends to the others when it comes.
 
     Attributes:
-        token: under which all meet from then on, if this is the first member.
-        network: the host and the network namespace that it is in.
-        far: the address by which other hosts reach it; empty where they do not.
+        token: the key under which all meet from then on, if this is the first member.
+        network: its host and network namespace.
+        far: the address by which other hosts reach it; empty if they do not.
         where: the host, the network namespace and that address, for people.
         place: where it listens for members of the same network.
     """
@@ -130,7 +129,7 @@ class _Arrival:
 def _hang_up_on_the_lost(
     rendezvous: RendezvousClient, members: tuple[int, ...], connections: Mapping[int, tuple[SocketPlace, SocketPlace]]
 ) -> None:
-    """End the connections to members that the job has lost, as with their host: the network need not have noticed."""
+    """End the connections to members that the job has lost, perhaps with their host: the network may not notice it."""
 
     def hang_up(found: Future[list[int]]) -> None:
         with contextlib.suppress(ControlError):  # the job is over
@@ -164,7 +163,7 @@ def _where(far: str) -> str:
 
 
 def _connect(make: Callable[[], Any], admission: _Admission) -> Any:
-    """Run gloo's constructor in a thread. If a member fails it may wait for ever, and the thread is left alone.
+    """Run gloo's constructor in a thread. If a member fails it may wait for ever; then the thread is abandoned.
 
     Raises:
         CommunicationError: the group has failed.
@@ -194,7 +193,7 @@ def _connect(make: Callable[[], Any], admission: _Admission) -> Any:
 class _Addresses(JobStore):
     """The store that gloo's constructor uses: each member sets one key that ends in its rank, and reads all of them.
 
-    So these keys go in one gathering. Other keys, which gloo of older torch uses, go as in any store.
+    So one gathering exchanges these keys. Other keys, which the gloo of older torch uses, work as in any store.
     """
 
     def __init__(self, rendezvous: RendezvousClient, name: str, rank: int, members: tuple[int, ...]) -> None:
@@ -222,7 +221,7 @@ class _Addresses(JobStore):
         return answer(self._addresses, self._timeout_s)[rank]
 
     def wait(self, keys: Sequence[str], timeout: datetime.timedelta | None = None) -> None:
-        """Return once all are there."""
+        """Return once all keys are there."""
         for key in keys:
             self.get(key)
 
@@ -242,7 +241,7 @@ class _GivenUpError(CommunicationError):
 
 
 class _Admission:
-    """Lets the other members in while gloo waits for them: in a thread, since gloo blocks the one that calls it.
+    """Admits the other members while gloo waits for them: in a thread, since gloo blocks the calling one.
 
     Attributes:
         connections: to members of other hosts, by rank: this end and the other one.
@@ -285,7 +284,7 @@ class _Admission:
             raise self.failure
 
     def give_up(self) -> None:
-        """Stop letting members in."""
+        """Stop admitting members."""
         self._is_given_up = True
         self._wakes.set()
 
@@ -322,7 +321,7 @@ class _Admission:
         port.kick(lower)
 
     def _let_in_by_turns(self) -> None:
-        """Until all have taken all, each tells whom it has connected to and taken, and takes those that told it so."""
+        """In rounds until all are admitted: each member reports its connections, and admits the ones reported to it."""
         rank, port, size = self._rank, self._port, len(self._places)
         others = {place: member for member, place in enumerate(self._places) if member != rank}
         sources: dict[SocketPlace, int] = {}
@@ -360,7 +359,7 @@ class _Admission:
         raise CommunicationTimeoutError(f"members of the group did not connect within {self.rendezvous.timeout_s:g} s")
 
     def _meet(self, what: str, brought: V) -> dict[int, V]:
-        """What all members bring, this one included."""
+        """Exchange a value; returns the values of all members, including this one."""
         self._wakes.clear()
         if self._is_given_up:
             raise _GivenUpError

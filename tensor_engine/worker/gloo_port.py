@@ -1,9 +1,9 @@
-"""The port that gloo listens at while it connects the members of a group, closed to everybody else.
+"""The port that gloo listens on while it connects the members of a group, closed to all others.
 
-gloo does not authenticate who connects. So from its first moment the listener has a filter in the kernel that drops
-what comes to it (`trust.socket_filter`). While members connect, the filter lets connections through, but
-no data. The members tell each other over the job's links which connections are theirs. The filter is lifted on those
-only, and all others are closed. Then no member has to connect any more, and the port is closed.
+gloo does not authenticate connections. So from its first moment the listener has a filter in the kernel that drops
+incoming packets (`trust.socket_filter`). While members connect, the filter lets connections through, but no data. The
+members tell each other over the job's links which connections are theirs. The filter is removed only from those, and
+all others are closed. Then no member needs to connect any more, and the port is closed.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _QUEUED_AT = 24  # of tcp_info, linux/tcp.h: tcpi_unacked, which counts what a l
 _KICK = b"\0"
 
 _making = threading.Lock()
-"""Held while a device is made: its sockets are those that were not open before."""
+"""Held while a device is made: its sockets are the new ones."""
 
 
 class GlooPort:
     """A device of gloo, and its listener.
 
     Attributes:
-        device: for the options of a group.
+        device: the device for the options of a group.
         place: where it listens.
     """
 
@@ -49,13 +49,13 @@ class GlooPort:
 
     @classmethod
     def open(cls, address: str = LOOPBACK) -> GlooPort:
-        """Make one that lets no connection in.
+        """Make one that admits no connection.
 
         Args:
-            address: one of this host's. Connections to those of the loopback come from `LOOPBACK`.
+            address: an address of this host. Connections to loopback addresses come from `LOOPBACK`.
 
         Raises:
-            CommunicationError: strangers cannot be kept from it here, or the listener cannot be found.
+            CommunicationError: it cannot be closed to others here, or the listener cannot be found.
         """
         if obstacle := socket_filter.obstacle():
             raise CommunicationError(f"gloo's port would be open to all users: {obstacle}")
@@ -68,7 +68,7 @@ class GlooPort:
                     for fd, place in own_sockets.listening(known).items()
                     if place.address == own_sockets.as_ipv6(address)
                 ]
-                if len(found) == 1:  # otherwise something else of this process has begun to listen, too
+                if len(found) == 1:  # otherwise other code of this process has begun to listen, too
                     port = cls(device, *found[0], known)
                     port._admit()
                     if not port._is_touched():
@@ -81,7 +81,7 @@ class GlooPort:
         self._admit(*sources)
 
     def outgoing(self, places: Collection[SocketPlace]) -> dict[SocketPlace, SocketPlace]:
-        """To which of these places this process is connected by now, and from where."""
+        """The places among these that this process is connected to by now, and from where."""
         return {there: here for here, there in self._connections() if there in places}
 
     def take(self, sources: Collection[SocketPlace]) -> set[SocketPlace]:
@@ -95,10 +95,10 @@ class GlooPort:
         return taken
 
     def kick(self, places: Collection[SocketPlace]) -> None:
-        """Have the kernel send again at once what the filters of these places have dropped.
+        """Make the kernel send again at once what the filters of these places have dropped.
 
-        The kernel does so when something later is acknowledged, and otherwise after 200 ms. A byte of urgent data
-        (tcp(7)) is no part of the stream that its receiver reads.
+        The kernel does so when later data are acknowledged, and otherwise after 200 ms. A byte of urgent data (tcp(7))
+        is not part of the stream that its receiver reads.
         """
         for _, copy in own_sockets.opened(self._known):
             both = own_sockets.ends(copy)
@@ -107,14 +107,14 @@ class GlooPort:
                     copy.send(_KICK, socket.MSG_OOB)
 
     def close(self) -> None:
-        """Listen no more, and end the connections on which no data was taken. Idempotent.
+        """Stop listening, and end the connections that were not opened for data. Idempotent.
 
-        gloo aborts the process if its listener is shut down. So another socket takes its place, which no process
-        can reach, and gloo waits for that.
+        gloo aborts the process if its listener is shut down. So a socket that no process can reach replaces it, and
+        gloo waits for that.
 
         Raises:
-            CommunicationError: the system refuses, as without a descriptor left, or room for temporary files. The port
-                lets nobody in then; it may be closed again.
+            CommunicationError: the system refuses, for example without a descriptor left, or room for temporary files.
+                The port then admits nobody; `close` may be called again.
         """
         if self._fd is None:
             return
@@ -139,7 +139,7 @@ class GlooPort:
             os.dup2(quiet.fileno(), fd, inheritable=False)
             self._fd = None
             if loop is not None:
-                # gloo is going to take it out again; with no event asked for, it is woken by none.
+                # gloo will remove it again; without a requested event, nothing wakes it.
                 with contextlib.closing(select.epoll.fromfd(os.dup(loop))) as events:
                     events.register(fd, 0)
 
@@ -158,10 +158,10 @@ class GlooPort:
             ) from error
 
     def _is_touched(self) -> bool:
-        """Whether there was a connection before there was a filter, even one that has ended: gloo may still hold it.
+        """Whether there was a connection before the filter, even one that has ended: gloo may still hold it.
 
-        gloo would take it for the member whose number was sent on it. The kernel forgets the other end of one that was
-        reset, but not this one.
+        gloo would take it for the member whose number was sent on it. The kernel forgets the other end of a connection
+        that was reset, but not this end.
         """
         assert self._fd is not None  # it was opened just now
         with contextlib.closing(socket.socket(fileno=os.dup(self._fd))) as listener:
@@ -174,10 +174,10 @@ class GlooPort:
 
 
 def _unreachable_listener() -> socket.socket:
-    """A socket that listens under a name that is gone: accepting from it fails at once, since no connection comes.
+    """A socket that listens under a removed name: accepting from it fails at once, since no connection comes.
 
     Raises:
-        OSError: there is no descriptor left for it, or no folder for temporary files.
+        OSError: no descriptor is left for it, or there is no folder for temporary files.
     """
     with contextlib.ExitStack() as stack:
         quiet = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))

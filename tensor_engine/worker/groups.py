@@ -1,4 +1,4 @@
-"""Process groups of the workers: one for each set of workers and stream, made with its first use."""
+"""Process groups of the workers: one for each set of workers and stream, made at its first use."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ from skipper.tensor_engine.worker.device import identity
 from skipper.tensor_engine.worker.gloo_group import make_gloo
 from skipper.tensor_engine.worker.host_staged import HostStaged, share_a_gpu
 
-DEFAULT_TIMEOUT_S = 1800.0  # one operation of another worker may take so long; a worker that is gone is found at once
+DEFAULT_TIMEOUT_S = (
+    1800.0  # how long an operation of another worker may take; a worker that is gone is detected at once
+)
 
 
 class Group:
     """Some workers that communicate, seen from one of them.
 
     For one thread: the workers' streams have groups of their own. All members call the same operations in the same
-    order. Once one has failed the group is broken: its connections are closed, so that it fails on the others at once.
+    order. After a failed operation the group is broken: its connections are closed, so that it fails on the others at
+    once.
 
     Attributes:
         members: the numbers of the workers; their order gives the ranks.
@@ -51,7 +54,7 @@ class Group:
         self._backend = backend
         self._broken: str | None = None
         self.same_host = device.type == "cpu" and self._share_a_host()
-        self.scratch: dict[str, Any] = {}  # what `exchange` and `point_to_point` keep between uses
+        self.scratch: dict[str, Any] = {}  # memory that `exchange` and `point_to_point` keep between uses
 
     @property
     def backend(self) -> Any:
@@ -62,7 +65,7 @@ class Group:
 
     @contextlib.contextmanager
     def guard(self, what: str) -> Iterator[None]:
-        """Turn what backends raise into our errors, and break the group with it.
+        """Turn exceptions of backends into errors of this package, and break the group.
 
         Raises:
             CommunicationTimeoutError: the others did not come in time.
@@ -78,7 +81,7 @@ class Group:
             self.close()
             raise (CommunicationTimeoutError if _is_late(error) else CommunicationError)(reason) from error
         except BaseException as error:
-            # The others wait for the rest of an operation that this member has broken off.
+            # The others wait for the rest of an operation that this member has aborted.
             self._broken = f"{self} cannot be used any more: {what} ended with {type(error).__name__}"
             self.close()
             raise
@@ -86,8 +89,8 @@ class Group:
     def swap(self, outgoing: torch.Tensor, incoming: torch.Tensor) -> None:
         """Send row i of ``outgoing`` to member i, whose row for this one becomes row i of ``incoming``.
 
-        Both contiguous uint8 on the group's device, of shape (size, n). All communication with several members at
-        once uses this: of gloo's collectives it is the fastest by far, and the only one that covers all cases.
+        Both are contiguous uint8 on the group's device, of shape (size, n). All communication with several members at
+        once uses this: it is by far the fastest of gloo's collectives, and the only one that covers all cases.
         """
         self.backend.alltoall_base(incoming, outgoing, [], [], dist.AllToAllOptions()).wait()
 
@@ -95,10 +98,10 @@ class Group:
         """Close the connections. Idempotent."""
         backend, self._backend = self._backend, None
         if backend is not None:
-            # On a broken connection even that may fail, and then nothing is left to close.
+            # On a broken connection even this may fail, and then nothing is left to close.
             with contextlib.suppress(RuntimeError):
                 backend.abort()
-        self.scratch = {}  # only now: messages may have been on their way from this memory
+        self.scratch = {}  # only now: messages may have been in flight from this memory
 
     def __repr__(self) -> str:
         return f"the group of workers {', '.join(map(str, self.members))}"
@@ -121,10 +124,10 @@ class Groups:
 
     Args:
         number: of this worker.
-        stream: streams run beside each other, so each has groups of its own.
-        device: of the tensors: gloo moves those of ``"cpu"``, NCCL those of ``"cuda"``; where members share a GPU, gloo
-            moves these, too, by way of the host.
-        timeout_s: for making a group and for each operation of it.
+        stream: the stream; streams run concurrently, so each has groups of its own.
+        device: of the tensors: gloo moves tensors on ``"cpu"``, NCCL those on ``"cuda"``; if members share a GPU, gloo
+            also moves these, through the host.
+        timeout_s: for making a group and for each of its operations.
     """
 
     def __init__(
@@ -145,8 +148,8 @@ class Groups:
     def get(self, members: tuple[int, ...]) -> Group:
         """The group of these workers, this one among them.
 
-        The first time, all of them make it and wait for each other. They have to make groups in the same order: they
-        do if groups are made as instructions of a script say.
+        The first time, all of them make it and wait for each other. They must make groups in the same order: this is so
+        if the instructions of a script make them.
 
         Raises:
             CommunicationTimeoutError: the others did not come in time.
@@ -164,14 +167,14 @@ class Groups:
         return group
 
     def close(self) -> None:
-        """Close all groups. Idempotent; `get` makes them anew."""
+        """Close all groups. Idempotent; `get` makes them again."""
         groups, self._groups = self._groups, {}
         for group in groups.values():
             group.close()
         self._rendezvous = None
 
     def new_backend(self, members: tuple[int, ...]) -> tuple[Store, Any]:
-        """A store and a torch backend for these workers, this one among them; all of them have to make it.
+        """A store and a torch backend for these workers, this one among them; all of them must make it.
 
         Raises:
             CommunicationTimeoutError: the others did not come in time.

@@ -32,8 +32,8 @@ class _RendezvousPoint:
     """Where two threads meet.
 
     Attributes:
-        given: what the first one brings.
-        returned: what the second one makes of it, or raises.
+        given: the value of the first one.
+        returned: the second one's result for it, or its error.
     """
 
     given: Promise[Any] = field(default_factory=Promise)
@@ -46,7 +46,7 @@ _lock = threading.Lock()
 
 
 def _point_of(key: PointKey) -> _RendezvousPoint:
-    """The rendezvous point of this number. The first thread that asks for it makes it.
+    """The rendezvous point with this key. The first thread that needs it makes it.
 
     Raises:
         EngineClosedError: the session has ended.
@@ -71,12 +71,12 @@ def _settle(point: _RendezvousPoint, result: Any) -> None:
 
 def _fail(point: _RendezvousPoint, error: BaseException) -> None:
     """Return an error at a rendezvous point."""
-    with contextlib.suppress(InvalidStateError):  # the result was first
+    with contextlib.suppress(InvalidStateError):  # the result came first
         point.returned.set_exception(error)
 
 
 def end_session(session: int) -> None:
-    """End a session: threads that wait for something to be given get `EngineClosedError`."""
+    """End a session: threads that wait for a value get `EngineClosedError`."""
     with _lock:
         _ended.add(session)
         left = [_points.pop(key) for key in list(_points) if key[0] == session]
@@ -86,7 +86,7 @@ def end_session(session: int) -> None:
 
 
 def lend(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: int) -> list[Any]:
-    """On the owner's stream: everything before has been issued, so the borrower may begin."""
+    """On the owner's stream: all earlier work has been issued, so the borrower may begin."""
     _point_of(_key_of(worker, constant)).given.set_result((inputs[0], _event(inputs[0])))
     return []
 
@@ -99,7 +99,7 @@ def take(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constan
 
 
 def give_back(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: int) -> list[Any]:
-    """On the borrower's stream: nothing follows that uses the tensor."""
+    """On the borrower's stream: no later instruction uses the tensor."""
     value = inputs[0]
     _point_of(_key_of(worker, constant)).returned.set_result((value if type(value) is Poison else None, _event(value)))
     return []
@@ -108,8 +108,8 @@ def give_back(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], co
 def get_back(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: int) -> list[Any]:
     """On the owner's stream: wait for the borrower to be done. Until then the rendezvous point holds the memory.
 
-    If the borrower has failed to change the tensor, it is poisoned here, with all that shares its memory: in a replay
-    the borrower does not see under which numbers the owner has it.
+    If the borrower has failed to change the tensor, it is poisoned here, with everything that shares its memory: in a
+    replay the borrower does not know the owner's numbers for it.
     """
     key = _key_of(worker, constant)
     poison, event = _point_of(key).returned.result()
@@ -121,7 +121,7 @@ def get_back(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], con
 
 
 def _key_of(worker: Interpreter, borrow: int) -> PointKey:
-    """Where the streams meet for a borrow."""
+    """The rendezvous point of a borrow."""
     return worker.session, worker.first_borrow + borrow
 
 
@@ -131,12 +131,12 @@ def _event(value: Any) -> torch.cuda.Event | None:
 
 @dataclass(frozen=True, slots=True)
 class EndpointTask:
-    """What a worker is told of calls of an endpoint.
+    """A call of an endpoint, described for workers.
 
     Attributes:
-        actors: whose method it is.
-        task: what becomes of the result.
-        processes: the ids of those in which they are: the actors of two references are equal, and may differ in these.
+        actors: the actors with the method.
+        task: how the result is used.
+        processes: the ids of their processes: the actors of two references are equal, but may differ in these.
     """
 
     actors: ActorMesh[Any]
@@ -145,7 +145,7 @@ class EndpointTask:
 
 
 def call(worker: Interpreter, told: FunctionCall, inputs: Sequence[Any], constant: int) -> list[Any]:
-    """Give the inputs to the actor of this process and wait for what its method makes of them."""
+    """Pass the inputs to the actor of this process and wait for its method's result."""
     order: EndpointTask = told.static
     key = (worker.session, constant)
     point = _point_of(key)
@@ -174,7 +174,7 @@ def call(worker: Interpreter, told: FunctionCall, inputs: Sequence[Any], constan
 
 
 def in_actor(method: Callable[..., Any], key: PointKey, data: bytes) -> None:
-    """In place of an endpoint: call its method when the worker gives the tensors, and give the result to the worker."""
+    """In place of an endpoint: call its method when the worker passes the tensors, and pass the result back."""
     point = _point_of(key)
     fill_in = point.given.result()
     if isinstance(fill_in, Poison):
@@ -198,7 +198,7 @@ async def in_async_actor(method: Callable[..., Awaitable[Any]], key: PointKey, d
 
 
 def as_plain(method: Callable[..., Any], key: PointKey, data: bytes) -> Any:
-    """In place of an endpoint of an ordinary call: the caller gets what it returns, and then the worker goes on."""
+    """In place of an endpoint of an ordinary call: the caller gets the result, and then the worker continues."""
     with arguments(key, data) as (args, kwargs):
         return method(*args, **kwargs)
 
@@ -214,7 +214,7 @@ async def as_plain_async(method: Callable[..., Awaitable[Any]], key: PointKey, d
 
 @contextlib.contextmanager
 def arguments(key: PointKey, data: bytes) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Wait until the worker gives its tensors, and give the arguments; the worker goes on when the block ends.
+    """Wait until the worker passes its tensors, and yield the arguments; the worker continues when the block ends.
 
     Raises:
         PoisonedError: one of them could not be made.
@@ -233,7 +233,7 @@ def arguments(key: PointKey, data: bytes) -> Iterator[tuple[tuple[Any, ...], dic
 
 @contextlib.contextmanager
 def _answering(point: _RendezvousPoint) -> Iterator[Callable[[Any], None]]:
-    """Tell the waiting worker how a method ends. The caller gives what it returns to the function that this yields."""
+    """Tell the waiting worker how a method ends. The caller passes the result to the yielded function."""
     try:
         yield lambda result: _settle(point, (result, mark()))
     except Exception as error:  # noqa: BLE001  (what it raises becomes its result's poison)
@@ -244,7 +244,7 @@ def _answering(point: _RendezvousPoint) -> Iterator[Callable[[Any], None]]:
 
 
 class PoisonedError(RuntimeError):
-    """A tensor among the arguments of an endpoint could not be made, since an operation before has failed."""
+    """A tensor among the arguments of an endpoint could not be made, since an earlier operation failed."""
 
 
 class ActorGoneError(RuntimeError):
@@ -269,7 +269,7 @@ class _Watch:
 
     @staticmethod
     def of(worker: Interpreter, actors: ActorMesh[Any]) -> _Watch:
-        """The one for an actor."""
+        """The watch of an actor."""
         key = f"actor {actors.uid}"
         watch: _Watch | None = worker.own.get(key)
         if watch is None:
@@ -284,7 +284,7 @@ class _Watch:
             _fail(point, self._error)
 
     def forget(self, point: _RendezvousPoint) -> None:
-        """A call has ended: let go of it, and of the tensors that it was given."""
+        """Release a call that has ended, and the tensors that it got."""
         with self._guard:
             if self._expected is point:
                 self._expected = None

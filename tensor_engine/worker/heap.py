@@ -1,4 +1,4 @@
-"""What a worker has: values by their numbers, and poison in place of those that could not be made."""
+"""The heap of a worker: values by number, and poison in place of values that could not be made."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """Stands in place of a value whose operation failed, and of everything that depends on it.
+    """Replaces a value whose operation failed, and everything that depends on it.
 
     Attributes:
-        rank: where it failed, in the mesh of processes that the worker belongs to.
-        instruction_stream: number of the instruction stream that the failed instruction came by.
+        rank: where it failed: the rank in the worker's mesh of processes.
+        instruction_stream: number of the instruction stream of the failed instruction.
         sequence: number of that instruction in its instruction stream.
-        operation: what failed.
+        operation: the operation that failed.
         summary: type and message of the exception.
         traceback: of the worker, as text.
-        step: which instruction of a compiled program, where the failed instruction is a replay.
-        is_lost: whether nothing has failed: another process has taken the place of the one that had the value.
+        step: the index of the instruction in a compiled program, if the failed instruction is a replay.
+        is_lost: whether nothing has failed, but the process with the value was replaced.
     """
 
     rank: int
@@ -41,25 +41,25 @@ _heaps: dict[int, Heap] = {}
 
 
 def heap_of(session: int) -> Heap:
-    """The one heap of a session in this process; all its streams share it."""
+    """The heap of a session in this process; all its streams share it."""
     return _heaps.setdefault(session, {})
 
 
 def lose(session: int, rank: int, refs: Iterable[int]) -> None:
-    """Put poison in place of the values that the process had whose place this one has taken, as that rank."""
+    """Put poison in place of the values of the process that this one has replaced, for that rank."""
     heap, poison = heap_of(session), Poison(rank, 0, rank, "the rejoin", "", "", is_lost=True)
     heap.update((ref, poison) for ref in refs)
 
 
 def forget_heap(session: int) -> None:
-    """Let go of everything that a session has in this process."""
+    """Release everything that a session has in this process."""
     _heaps.pop(session, None)
 
 
 def poison_storage(heap: Heap, tensor: torch.Tensor, poison: Poison) -> None:
     """Put poison in place of every value that shares the storage of ``tensor``."""
     storage = tensor.untyped_storage()._cdata
-    # The other streams of this process use the heap meanwhile. A list of its items would be made one by one.
+    # Other streams of this process use the heap at the same time. A list of its items would be made one by one.
     for ref, value in heap.copy().items():
         if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata == storage and heap.get(ref) is value:
             heap[ref] = poison

@@ -1,6 +1,6 @@
-"""Tensors of GPUs moved by way of the host, for workers that share a GPU: NCCL takes one rank for each.
+"""Tensors of GPUs moved through the host, for workers that share a GPU: NCCL allows one rank for each GPU.
 
-Slower than NCCL by far, and the same results: so a program for many GPUs can be tried on one.
+This is far slower than NCCL, with the same results: so a program for many GPUs can be tried on one.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from torch._C._distributed_c10d import Store
 
 
 class HostStaged:
-    """Those operations of a torch backend that `Group` uses, over a backend for tensors of the host.
+    """The operations of a torch backend that `Group` uses, over a backend for tensors on the host.
 
-    What is sent is copied to the host first, in the order of the current stream. What comes is copied to where it
-    belongs by `wait`, in the order of the stream that is current then.
+    Tensors to send are first copied to the host, in the order of the current stream. `wait` copies received ones to
+    their targets, in the order of the stream that is then current.
 
     Args:
         backend: Gloo's, between the same members.
@@ -50,11 +50,11 @@ class HostStaged:
 
 
 class _Pending:
-    """An operation under way. It keeps the memory of the host that it uses.
+    """An operation in flight. It keeps the host memory that it uses.
 
     Attributes:
-        sent: What must not change before it is over.
-        coming: Where each tensor belongs, and where it arrives.
+        sent: Memory that must not change before it is over.
+        coming: The target of each tensor, and the memory where it arrives.
     """
 
     def __init__(
@@ -72,6 +72,6 @@ class _Pending:
 
 
 def share_a_gpu(store: Store, rank: int, size: int, gpu: str) -> bool:
-    """Whether two of the members use the same GPU. Every member has to ask, each with the identity of its own."""
+    """Whether two of the members use the same GPU. Every member must call it, with the identity of its GPU."""
     store.set(f"gpu of {rank}", gpu)
     return len({store.get(f"gpu of {member}") for member in range(size)}) < size

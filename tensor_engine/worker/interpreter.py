@@ -1,4 +1,4 @@
-"""The worker's side of instructions. Each *site* is resolved once; its instructions only pick values and run."""
+"""The worker's side of instructions. Each *site* is resolved once; its instructions only select values and run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from skipper.tensor_engine.shared.encoding import FREE, Definition, Form
 from skipper.tensor_engine.worker.heap import Heap, Poison, poison_storage
 
 Run = Callable[[Heap, Sequence[int], int, Sequence[Any], int], None]
-"""Runs one instruction: the heap, the code, where in it, the constants, and where in them."""
+"""Runs one instruction: the heap, the code, the position in it, the constants, and the position in them."""
 
 
 class Site:
@@ -25,8 +25,8 @@ class Site:
         outputs: how many numbers of outputs an instruction has.
         constants: how many constants it takes.
         width: of an instruction.
-        writes: which inputs it changes; they are poisoned, with all that shares their storage, if it fails.
-        is_laid_out: whether its results have to be laid out anew to be as the script takes them to be.
+        writes: which inputs it changes; they are poisoned, with everything that shares their storage, if it fails.
+        is_laid_out: whether its results must be copied to the layout that the script expects.
         run: runs one instruction.
     """
 
@@ -44,7 +44,7 @@ class Site:
 
 
 class Interpreter:
-    """Runs the instructions of one stream on one worker. It never raises: what fails leaves poison.
+    """Runs the instructions of one stream on one worker. It never raises: failures leave poison.
 
     Attributes:
         session: number of the session.
@@ -52,9 +52,9 @@ class Interpreter:
         rank: of this worker in the root mesh of the session.
         extent: axes and sizes of that mesh.
         heap: values by number, shared by the streams of the session in this process.
-        number: of this worker, unique in the script; a process that takes the place of another has another one.
-        first_borrow: from which the numbers of borrows in instructions count: not from 0 within a replay.
-        own: what else the functions of instructions keep, by names that they choose.
+        number: of this worker, unique in the script; a replacement process has another one.
+        first_borrow: the base of the numbers of borrows in instructions: not 0 within a replay.
+        own: further state of the functions of instructions, by names that they choose.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Interpreter:
         """Make sites.
 
         Returns:
-            The numbers of those that are to be forgotten: they come without a form, and the batch may still use them.
+            The numbers of sites to forget: they come without a form, and the batch may still use them.
         """
         forgotten: list[int] = []
         for number, form, description in definitions:
@@ -93,7 +93,7 @@ class Interpreter:
                 forgotten.append(number)
                 continue
             if number in self._sites:
-                continue  # it is sent again since another worker of the instruction stream is new
+                continue  # it is sent again, since another worker of the instruction stream is new
             site = self._sites[number] = Site(form)
             try:
                 site.run = resolve(form.maker)(self, site, description)
@@ -107,7 +107,7 @@ class Interpreter:
             self._sites.pop(number, None)
 
     def close(self) -> None:
-        """Close what the functions of instructions keep in ``own`` and can be closed."""
+        """Close the closable objects that the functions of instructions keep in ``own``."""
         for kept in reversed(self.own.values()):
             if callable(close := getattr(kept, "close", None)):
                 close()
@@ -117,13 +117,13 @@ class Interpreter:
         """Run the instructions of a batch.
 
         Args:
-            instruction_stream: number of the instruction stream that the batch came by.
+            instruction_stream: number of the instruction stream of the batch.
             first: number of its first instruction there.
             code: the instructions.
-            constants: theirs.
+            constants: the constants of these.
 
         Returns:
-            The number of the instruction that comes next.
+            The number of the next instruction.
         """
         heap, sites = self.heap, self._sites
         at = constant = 0
@@ -151,7 +151,7 @@ class Interpreter:
         return sequence
 
     def poison(self, operation: str, error: BaseException) -> Poison:
-        """New poison for the current instruction; the script is told of it."""
+        """New poison for the current instruction, reported to the script."""
         summary = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         trace = "".join(traceback.format_exception(error))
         poison = Poison(self.rank, self.instruction_stream, self.sequence, operation, summary, trace, self.step)
@@ -159,7 +159,7 @@ class Interpreter:
         return poison
 
     def fail(self, site: Site, code: Sequence[int], at: int, error: Exception) -> None:
-        """Put poison in place of what an instruction was to make: that of its inputs, or new one for the error."""
+        """Put poison in place of an instruction's outputs: the poison of its inputs, or new poison for the error."""
         heap = self.heap
         outputs = code[at + 1 : at + 1 + site.outputs]
         inputs = code[at + 1 + site.outputs : at + site.width]
@@ -176,13 +176,13 @@ class Interpreter:
 
 @functools.cache
 def resolve(path: str) -> Any:
-    """What ``module:name`` names."""
+    """The object at ``module:name``."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 def raising(error: Exception) -> Run:
-    """What runs in place of a site that could not be made."""
+    """A function to run in place of a site that could not be made."""
 
     def run(heap: Heap, code: Sequence[int], at: int, constants: Sequence[Any], constant: int) -> None:
         raise error

@@ -1,4 +1,4 @@
-"""What a worker does with the objects and modules that it has for the script."""
+"""The worker's functions for the objects and modules that it has for the script."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def parameters_of(ref: OpaqueRef) -> dict[str, torch.Tensor]:
 
 
 class _Graph:
-    """What a worker keeps between forward and backward: edges of autograd's graph, which hold what it needs."""
+    """What a worker keeps between forward and backward: edges of the autograd graph, which keep their inputs alive."""
 
     def __init__(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         self._inputs = [torch.autograd.graph.get_gradient_edge(each) for each in inputs]
@@ -73,6 +73,6 @@ def forward(
 
 
 def backward(graph: OpaqueRef, grads: Sequence[torch.Tensor], like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Gradients of what `forward` got and of the parameters: of those in ``like``, with zeros where there is none."""
+    """Gradients of the inputs of `forward` and of the parameters, for those in ``like``; zeros if there is none."""
     found = graph.value.backward(grads)
     return [torch.zeros_like(each) if grad is None else grad for grad, each in zip(found, like, strict=True)]

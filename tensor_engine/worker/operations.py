@@ -1,4 +1,4 @@
-"""Sites of torch's own operations: for each a function of a few lines, generated and compiled once."""
+"""Sites of torch's own operations: each has a function of a few lines, generated and compiled once."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Node = tuple[int, Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Description:
-    """An operation as the worker has to know it; picklable.
+    """An operation, described for the worker; picklable.
 
     Attributes:
         operation: ``namespace::name`` and the name of the overload.
         defined_by: what defines it on a worker that does not know it.
         args: a template for each positional argument.
-        kwargs: a template for each argument that is given by name.
-        outputs: for each new value, where in the result it is, and what the script expects of it.
+        kwargs: a template for each keyword argument.
+        outputs: for each new value, its position in the result, and its expected metadata.
         views: which of these are views.
         reshapes: which inputs get another shape in place; the worker changes a fresh alias instead.
     """
@@ -50,7 +50,7 @@ class Description:
         constant_at: Callable[[int], str],
         fixed: Callable[[Any], str],
     ) -> str:
-        """The call of the operation as Python's source, given how to write its name and the leaves of its arguments."""
+        """The call of the operation as Python source, given a way to write its name and the leaves of arguments."""
 
         def text(node: Node) -> str:
             kind, value = node
@@ -65,23 +65,23 @@ class Description:
 
         arguments = [text(node) for node in self.args]
         if self.kwargs:
-            # By position in a dictionary: a name of an argument may be one of Python's own words, such as "from".
+            # In a dictionary: the name of an argument may be a Python keyword, such as "from".
             named = ", ".join(f"{name!r}: {text(node)}" for name, node in self.kwargs.items())
             arguments.append(f"**{{{named}}}")
         return f"{operation}({', '.join(arguments)})"
 
     def packed(self) -> bytes:
-        """As bytes, once for all workers."""
+        """The description as bytes, made once for all workers."""
         return pickle.dumps([getattr(self, name) for name in self.__slots__], protocol=5)
 
     @classmethod
     def unpacked(cls, packed: bytes) -> Description:
-        """What `packed` gave."""
+        """The inverse of `packed`."""
         return cls(*pickle.loads(packed))
 
 
 def operation_site(worker: Interpreter, site: Site, packed: bytes) -> Run:
-    """The maker of the worker's part of torch's operations."""
+    """Makes the worker's part of torch's operations."""
     description = Description.unpacked(packed)
     run = _compile(description, checked=False)
     return _checking(site, description, run) if description.outputs else run
@@ -108,8 +108,8 @@ def find(description: Description) -> Any:
 def _checking(site: Site, description: Description, run: Run) -> Run:
     """Runs the first instruction, and checks that the result is as the script expects.
 
-    The script knows strides from torch's rules for fake tensors, and kernels may lay out their results in other ways.
-    The results of such a site are laid out anew from then on.
+    The script knows strides from torch's rules for fake tensors, but kernels may use other layouts for their results.
+    From then on the results of such a site are copied to the expected layout.
     """
 
     def check(heap: Heap, code: Sequence[int], at: int, constants: Sequence[Any], constant: int) -> None:
@@ -132,16 +132,16 @@ def _checking(site: Site, description: Description, run: Run) -> Run:
 
 
 def laid_out(result: torch.Tensor, expected: TensorMetadata) -> torch.Tensor:
-    """The tensor, with the strides that the script takes it to have."""
+    """The tensor, with the strides that the script expects."""
     if result.stride() == expected.stride:
         return result
     return torch.empty_strided(expected.shape, expected.stride, dtype=result.dtype, device=result.device).copy_(result)
 
 
 def _compile(description: Description, *, checked: bool) -> Run:
-    """The function that runs an instruction, written out; names of operations and values come by its namespace."""
+    """The generated function that runs an instruction; its namespace has the operations and values."""
     namespace: dict[str, Any] = {"alias": torch.ops.aten.alias.default}
-    namespace["op"] = find(description)._op  # without the Python function around it
+    namespace["op"] = find(description)._op  # without its Python wrapper
     first = 1 + len(description.outputs)
 
     def fixed(value: object) -> str:

@@ -1,9 +1,9 @@
 """`transfer`: a tensor from one worker to one other, or down a tree to several.
 
-The sender does not wait for its readers. A small tensor goes in one message, with a flag that says whether there is
-one. A larger one is copied to a block of shared memory, and the message says where. Each reader reads it from there
-one-sidedly, also from another host, and then tells the sender, which only then uses the block again. There are two
-blocks for each group, so a sender is at most two large tensors, or a few small ones, ahead of its slowest reader.
+The sender does not wait for its readers. A small tensor is sent in one message, with a flag that says whether there is
+one. A larger one is copied to a block of shared memory, and the message contains its handle. Each reader reads it from
+there one-sidedly, even from another host, and then tells the sender; only then is the block used again. Each group has
+two blocks, so a sender is at most two large tensors, or a few small ones, ahead of its slowest reader.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from skipper.tensor_engine.worker.staging import CARD_NBYTES, Peers, StagingBloc
 
 STAGED_FROM_NBYTES = 256 << 10
 """Size from which shared memory is faster than gloo's messages (`python -m tests.tensor_engine.transfers`)."""
-_AHEAD = 4  # messages that a sender leaves behind before it waits for the oldest to be taken
+_AHEAD = 4  # how many messages a sender posts before it waits until the oldest is taken
 _HEADER_NBYTES = 16 + CARD_NBYTES
 _DATA, _READ = 0, 1  # tags of gloo's messages
 
 
 def transfer(group: Group, value: MemberValue, expected: TensorMetadata) -> MemberValue:
-    """Give the value of the member of rank 0 to all others.
+    """Send the value of the member of rank 0 to all others.
 
-    With several readers the messages go down a binomial tree; large tensors do not, since all read the same block.
+    With several readers the messages use a binomial tree; large tensors do not, since all read the same block.
 
     Args:
         group: this worker and the others, the sender first.
-        value: the sender's; what readers pass has no meaning.
+        value: the sender's value; that of readers is ignored.
         expected: metadata of the value.
 
     Returns:
-        At a reader what the sender has: a contiguous fresh tensor, or what it has in place of one. None at the sender.
+        At a reader the sender's value: a contiguous new tensor, or the object in place of one. None at the sender.
 
     Raises:
         CommunicationError: a member is gone or late, or the value has another shape or dtype.
@@ -52,7 +52,7 @@ def transfer(group: Group, value: MemberValue, expected: TensorMetadata) -> Memb
 
 
 class _Post:
-    """What one member keeps between transfers: messages that have not been received yet, and the shared blocks."""
+    """The state of one member between transfers: messages that have not been received yet, and the shared blocks."""
 
     def __init__(self, group: Group) -> None:
         self._group = group

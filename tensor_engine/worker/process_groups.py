@@ -1,4 +1,4 @@
-"""Process groups that the user's functions get on a worker: real ones of `torch.distributed`."""
+"""Process groups that user functions get on a worker: real ones of `torch.distributed`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from skipper.tensor_engine.worker.interpreter import Interpreter
 
 
 class WorkerGroups:
-    """The process groups that functions on a worker have got; kept by the worker's interpreter."""
+    """The process groups that functions on a worker have used; kept by the worker's interpreter."""
 
     def __init__(self, worker: Interpreter) -> None:
         self._number = worker.number
@@ -25,7 +25,7 @@ class WorkerGroups:
 
     @staticmethod
     def of(worker: Interpreter) -> WorkerGroups:
-        """Those of a worker."""
+        """The process groups of a worker."""
         kept: WorkerGroups | None = worker.own.get("process groups")
         if kept is None:
             kept = worker.own["process groups"] = WorkerGroups(worker)
@@ -47,7 +47,7 @@ class WorkerGroups:
     def abandon(self, spec: ProcessGroupSpec) -> None:
         """Break it: this worker cannot take part, and the others must not wait for it."""
         try:
-            self.get(spec)  # to tell them, it has to meet them first
+            self.get(spec)  # it must meet the others before it can tell them
         except CommunicationError:
             return
         self._drop(spec.number)
@@ -69,7 +69,7 @@ class WorkerGroups:
             groups = Groups(self._number, stream=name, device=device)
             store, backend = groups.new_backend(members)
             if isinstance(backend, HostStaged):
-                continue  # torch takes backends of its own only: operations on GPU tensors are refused by name
+                continue  # torch accepts only its own backends: operations on GPU tensors are refused by name
             if group is None:
                 group, first_store = dist.ProcessGroup(store, rank, len(members)), store
             kind = dist.ProcessGroup.BackendType.GLOO if device == "cpu" else dist.ProcessGroup.BackendType.NCCL
@@ -90,4 +90,4 @@ class WorkerGroups:
         for known in (registry._world.pg_group_ranks, registry._world.pg_map, registry._world.pg_names):
             known.pop(group, None)  # type: ignore[arg-type]
         # That was the last reference: the connections are closed, so that the others fail at once. `abort` alone would
-        # leave those of gloo open.
+        # leave gloo's connections open.

@@ -7,14 +7,14 @@ import torch
 from skipper.control import context
 
 _DEFAULT_SEED = 67280421310721
-"""Torch's own (`default_rng_seed_val` in c10/core/GeneratorImpl.h)."""
+"""Torch's default seed (`default_rng_seed_val` in c10/core/GeneratorImpl.h)."""
 
 GPU_NBYTES = 17
-"""What `get_states` says of a GPU: whether it is in use, and its generator's seed and offset."""
+"""Size of a GPU's part of `get_states`: whether it is in use, and its generator's seed and offset."""
 
 
 def seed_worker(rank: int) -> None:
-    """Have a worker draw other numbers than the first one, unless the user's code has seeded its generators."""
+    """Make a worker draw other numbers than the first one, unless user code has seeded its generators."""
     if rank and torch.initial_seed() == _DEFAULT_SEED:
         torch.manual_seed(_DEFAULT_SEED + rank)
 
@@ -26,7 +26,7 @@ def seed_generator(seed: int | torch.Tensor, places: dict[int, int] | None) -> N
 
 
 def use_deterministic_algorithms() -> None:
-    """Have torch refuse operations that have no deterministic algorithm."""
+    """Make torch refuse operations that have no deterministic algorithm."""
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
 
@@ -45,7 +45,7 @@ def set_state(state: torch.Tensor, device: str) -> None:
 
 
 def get_states() -> torch.Tensor:
-    """The states of the CPU's generator and of the GPU's, one behind the other."""
+    """The concatenated states of the CPU's and of the GPU's generator."""
     gpu = torch.zeros(GPU_NBYTES, dtype=torch.uint8)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         gpu[0] = 1
@@ -54,7 +54,7 @@ def get_states() -> torch.Tensor:
 
 
 def set_states(states: torch.Tensor) -> None:
-    """Put the generators into the states of `get_states`; or the CPU's alone into its own."""
+    """Put the generators into the states of `get_states`; or only the CPU's generator, into its own state."""
     nbytes = torch.get_rng_state().numel()
     torch.set_rng_state(states[:nbytes].clone())
     gpu = states[nbytes:]

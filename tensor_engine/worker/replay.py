@@ -1,4 +1,4 @@
-"""The worker's side of compiled functions: a program becomes one generated function, with a line for each step."""
+"""The worker's side of compiled functions: a program becomes one generated function with a line for each step."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _numbers = itertools.count(1)
 
 
 def program_site(worker: Interpreter, site: Site, packed: bytes) -> Run:
-    """The maker of the worker's part of a program."""
+    """Makes the worker's part of a program."""
     return Replay(worker, pickle.loads(packed)).run
 
 
 class Replay:
     """A program on a worker.
 
-    The first replay in which no step fails runs step by step, as instructions do that come one by one, and sees how the
-    kernels lay out what they return. Later ones run the function that is written out after that. Where one of its steps
-    fails, the values made so far go into the heap, and the rest runs step by step, with poison.
+    Replays run step by step, like single instructions, up to the first one in which no step fails; that one finds the
+    layouts of the kernels' results. Later replays run the function that is then generated. If one of its steps fails,
+    the values made so far go into the heap, and the rest runs step by step, with poison.
 
-    Where the program is to be compiled, its regions are compiled and tried during the first replay.
+    If the program is to be compiled, its regions are compiled and tried during the first replay.
 
     Args:
         worker: that it runs on.
@@ -47,7 +47,7 @@ class Replay:
         self._sites = [self._make(form, description) for form, description in program.sites]
         self._last = _last_uses(program)
         self._regions = {region.begin: region for region in regions_of(program)} if self._is_whole else {}
-        # While it runs step by step, slots are in the heap under numbers that nothing else has.
+        # While it runs step by step, slots are in the heap under numbers that nothing else uses.
         self._base = -(next(_numbers) << 44)
         self._function: Callable[[Heap, Sequence[int], int], None] | None = None
         self._lines: list[int] = []
@@ -75,7 +75,7 @@ class Replay:
             failed = self._lines[trace.tb_lineno - 1]
             slots = {int(name[1:]): value for name, value in trace.tb_frame.f_locals.items() if name[1:].isdigit()}
             is_region = failed in self._regions and self._regions[failed].is_compiled
-            # A region has changed nothing yet. Run one by one, its operations show which of them fails.
+            # A region has changed nothing yet. Run one by one, its operations show which one fails.
             self._step_by_step(heap, code, at, slots, failed, None if is_region else error)
         finally:
             self._worker.step = None
@@ -104,7 +104,7 @@ class Replay:
         begin: int,
         error: Exception | None = None,
     ) -> bool:
-        """Run the steps from ``begin`` on. An error is what the first of them has already raised.
+        """Run the steps from ``begin`` on. ``error``: what the first of them has already raised.
 
         Returns:
             Whether none has failed.
@@ -185,7 +185,7 @@ def _store(heap: Heap, ref: int, value: Any) -> None:
 
 
 class _WrittenPoisonError(Exception):
-    """A call has left poison in what it writes: tensors, each with its own, one at least."""
+    """A call has left poison in what it writes: one or more tensors, each with its poison."""
 
     def __init__(self, poisoned: list[tuple[torch.Tensor, Poison]]) -> None:
         self.poisoned = poisoned
@@ -193,12 +193,12 @@ class _WrittenPoisonError(Exception):
 
 
 class _ProgramWriter:
-    """Writes the function of a program.
+    """Generates the function of a program.
 
     ``last`` has for each step the slots that no later step needs. Only this program uses numbers from ``base`` on.
 
     Attributes:
-        steps: for each line that is written, the step to which it belongs.
+        steps: for each generated line, its step.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class _ProgramWriter:
         self._lines: list[str] = []
 
     def write(self) -> Callable[[Heap, Sequence[int], int], None]:
-        """The function; to be called once."""
+        """Generate the function; called once."""
         self._take_inputs()
         self._store_results(self._run_steps())
         exec(compile("\n".join(self._lines), f"<compiled {self._program.name}>", "exec"), self._names)
@@ -239,7 +239,7 @@ class _ProgramWriter:
             self._add(0, f"    v{slot} = get({slot})")
 
     def _run_steps(self) -> set[int]:
-        """Write the steps; the slots that may have None in place of a value."""
+        """Generate the steps; returns the slots that may have None in place of a value."""
         maybe: set[int] = set()
         end = 0
         for index, step in enumerate(self._program.steps):
@@ -311,7 +311,7 @@ class _ProgramWriter:
 
 
 class _WrittenOperation:
-    """How the steps of an operation are written."""
+    """How the steps of an operation are generated."""
 
     def __init__(self, packed: bytes, site: Site, name: Callable[[object], str]) -> None:
         self.description = description = Description.unpacked(packed)
@@ -342,7 +342,7 @@ class _WrittenOperation:
 def _caller(
     worker: Interpreter, index: int, step: ProgramStep, form: Form, description: Any, base: int
 ) -> Callable[..., Any]:
-    """The function that a step calls if it is no operation of torch."""
+    """The function that a step calls if it is not an operation of torch."""
     if form.maker != CALL:
         raise TypeError(f"{form.name} cannot be part of a program")
     call: FunctionCall = description
@@ -355,7 +355,7 @@ def _caller(
         worker.step = index
         if not marks:
             return invoke(function, worker, call, list(inputs), constant)
-        # What it writes is in the heap meanwhile: the call puts poison there if it cannot write.
+        # During the call, what it writes is in the heap: the call puts poison there if it cannot write.
         for place, mark in marks:
             if inputs[place] is not None:
                 heap[mark] = inputs[place]

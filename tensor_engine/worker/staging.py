@@ -1,4 +1,4 @@
-"""Blocks of shared memory through which workers of one host hand each other large tensors."""
+"""Blocks of shared memory through which workers of one host exchange large tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from skipper.dataplane import Operation, RDMABuffer
 from skipper.tensor_engine.errors import CommunicationError
 
 CARD_NBYTES = 512
-"""Room for the handle of a block in a message. One with shared memory alone has some 130 bytes."""
+"""Space for the handle of a block in a message. A handle with only shared memory has about 130 bytes."""
 _CARD_MAX = CARD_NBYTES - 2
 
 
@@ -27,7 +27,7 @@ class StagingBlock:
         self._buffer: RDMABuffer | None = None
 
     def room(self, nbytes: int) -> torch.Tensor:
-        """The first ``nbytes`` of the block, as uint8. Nobody may be reading the block."""
+        """The first ``nbytes`` of the block, as uint8. Nobody may be reading the block at this time."""
         if nbytes > self.memory.numel():
             self.memory = dataplane.empty((nbytes,), torch.uint8)
             self._buffer = RDMABuffer(self.memory, writable=False)

@@ -1,4 +1,4 @@
-"""The user's functions on a worker: how they are found and called, and what becomes of their results."""
+"""User functions on a worker: how they are found and called, and how their results are used."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from skipper.tensor_engine.worker.operations import laid_out
 from skipper.tensor_engine.worker.process_groups import WorkerGroups
 
 _FUNCTIONS = 1024
-"""Functions sent by value that a process remembers, each with its own globals."""
+"""How many functions sent by value a process caches, each with its own globals."""
 
 
 def call(worker: Interpreter, told: FunctionCall, inputs: Sequence[Any], constant: bytes) -> list[Any]:
@@ -104,13 +104,13 @@ def use(task: Task, outputs: Sequence[TensorMetadata], result: Any, inputs: Sequ
 
 
 def parts(worker: Interpreter, told: FunctionCall, inputs: Sequence[Any], constant: None) -> list[Any]:
-    """Take the parts out of a result that is there as a whole; ``inputs[0]`` refers to it."""
+    """Take the parts out of a result that the worker keeps as a whole; ``inputs[0]`` refers to it."""
     task: Task = told.static
     return parts_of(task.kinds, told.outputs, inputs[0].value, inputs[1:])
 
 
 def describe(worker: Interpreter, value: OpaqueRef, argument: None) -> bytes:
-    """What a result that is there as a whole looks like, pickled: metadata stands in place of tensors and objects."""
+    """The pickled description of a result that the worker keeps as a whole: metadata replaces tensors and objects."""
     return bytes(cloudpickle.dumps(pytree.tree_map(_described, value.value)))
 
 
@@ -121,7 +121,7 @@ def _described(leaf: Any) -> Any:
 
 
 def take(worker: Interpreter, value: Any, argument: None) -> Any:
-    """A value as it is."""
+    """A value, unchanged."""
     return value
 
 

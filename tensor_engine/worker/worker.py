@@ -15,14 +15,14 @@ from skipper.tensor_engine.worker.random_state import seed_worker
 
 
 class Worker(Actor):
-    """Runs instructions in the order in which they come, and answers questions about the values that they make.
+    """Runs instructions in their order, and answers questions about the values that they make.
 
     Args:
         session: number of the session.
         stream: number of the stream; 0 is the main one.
         errors: where failed instructions are reported.
         numbers: of the workers of the session, by rank.
-        lost: by rank, the numbers of the values that the stream had in the process whose place this one has taken.
+        lost: by rank, the numbers of the values that the stream had in the process that this one has replaced.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class Worker(Actor):
 
     @endpoint
     def sync(self) -> None:
-        """Answer, once everything before has been run."""
+        """Answer once everything before has been run."""
 
     @endpoint
     def ask(self, function: str, ref: int, argument: Any) -> Any:
         """Answer with ``function(worker, value, argument)``, for the function ``module:name`` and a value by number.
 
-        Poison is answered as it is. A value that is not here is None, and so is number 0.
+        Poison is returned unchanged. A value that is not here is None, and so is number 0.
         """
         value = self._interpreter.heap.get(ref)
         if type(value) is Poison:
@@ -69,7 +69,7 @@ class Worker(Actor):
         return resolve(function)(self._interpreter, value, argument)
 
     def __cleanup__(self, error: Exception | None) -> None:
-        """Let go of the values of the session."""
+        """Release the values of the session."""
         self._interpreter.close()
         if self._interpreter.stream == 0:
             end_session(self._interpreter.session)
