@@ -1,1 +1,1 @@
-"""What runs in the actor that knows all versions of a store."""
+"""The code in the actor that knows all versions of a store."""

@@ -1,8 +1,8 @@
-"""The store's controller: one actor per store that knows which versions there are and where they lie.
+"""The store's controller: one actor per store that knows which versions exist and where they are stored.
 
-No tensor passes through it (values of a few KiB excepted). A publisher calls it once per version, a reader
-once, plus one message without an answer when it is done. A request that has to wait (for a version that is
-not there yet, for readers to leave) leaves its response port here, and is answered when it happens.
+No tensor passes through it (except values of a few KiB). A publisher calls it once per version, a reader once, plus one
+message without an answer when it is done. A request that has to wait (for a version that does not exist yet, for
+readers to leave) leaves its response port here, and gets its answer when that happens.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ _LATER_S = 1.0
 class StoreController(Actor):
     """Keeps the index of one store, its volumes, and the requests that wait for something.
 
-    In a store with a journal, the controller that is found by the store's name does none of that. It starts others, one
-    after the other, in processes of their own (`torchstore.controller.succession`), and says which of them acts now.
+    In a store with a journal, the controller with the store's name does none of that. It starts others, one after the
+    other, in processes of their own (`torchstore.controller.succession`), and says which of them is active.
     """
 
     def __init__(self, store_name: str) -> None:
@@ -76,12 +76,12 @@ class StoreController(Actor):
         self._lives = count()
 
     async def __cleanup__(self, error: Exception | None) -> None:
-        """Report no more."""
+        """Stop reporting."""
         for part in (self._part, f"{self._part} waits"):
             report_table(part, None)
 
     def __supervise__(self, failure: MeshFailure) -> bool:
-        """The store goes on: users of a volume are told of its death, and a dead controller has a successor."""
+        """Continue: users of a dead volume are informed, and a dead controller gets a successor."""
         if self._succession is not None:
             self._succession.supervise(failure)
         return True
@@ -97,7 +97,7 @@ class StoreController(Actor):
         volume_nbytes: int | None,
         settings: StoreSettings,
     ) -> None:
-        """Start the volumes. Doing it twice without a shutdown between is an error.
+        """Start the volumes. A second call without a shutdown between is an error.
 
         Raises:
             StrategyError: The volumes have equal names (too few hosts or ranks for that many volumes), or there are
@@ -128,7 +128,7 @@ class StoreController(Actor):
 
     @endpoint
     async def succeed(self, volumes: Volumes, settings: StoreSettings, journal: JournalAddress) -> ProcessId:
-        """Go on where the controllers before this one have ended, in a store with a journal. Returns this process.
+        """Continue where the earlier controllers ended, in a store with a journal. Returns this process.
 
         Raises:
             JournalError: The journal cannot be read.
@@ -144,7 +144,7 @@ class StoreController(Actor):
         return this_process()
 
     def _begin(self, settings: StoreSettings) -> None:
-        """Bring the state to what a store begins with."""
+        """Set the state of a new store."""
         self._recorder.state.index.keep = settings.keep_versions
         self._recorder.state.members.begin(settings.first_client)
 
@@ -158,7 +158,7 @@ class StoreController(Actor):
 
     @concurrent_endpoint
     async def info(self, process: ProcessId, procs: ProcMesh) -> StoreInfo:
-        """Welcome a client, whose process control knows as ``procs``. The store knows from here on when that dies."""
+        """Register a client, whose process `control` knows as ``procs``; the store learns from now on when it dies."""
         if self._succession is not None and self._volumes is not None:
             return await self._succession.welcome(process, procs)
         volumes = self._initialized()
@@ -177,14 +177,14 @@ class StoreController(Actor):
 
     @concurrent_endpoint
     async def successor(self, life: int, timeout: float) -> Successor:
-        """The controller that has taken the place of the one with this number, in a store with a journal.
+        """The controller that has replaced the one with this number, in a store with a journal.
 
-        Where that one is still there after a while, it is the answer: it was only not to be reached.
+        If that one still exists after a while, it is the answer: it was only unreachable.
 
         Raises:
             ControllerLostError: There will be none.
-            StaleClientError: The store that had it was shut down, and is another one now.
-            StoreTimeoutError: There was none in time.
+            StaleClientError: Its store was shut down, and is another one now.
+            StoreTimeoutError: None was there in time.
         """
         if self._volumes is None:
             raise StoreNotInitializedError(self._store_name)
@@ -194,10 +194,10 @@ class StoreController(Actor):
 
     @endpoint
     async def return_to(self, client: int, leases: frozenset[tuple[str, int]], batches: frozenset[int]) -> None:
-        """A client of a controller before this one is here: these are the leases that it holds, and no others.
+        """Take over a client of an earlier controller: it holds these leases, and no others.
 
         Raises:
-            StaleClientError: It is of a store that was shut down since.
+            StaleClientError: It belongs to a store that has been shut down.
         """
         process = self._process_of(client)
         for command in self._recorder.abandoned(process, leases, batches):
@@ -206,7 +206,7 @@ class StoreController(Actor):
 
     @endpoint
     async def check(self, client: int) -> None:
-        """Raise StaleClientError for a client of a store that was shut down meanwhile."""
+        """Raise StaleClientError for a client of a store that has been shut down."""
         self._process_of(client)
 
     @endpoint
@@ -243,10 +243,10 @@ class StoreController(Actor):
     ) -> tuple[Published, ...]:
         """Add contributions, in order; each may complete a version, which then becomes visible at once.
 
-        A ``request`` with a number that is not 0 is done once, however often it comes; here and below.
+        A ``request`` with a number other than 0 is done only once, however often it comes; here and below.
 
         Raises:
-            UnknownIdError: A publication holds only an id, and it is not remembered. Nothing was added.
+            UnknownIdError: A publication contains only an id, and that is not remembered. Nothing was added.
             ArenaFreedError: A publication's arena is gone. Nothing was added.
             VersionExistsError, LateShareError, OutOfStepError, ShareMismatchError, ReplicaMismatchError: See
                 `History.contribute`.
@@ -256,14 +256,14 @@ class StoreController(Actor):
 
     @endpoint
     async def reserve(self, client: int, key: str, request: RequestNumber) -> int:
-        """The number of a new version of a key, for publishers that agree about it among themselves."""
+        """The number of a new version of a key, for publishers that agree on it among themselves."""
         return int(self._once(client, request, "reserve", client, key))
 
     @endpoint
     async def put_inline(self, client: int, key: str, value: bytes, request: int, oldest: int) -> int:
         """Add a whole small value as the next version of a key. Returns its number.
 
-        The two numbers are those of a `RequestNumber`: all arguments are plain, as those of `acquire`.
+        The two numbers are those of a `RequestNumber`: all arguments are plain, like those of `acquire`.
         """
         return int(self._once(client, (request, oldest), "put_inline", client, key, value))
 
@@ -280,7 +280,7 @@ class StoreController(Actor):
         """Answer when arenas of a full volume have been freed, with what `StoreState.make_room` returns.
 
         Raises:
-            StoreTimeoutError: There was nothing to free for ``timeout`` seconds.
+            StoreTimeoutError: Nothing could be freed for ``timeout`` seconds.
         """
 
         def attempt() -> tuple[int, tuple[str, ...]] | None:
@@ -312,13 +312,13 @@ class StoreController(Actor):
     ) -> None:
         """Grant one version of one key to a client; answers when it is ready.
 
-        All arguments are plain, and so is the answer for a value that travels inline (`board.pack_answer`): control
-        moves those without a step in Python, which is most of the cost of a small get. A reader that asks for the
-        newest version of such a value is told where it will find the next ones.
+        All arguments are plain, and so is the answer for a value that travels inline (`board.pack_answer`): `control`
+        moves those without a step in Python, which is most of the cost of a small get. A reader of the newest version
+        of such a value also learns where it will find the next ones.
 
         Raises:
-            KeyNotFoundError: The key, or that version of it, does not exist and is not waited for.
-            StoreTimeoutError: A version that was waited for did not come in ``timeout`` seconds.
+            KeyNotFoundError: The key, or that version of it, does not exist and will not come.
+            StoreTimeoutError: The awaited version did not come in ``timeout`` seconds.
         """
         self._reading.grant(port, client, key, Selector(exact, newer_than), tuple(known.split()), timeout)
 
@@ -342,27 +342,27 @@ class StoreController(Actor):
 
     @endpoint
     async def release(self, leases: tuple[tuple[str, int], ...], batch: int = 0) -> None:
-        """Give leases back, and those of a batch; nobody waits for an answer."""
+        """Give back leases, and those of a batch; there is no answer."""
         self._do("release", leases, batch)
 
     @endpoint
     async def finish(self, client: int, key: str, lease: int, share: Share | None, failed: bool) -> None:
-        """Give the lease of a reader back that takes part in feeding others; see `PeerReadScheduler.finish`."""
+        """Give back the lease of a reader that takes part in peer reads; see `PeerReadScheduler.finish`."""
         self._do("finish", client, key, lease, share, failed)
 
     @endpoint
     async def withdraw(self, client: int, key: str) -> None:
-        """A reader overwrites the copy that it has offered; nobody waits for an answer."""
+        """Note that a reader overwrites the copy that it has offered; there is no answer."""
         self._do("withdraw", client, key)
 
     # Taking back ----------------------------------------------------------------------------------------
 
     @endpoint(explicit_response_port=True)
     async def fence(self, port: Port[bool], client: int, key: str, close: bool, timeout: float) -> None:
-        """Answer when nobody reads from this client's process any more; with ``close`` nobody may begin to.
+        """Answer when nobody reads from this client's process any more; with ``close``, nobody may begin to.
 
         Raises:
-            StoreTimeoutError: Readers are still there after ``timeout`` seconds; the message names them.
+            StoreTimeoutError: Readers are still reading after ``timeout`` seconds; the message names them.
         """
         history = self._recorder.state.index.get(key)
         if close and history is not None:
@@ -417,27 +417,27 @@ class StoreController(Actor):
 
     @endpoint
     async def meta(self, key: str) -> ValueMeta:
-        """What the newest readable version of a key holds.
+        """The metadata of the newest readable version of a key.
 
         Raises:
             KeyNotFoundError: There is none.
         """
         self._initialized()
         found = self._recorder.state.index.find(Wanted(key))
-        if found is None:  # direct mode: taken back for the moment
+        if found is None:  # direct mode: withdrawn at the moment
             raise KeyNotFoundError(key, f"no version of {key!r} can be read at the moment")
         history, version, item = found
         return describe_version(key, version, history.readable(), item)
 
     @endpoint
     async def certified(self, key: str, version: int | None) -> tuple[int, Mapping[int, TensorsTiles]]:
-        """What the publishers of a version have said of its tiles, by their ranks, and the version's number.
+        """The publishers' certificates for the tiles of a version, by their ranks, and the version's number.
 
-        Of the last versions that were certified it is there when their bytes are gone, too. None is the newest version.
+        For the latest certified versions it exists even after their bytes are gone. None is the newest version.
 
         Raises:
             KeyNotFoundError: There is no such version.
-            NotCertifiedError: It was put without a certificate, by some ranks at least.
+            NotCertifiedError: At least some ranks put it without a certificate.
         """
         self._initialized()
         history = self._recorder.state.index.get(key)
@@ -447,14 +447,14 @@ class StoreController(Actor):
 
     @endpoint
     async def count_leases(self) -> int:
-        """How many reads are under way."""
+        """How many reads are in progress."""
         self._initialized()
         return sum(len(single) + len(batches) for single, batches in self._recorder.state.leases().values())
 
     # Housekeeping ---------------------------------------------------------------------------------------
 
     def _once(self, client: int, request: RequestNumber, name: str, *arguments: Any) -> Any:
-        """Change the state as a client asks, and answer those whose wait is over."""
+        """Change the state for a client, and answer requests whose wait is over."""
         self._initialized()
         try:
             return self._recorder.do(Command(name, arguments, client, *request))
@@ -462,7 +462,7 @@ class StoreController(Actor):
             self._waiting.wake()
 
     def _do(self, name: str, *arguments: Any) -> None:
-        """The same where nobody will ask again; tried later if there is no memory to write it down now."""
+        """The same without a client that would ask again; retried later if there is no memory for the journal now."""
         try:
             self._recorder.do(Command(name, arguments))
         except JournalError as error:
@@ -485,7 +485,7 @@ class StoreController(Actor):
         return StaleClientError(f"this client is of an earlier store {self._store_name!r}")
 
     def _tell(self, effects: Effects) -> None:
-        """Tell the volumes what has been written down."""
+        """Tell the volumes what has been recorded."""
         if self._volumes is not None:
             for volume, arenas in effects.freed.items():
                 self._volumes.free(volume, tuple(arenas))

@@ -1,7 +1,7 @@
-"""What the shares of a version say of its tensors, put together, so that a new share is compared with all at once.
+"""The combined statements of a version's shares about its tensors, to compare a new share with all at once.
 
-Comparing every share with every other one takes time with the square of their number: of 256 ranks with 100,000 tensors
-each, half an hour. Pure.
+Comparing every share with every other one takes quadratic time: half an hour for 256 ranks with 100,000 tensors each.
+Pure.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from skipper.torchstore.algebra.manifest import Manifest
 
 
 class Agreement:
-    """The dtype and the shape of every tensor that some share has named."""
+    """The dtype and the shape of every tensor in the shares."""
 
     __slots__ = ("_ids", "_kind", "_said")
 
@@ -23,11 +23,11 @@ class Agreement:
         self._said: dict[str, tuple[str, Ints]] = {}
 
     def take(self, manifest: Manifest) -> bool:
-        """Add what a share says.
+        """Add the statements of a share.
 
         Returns:
-            Whether all agree. What disagrees is added in part, so that later ones may be found to disagree, too: who
-            they are is for those to find out who compare two of them.
+            Whether all agree. A share that disagrees is added in part, so that later ones may disagree, too: the ranks
+            that differ are found by comparing two shares at a time.
         """
         if manifest.id in self._ids:
             return True
@@ -42,5 +42,5 @@ class Agreement:
         return True
 
     def is_about(self, manifests: Iterable[Manifest]) -> bool:
-        """Whether all that was added is still among the shares."""
+        """Whether everything that was added is still among the shares."""
         return self._ids.issubset({manifest.id for manifest in manifests})

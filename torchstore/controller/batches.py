@@ -1,4 +1,4 @@
-"""What a store's controller does with batches: all versions of one are added, and leased, in one step. No I/O."""
+"""Batches in a store's controller: all versions of a batch are added, and leased, in one step. No I/O."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Batches:
 
     @uncollected()
     def contributions(self, batch: BatchPublication, now: float) -> list[tuple[str, Contribution]]:
-        """The parts of a publication by key, checked; nothing is added yet.
+        """The checked parts of a publication, by key; nothing is added yet.
 
         Raises:
-            UnknownIdError: It holds only the id of its arena, which is not remembered.
+            UnknownIdError: It contains only the id of its arena, which is not remembered.
             ArenaFreedError: Its arena is gone.
         """
         writer = batch.writer
@@ -74,10 +74,10 @@ class Batches:
 
     @uncollected()
     def grant(self, keys: tuple[str, ...], reader: ProcessId, waited_s: float) -> BatchGrant | None:
-        """Leases on the newest versions of all keys; None while one of them has to be waited for.
+        """Leases on the newest versions of all keys; None while one of them must be awaited.
 
         Raises:
-            KeyNotFoundError: There is no such thing and none in the making.
+            KeyNotFoundError: A key does not exist and none is being published.
             StoreError: Its bytes are lost.
         """
         found: list[tuple[str, History, Version, str]] = []
@@ -92,19 +92,19 @@ class Batches:
         return self._grant(found, others, reader, waited_s)
 
     def release(self, lease: int) -> None:
-        """Give all leases of a batch back; an unknown one (its holder was thought dead) is ignored."""
+        """Give back all leases of a batch; an unknown one (its holder was considered dead) is ignored."""
         _, held = self._leases.pop(lease, (None, []))
         for history, version, number in held:
             if version.leases.pop(number, None) is not None and history.draining:
                 self._index.settle(history)
 
     def process_died(self, process: ProcessId) -> None:
-        """The index has dropped its leases: forget which they were."""
+        """Forget the leases of a dead process; the index has dropped them."""
         for lease in [lease for lease, (reader, _) in self._leases.items() if reader == process]:
             del self._leases[lease]
 
     def leases(self) -> tuple[dict[ProcessId, set[int]], set[int]]:
-        """The leases on batches by their holders, and the numbers of those on the versions within them."""
+        """The leases on batches, by holder, and the numbers of the leases on versions within them."""
         holders: dict[ProcessId, set[int]] = {}
         within: set[int] = set()
         for lease, (reader, held) in self._leases.items():
@@ -113,13 +113,13 @@ class Batches:
         return holders, within
 
     def clear(self) -> None:
-        """The store is shut down."""
+        """Forget everything: the store is shut down."""
         self._leases.clear()
 
     def _others(
         self, found: list[tuple[str, History, Version, str]], reader: ProcessId, waited_s: float
     ) -> dict[int, Grant] | None:
-        """Grants of what is neither inline nor a plain tensor in one piece, by position."""
+        """Grants of items that are neither inline nor plain tensors in one piece, by position."""
         at = [position for position, (_, _, version, item) in enumerate(found) if not _is_plain(version, item)]
         if not at:
             return {}
@@ -170,7 +170,7 @@ class Batches:
 
 
 def _is_plain(version: Version, item: str) -> bool:
-    """Whether a reader needs to know no more than a manifest and where the bytes are in a volume."""
+    """Whether a reader needs only a manifest and the place of the bytes in a volume."""
     if item or len(version.contributions) != 1:
         return False
     (only,) = version.contributions.values()

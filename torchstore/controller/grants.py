@@ -1,4 +1,4 @@
-"""Leases on versions, for readers: what is granted, and what a reader is told with it. No I/O."""
+"""Leases on versions, for readers: what is granted, and the data that a reader gets with it. No I/O."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from skipper.torchstore.support.process import ProcessId
 def grant_all(
     index: Index, wanted: tuple[Wanted, ...], reader: ProcessId, waited_s: float, patience: Patience | None = None
 ) -> tuple[Grant, ...] | None:
-    """Leases on all versions that are wanted; None while one of them has to be waited for.
+    """Leases on all requested versions; None while one of them must be awaited.
 
     Raises:
-        KeyNotFoundError: There is no such thing and none in the making.
+        KeyNotFoundError: A key does not exist and none is being published.
         StoreError: Its bytes are lost.
     """
     found = [(request, where) for request in wanted if (where := index.find(request)) is not None]
@@ -48,7 +48,7 @@ def grant_all(
             if at is None:
                 return None
             singles[-1].append((single, at))
-    # From here on nothing is refused: a lease that nobody is told of would never be given back.
+    # From here on nothing is refused: a lease that no reader learns of would never be given back.
     grants = []
     for (request, where), names, group in zip(found, entries, singles, strict=True):
         beside = tuple([_grant(single, reader, waited_s, *at) for single, at in group])
@@ -57,10 +57,10 @@ def grant_all(
 
 
 def _check_entries(history: History, version: Version, item: str, overwritten: tuple[str, ...]) -> None:
-    """Refuse the whole of the newest state dict where an entry of it has been deleted.
+    """Refuse the whole newest state dict if an entry of it has been deleted.
 
     Raises:
-        KeyNotFoundError: That is so.
+        KeyNotFoundError: One has been deleted.
     """
     if item or not history.hidden or version is not history.newest:
         return
@@ -79,8 +79,8 @@ def _grant(
     overwritten: tuple[str, ...] = (),
     singles: tuple[Grant, ...] = (),
 ) -> Grant:
-    """Lease a version to a reader, and say what it needs to know to read it."""
-    # In the order of the ranks, not of their coming: equal sources are then equal to the reader's plans.
+    """Lease a version to a reader, with the data that it needs for reading."""
+    # In rank order, not in order of arrival: then equal sources are equal for the reader's plans.
     first, *_ = contributions = [version.contributions[at] for at in sorted(version.contributions)]
     if first.inline:
         return Grant(history.key, version.number, inline=first.inline)
@@ -88,7 +88,7 @@ def _grant(
     shares = _told(contributions, known)
     lease, peer_copy = history.lease(version, reader), None
     if wanted.read_group:
-        history.withdraw(reader)  # what it has from earlier is about to be overwritten
+        history.withdraw(reader)  # its earlier copy will be overwritten
         peer_copy = version.peer_reads.choose(wanted.read_group, reader)
         version.peer_reads.begin(wanted.read_group, lease, reader, peer_copy)
     came = [(contribution.arrived, contribution.part.coordinate) for contribution in contributions]
@@ -109,9 +109,10 @@ def _grant(
 
 
 def _told(contributions: list[Contribution], known: frozenset[str]) -> tuple[Share, ...]:
-    """What a reader is told of the shares; of a version of many publishers, readers that know them are told the same.
+    """The shares for a reader; for a version of many publishers, readers that know the records get the same objects.
 
-    Those of 512 readers of 2,048 publishers are a million: made and pickled for each reader they would take seconds.
+    For 512 readers of 2,048 publishers there are a million: making and pickling them for each reader would take
+    seconds.
     """
     if len(contributions) < _MANY:
         return tuple(_shares(contributions, known))
@@ -124,15 +125,15 @@ def _told(contributions: list[Contribution], known: frozenset[str]) -> tuple[Sha
     return found.shares if found.ids <= known else tuple(_shares(contributions, known))
 
 
-_MANY = 16  # publishers: fewer shares are made faster than looked up
+_MANY = 16  # publishers: making fewer shares is faster than looking them up
 
 
 @dataclass(frozen=True, slots=True)
 class _Brief:
-    """The shares of a version as ids, for those who know all of its records.
+    """The shares of a version as ids, for readers that know all of its records.
 
     Attributes:
-        contributions: Whose shares they are; kept, so that no other ones get their ids.
+        contributions: Their contributions, kept alive so that no others get their ids.
         ids: Of the records.
     """
 
@@ -145,7 +146,7 @@ _briefs: LRUCache[tuple[int, ...], _Brief] = LRUCache(8)
 
 
 def _shares(contributions: list[Contribution], known: frozenset[str]) -> Iterator[Share]:
-    """Ids in place of what the reader knows; equal objects only once."""
+    """The shares, with ids in place of records that the reader knows, and equal objects only once."""
     told: set[str] = set()
     for contribution in contributions:
         if contribution.manifest is None:

@@ -1,12 +1,11 @@
 """The life of the versions of one key: staging → ready → (closed) → retired. No I/O, no clock, no actor.
 
-A version is assembled from the shares of one step of a publishing group (`torchstore.controller.steps`) and becomes
-ready, all of it at once, when the step is whole and the boxes cover every tensor. From then on it never changes.
-Readers hold leases; a version that was replaced is retired when its last lease is given back, and only then may its
-memory be used again.
+A version is assembled from the shares of one step of a publishing group (`torchstore.controller.steps`). It becomes
+ready, all at once, when the step is complete and the boxes cover every tensor. From then on it never changes. Readers
+hold leases; a replaced version is retired when its last lease is given back, and only then may its memory be reused.
 
-In direct mode the memory belongs to the publisher, who is about to change it: `close` takes the version
-back from new readers, and `is_drained` says when the last reader has left.
+In direct mode the memory belongs to the publisher, which will change it: `close` keeps new readers out, and
+`is_drained` says when the last reader has left.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ from skipper.torchstore.support.serial import Serial
 from skipper.torchstore.tensors.tiles import TensorsTiles
 
 CERTIFICATES_KEPT = 4
-"""Of each key, whatever versions are kept."""
+"""How many certificates each key keeps, whatever versions it keeps."""
 
 
 class Numbers:
-    """What the histories of one store count together.
+    """Counters that the histories of one store share.
 
     Attributes:
-        leases: Given out.
-        ready: Versions that became ready.
+        leases: How many leases were given.
+        ready: How many versions became ready.
     """
 
     __slots__ = ("leases", "ready")
@@ -55,7 +54,7 @@ class Numbers:
 class History:
     """All versions of one key.
 
-    ``keep`` ready versions stay readable, in addition to those that are being read.
+    ``keep`` ready versions stay readable, besides those that are being read.
     """
 
     def __init__(self, key: str, *, keep: int = 1, numbers: Numbers | None = None) -> None:
@@ -66,22 +65,22 @@ class History:
         self.ready: dict[int, Version] = {}
         self.draining: list[Version] = []
         self.hidden: set[str] = set()
-        # All memory that versions have used: their writers keep it for the next one.
+        # All memory that versions have used: their writers keep it for the next version.
         self.memory: dict[str, tuple[ProcessId, Binding]] = {}
         self.spoilt: set[str] = set()
-        """Memory whose reader was lost: one that was only stopped might go on, so nothing else is written there."""
+        """Memory whose reader was lost: a stopped reader might continue, so nothing else is written there."""
         self.steps = Steps(key)
-        self._fitting: dict[tuple[int, int], str] = {}  # the manifests of the last version of several ranks
+        self._fitting: dict[tuple[int, int], str] = {}  # the manifests of the latest version of several ranks
         self._newest = 0
         self._certified: dict[int, dict[int, TensorsTiles]] = {}
-        self._reserved = 0  # the number that was reserved last
+        self._reserved = 0  # the latest reserved number
 
     # Publishing -----------------------------------------------------------------------------------------
 
     def reserve(self) -> int:
-        """The number of a new version, which no other put is given.
+        """The number of a new version, which no other put gets.
 
-        Publishers that agree on a number have finished the one before: what is missing of that will not come.
+        Publishers that agree on a number have finished the previous one: its missing shares will not come.
         """
         if self._reserved in self.staging:
             self._abandon(self.staging[self._reserved], "another version was started")
@@ -92,17 +91,17 @@ class History:
     def contribute(self, new: Contribution, number: int | None) -> Version:
         """Add one rank's share to a version; the version becomes ready if nothing is missing any more.
 
-        Without a ``number`` it is the version of the step that the share belongs to.
+        Without a ``number``, it is the version of the share's step.
 
         Returns:
-            The version; where the share is a replica of one that is gone, an empty one of its number.
+            The version; for a replica of a version that is gone, an empty version with its number.
 
         Raises:
-            VersionExistsError: The number is that of a ready version, or older than one.
-            LateShareError: The step was given up.
+            VersionExistsError: The number belongs to a ready version, or is older than one. LateShareError: The step
+                was given up.
             OutOfStepError: The rank is too far ahead of others.
-            ShareMismatchError: The shares of the step do not fit together; it is given up.
-            ReplicaMismatchError: Replicas differ; it is given up.
+            ShareMismatchError: The shares of the step do not fit together; the step is given up.
+            ReplicaMismatchError: Replicas differ; the step is given up.
         """
         for binding in new.holders:
             self.memory[binding.id] = (new.writer, binding)
@@ -124,10 +123,10 @@ class History:
         return version
 
     def check_number(self, number: int | None) -> None:
-        """Whether a version can have this number; None is the next one.
+        """Check that a version can have this number; None is the next one.
 
         Raises:
-            VersionExistsError: It is that of a ready version, or older than one.
+            VersionExistsError: It belongs to a ready version, or is older than one.
         """
         if number is not None and number <= max(self.ready, default=number - 1):
             raise VersionExistsError(self.key, number, max(self.ready))
@@ -159,7 +158,7 @@ class History:
         return version
 
     def _join(self, version: Version, step: Step, new: Contribution) -> Version:
-        """A share of a step that is whole: the same one once more, or a replica that comes late."""
+        """Add a share to a complete step: a repeated one, or a late replica."""
         at = step.puts.get(new.rank)
         if at is not None and at != (new.turn.session, new.turn.number):
             raise VersionExistsError(self.key, version.number, max(self.ready, default=version.number))
@@ -191,10 +190,10 @@ class History:
             raise problem
 
     def _supersede(self, binding: Binding, by: Version) -> None:
-        """The memory of older versions in the same binding holds the new one now."""
+        """Retire older versions in the same binding: their memory now contains the new version."""
         for version in self._all():
             if version.closed or version is by:
-                continue  # once is enough: the first share of many to come closes it for all
+                continue  # once is enough: the first of many shares closes it for all
             if any(old.id == binding.id for _, old in version.bindings()):
                 version.closed = True
 
@@ -211,14 +210,14 @@ class History:
         self._note_tiles(version)
         for number in [n for n in self.staging if n < version.number]:
             self._abandon(self.staging[number], f"version {version.number} is whole already")
-        # Direct mode: what lay in the memory that holds the new version now is readable no more.
+        # Direct mode: versions in memory that now contains the new one are no longer readable.
         outdated = {n for n, old in self.ready.items() if old.closed and n < version.number}
         current = sorted(self.ready.keys() - outdated)
         for number in sorted(outdated) + current[: -self.keep]:
             self.draining.append(self.ready.pop(number))
 
     def _note_tiles(self, version: Version) -> None:
-        """Keep what a new version is certified by: a reader asks for it when it has the bytes, which may be late."""
+        """Keep the certificate of a new version: a reader asks for it after it has the bytes, which may be late."""
         if any(share.tiles is not None for share in version.contributions.values()):
             with suppress(NotCertifiedError):
                 self._certified[version.number] = version.tiles()
@@ -226,7 +225,7 @@ class History:
                 del self._certified[number]
 
     def _abandon(self, version: Version, why: str) -> None:
-        """Give up a version that is not whole."""
+        """Give up an incomplete version."""
         del self.staging[version.number]
         self.draining.append(version)
         if version.step is not None and version.step.is_open:
@@ -243,15 +242,15 @@ class History:
         ]
 
     def retire(self, version: Version) -> None:
-        """Let go of a ready version before its time."""
+        """Retire a ready version before it is replaced."""
         self.draining.append(self.ready.pop(version.number))
 
     def rollback(self, number: int) -> None:
-        """Make a kept version the newest again: those after it, staged ones included, are forgotten.
+        """Make a kept version the newest again: later ones, including staged ones, are forgotten.
 
         Raises:
             KeyNotFoundError: It is not kept.
-            StoreError: Its bytes are lost, or its publisher has taken it back.
+            StoreError: Its bytes are lost, or its publisher has withdrawn it.
         """
         self._exact(number)
         self.draining += [self.ready.pop(later) for later in sorted(self.ready) if later > number]
@@ -264,10 +263,10 @@ class History:
     # Reading --------------------------------------------------------------------------------------------
 
     def select(self, selector: Selector) -> Version | None:
-        """The version that the selector means, or None: wait for it.
+        """The selected version, or None: wait for it.
 
         Raises:
-            KeyNotFoundError: There is no such version and none in the making.
+            KeyNotFoundError: There is no such version and none is being published.
             StoreError: Its bytes are lost.
         """
         if selector.beside is not None:
@@ -293,14 +292,14 @@ class History:
         )
 
     def waits_for(self) -> str:
-        """What the next version waits for, as a text."""
+        """What the next version waits for, as text."""
         if self.staging:
             return str(self.staging[max(self.staging)].incomplete())
         why = self.steps.given_up()
         return f"the last step was given up: {why}" if why else ""
 
     def newest_inline(self) -> tuple[int, bytes]:
-        """The version that readers of the newest are granted, if its value travels inline; else no bytes."""
+        """The version that readers of the newest get, if its value travels inline; else no bytes."""
         try:
             version = self.select(NEWEST)
         except StoreError:
@@ -322,7 +321,7 @@ class History:
         return version
 
     def _held(self, lease: int, number: int) -> Version:
-        """A version that somebody reads, though newer ones may have taken its place since."""
+        """A version that is being read, though newer ones may have replaced it."""
         version = next((version for version in self._all() if lease in version.leases), None)
         if version is None:
             return self._exact(number)
@@ -333,24 +332,24 @@ class History:
         return version
 
     def lease(self, version: Version, reader: ProcessId) -> int:
-        """Keep a version as it is until `release`."""
+        """Keep a version unchanged until `release`."""
         number = next(self._numbers.leases)
         version.leases[number] = reader
         return number
 
     def leases(self) -> Iterator[tuple[int, ProcessId]]:
-        """Who reads some version, by lease number."""
+        """The readers of versions, by lease number."""
         for version in self._all():
             yield from version.leases.items()
 
     def release(self, lease: int) -> None:
-        """Give a lease back; an unknown one (its holder was thought dead) is ignored."""
+        """Give back a lease; an unknown one (its holder was considered dead) is ignored."""
         for version in self._all():
             if version.leases.pop(lease, None) is not None:
                 version.peer_reads.end(lease)
 
     def finish(self, lease: int, share: Share | None, *, failed: bool) -> None:
-        """A reader has got what it wanted, and may offer it to others; see `PeerReadScheduler.finish`."""
+        """End a successful read; the reader may offer its copy to others; see `PeerReadScheduler.finish`."""
         for version in self._all():
             if lease in version.leases:
                 version.peer_reads.finish(lease, share, failed=failed)
@@ -359,17 +358,17 @@ class History:
     # Taking back ----------------------------------------------------------------------------------------
 
     def withdraw(self, reader: ProcessId) -> None:
-        """Send nobody to this reader's copies any more."""
+        """Send no reader to this reader's copies any more."""
         for version in self._all():
             version.peer_reads.close(reader)
 
     def withdraw_all(self) -> None:
-        """Send nobody to any reader's copies that are there now."""
+        """Send no reader to any present reader's copies any more."""
         for version in self._all():
             version.peer_reads.close_all()
 
     def close(self, publisher: ProcessId) -> None:
-        """Direct mode: let nobody start to read what lies in this process' memory, as publisher or as reader."""
+        """Direct mode: let no new reader use this process' memory, as publisher or as reader."""
         self.withdraw(publisher)
         for version in self.ready.values():
             if lives_in(version, publisher):
@@ -387,7 +386,7 @@ class History:
         return (*of_published, *of_copies)
 
     def process_died(self, process: ProcessId, reason: str) -> None:
-        """Drop a dead process' leases and what can never be whole without it; what lived in its memory is lost."""
+        """Drop a dead process' leases, and steps that cannot complete without it; bytes in its memory are lost."""
         self.steps.process_died(process, reason)
         for version in list(self.staging.values()):
             begun_alone = version.step is None and process in _writers(version)
@@ -404,7 +403,7 @@ class History:
                 self._lose(version, process, reason)
 
     def _lose(self, version: Version, process: ProcessId, reason: str) -> None:
-        """Go on with the replicas of what lived in a dead process' memory, if there are such."""
+        """Continue with the replicas of bytes in a dead process' memory, if there are any."""
         others = version.without(process) if version.number in self.ready else None
         if others is None:
             version.lost = partial(PublisherLostError, self.key, version.number, reason)
@@ -420,11 +419,11 @@ class History:
         for writer, binding in self.memory.values():
             if writer == process or binding.volume in volumes:
                 return True
-        # A list, not a generator, which takes longer to make: this is asked of every key.
+        # A list, since a generator takes longer to make: this runs for every key.
         return bool([version for version in self.ready.values() if version.leases or version.peer_reads.were_made])
 
     def volume_died(self, volume: str, reason: str) -> None:
-        """The copies that this volume held are gone; a version is lost if there are no others of some part."""
+        """Drop the copies in a dead volume; a version is lost if some part has no other copy."""
         for version in self._all():
             if version.leave(volume):
                 if version.number in self.staging:
@@ -438,7 +437,7 @@ class History:
         self.steps.clear()
 
     def reap(self) -> list[tuple[ProcessId, Binding]]:
-        """Remove the versions that nobody reads any more.
+        """Remove the replaced versions that nobody reads any more.
 
         Returns:
             The bindings, with their writers, that no remaining version uses.
@@ -454,11 +453,11 @@ class History:
         return [holder for name, holder in freed.items() if name not in used]
 
     def uses(self, binding: str) -> bool:
-        """Whether some version lies in this memory."""
+        """Whether some version is in this memory."""
         return any(found.id == binding for version in self._all() for _, found in version.bindings())
 
     def bindings_of(self, writer: ProcessId) -> set[str]:
-        """Ids of the memory that some version uses and this process has put."""
+        """Ids of the memory that some version uses and this process has written."""
         return {binding.arena_id for version in self._all() for by, binding in version.bindings() if by == writer}
 
     # Listing --------------------------------------------------------------------------------------------
@@ -468,11 +467,11 @@ class History:
         return tuple(n for n, version in sorted(self.ready.items()) if not version.closed and version.lost is None)
 
     def certified(self, number: int | None) -> tuple[int, dict[int, TensorsTiles]]:
-        """What the publishers of a version (None: the newest) have said of its tiles, and the version's number.
+        """The publishers' certificates for the tiles of a version (None: the newest), and the version's number.
 
         Raises:
             KeyNotFoundError: There is no such version.
-            NotCertifiedError: It was put without a certificate, by some ranks at least.
+            NotCertifiedError: At least some ranks put it without a certificate.
         """
         if number is None:
             if self.newest is None:
@@ -494,7 +493,7 @@ class History:
         return self.ready[max(self.ready)] if self.ready else None
 
     def names(self, *, with_hidden: bool = False) -> dict[str, None]:
-        """The names inside the newest version (only "" for a plain value), without those deleted singly."""
+        """The names inside the newest version (only "" for a plain value), without individually deleted ones."""
         names: dict[str, None] = {}
         for manifest in self._newest_manifests():
             if manifest is None or manifest.kind == "value":
@@ -520,7 +519,7 @@ class History:
 
 
 def _place(contribution: Contribution) -> tuple[int, int]:
-    """Which of how many ranks has put it, whatever their group is called."""
+    """The rank that has put it and the size of its group, whatever the group's name."""
     return contribution.turn.origin.rank, contribution.turn.origin.size
 
 

@@ -1,4 +1,4 @@
-"""All keys of one store and their histories: found, listed, deleted. No I/O."""
+"""All keys of one store and their histories: lookup, listing, deletion. No I/O."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ class Index:
     """Histories by key.
 
     Args:
-        on_idle: Called with memory that no version uses any more, and the process that put it.
-        on_gone: Called with memory that is not to be written again, and the ids of what lost readers may still look at;
-            when nothing is left of a key, with all memory that its versions have ever used.
-        on_change: Called after whatever may have changed what is to be read under a key.
+        on_idle: Called with memory that no version uses any more, and the process that wrote it.
+        on_gone: Called with memory that must not be written again, and the ids of memory that lost readers may still
+            read; when nothing is left of a key, with all memory that its versions have ever used.
+        on_change: Called after every possible change of the readable value of a key.
 
     Attributes:
-        keep: How many ready versions a key keeps where no put of it says so.
-        retired: How often versions were let go of for the room that they took.
+        keep: How many ready versions a key keeps if no put of it says so.
+        retired: How often versions were retired to free their memory.
     """
 
     def __init__(self, on_idle: OnIdle, on_gone: OnGone, on_change: OnChange) -> None:
         self._histories: dict[str, History] = {}
         self._entries = Entries(self._histories)
         self._sorted = SortedKeys()
-        self._with_older: dict[str, History] = {}  # those that keep more than the newest version
+        self._with_older: dict[str, History] = {}  # histories that keep more than the newest version
         self.keep = 1
         self.retired = 0
         self._numbers = Numbers()
@@ -73,7 +73,7 @@ class Index:
             history.check_number(version)
 
     def waits_for(self, key: str) -> str:
-        """What the next version of a key is waited for; "" where that is not known."""
+        """What the next version of a key waits for; "" if unknown."""
         history = self._histories.get(key)
         return history.waits_for() if history is not None else ""
 
@@ -86,10 +86,10 @@ class Index:
         return number
 
     def find(self, wanted: Wanted) -> tuple[History, Version, str] | None:
-        """The version that a request means, with the name of the entry that its key leads to; None: wait.
+        """The version for a request, with the name of the entry in its key; None: wait.
 
         Raises:
-            KeyNotFoundError: There is no such thing and none in the making.
+            KeyNotFoundError: The key does not exist and none is being published.
             StoreError: Its bytes are lost.
         """
         key, item = self._locate(wanted.key)
@@ -102,7 +102,7 @@ class Index:
         return None if version is None else (history, version, item)
 
     def overwritten(self, wanted: Wanted, history: History, version: Version, item: str) -> tuple[str, ...]:
-        """The entries of the newest state dict that have been put by themselves since; none of an exact version."""
+        """The entries of the newest state dict that were put separately after it; none for an exact version."""
         if item or wanted.selector.exact is not None or version.is_plain:
             return ()
         return self._entries.overwritten(history, version)
@@ -121,7 +121,7 @@ class Index:
         self._supersede_entries(history)
 
     def retire_oldest(self, volume: str) -> bool:
-        """Let go of the oldest version in a volume that is neither read nor the newest of its key, if there is one."""
+        """Retire the oldest version in a volume that nobody reads and that is not the newest of its key, if any."""
         found = [
             (version.ready_as, version, history)
             for history in self._with_older.values()
@@ -132,14 +132,14 @@ class Index:
         self.retired += 1
         _, oldest, _ = min(found, key=lambda entry: entry[0])
         arenas = {binding.arena_id for _, binding in oldest.bindings()}
-        for _, version, history in found:  # what came in one batch goes with it: alone it is only some pages
+        for _, version, history in found:  # versions of one batch go together: one alone frees only some pages
             if version is oldest or arenas.intersection(binding.arena_id for _, binding in version.bindings()):
                 history.retire(version)
                 self.settle(history)
         return True
 
     def histories(self) -> list[History]:
-        """Those of all keys."""
+        """The histories of all keys."""
         return list(self._histories.values())
 
     def get(self, key: str) -> History | None:
@@ -147,21 +147,21 @@ class Index:
         return self._histories.get(key)
 
     def finish(self, key: str, lease: int, share: Share | None, *, failed: bool) -> None:
-        """Give a lease back, and perhaps offer what was read."""
+        """Give back a lease, and perhaps offer the copy that was read."""
         history = self._histories.get(key)
         if history is not None:
             history.finish(lease, share, failed=failed)
             self.settle(history)
 
     def release(self, key: str, lease: int) -> None:
-        """Give a lease back."""
+        """Give back a lease."""
         history = self._histories.get(key)
         if history is not None:
             history.release(lease)
             self.settle(history)
 
     def delete(self, keys: tuple[str, ...], *, missing_ok: bool) -> None:
-        """Forget keys; an entry of a state dict can be deleted by itself, the last one takes the rest along.
+        """Forget keys; an entry of a state dict can be deleted separately, and the last one deletes the rest.
 
         Raises:
             KeyNotFoundError: A key does not exist; none has been deleted.
@@ -188,7 +188,9 @@ class Index:
     def keys(self, prefix: str | None) -> list[str]:
         """Every key below ``prefix`` (see `is_below`), sorted; entries of state dicts as ``key/name``."""
         begin = prefix or ""
-        around = (begin[:end] for end, letter in enumerate(begin) if letter == "/")  # state dicts with such entries
+        around = (
+            begin[:end] for end, letter in enumerate(begin) if letter == "/"
+        )  # state dicts that may have such entries
         keys = [key for key in around if key in self._histories]
         if prefix is None or prefix.endswith(SEPARATORS):
             keys += self._sorted.starting_with(begin)
@@ -203,14 +205,14 @@ class Index:
         return history is not None and history.newest is not None
 
     def process_died(self, process: ProcessId, volumes: list[str]) -> set[str]:
-        """Drop what a dead process has begun, and mark what was lost with it and with its volumes.
+        """Drop what a dead process has begun, and mark what is lost with it and its volumes.
 
         Returns:
-            Ids of the memory that it has put and that versions still use.
+            Ids of the memory that it has written and that versions still use.
         """
         kept: set[str] = set()
         concerned = [history for history in self._histories.values() if history.concerns(process, volumes)]
-        for history in concerned:  # few of many: nobody is answered meanwhile
+        for history in concerned:  # few of many: no request is answered during this
             history.process_died(process, f"{process} has died")
             for volume in volumes:
                 history.volume_died(volume, f"{process} has died")
@@ -219,7 +221,7 @@ class Index:
         return kept
 
     def memory_of(self, writers: Collection[ProcessId]) -> dict[ProcessId, set[str]]:
-        """Ids of the memory that versions use, for each of these processes that has put it."""
+        """Ids of the memory that versions use, for each of these processes that has written some."""
         found: dict[ProcessId, set[str]] = {writer: set() for writer in writers}
         for history in self._histories.values():
             for writer, _ in history.memory.values():
@@ -228,21 +230,21 @@ class Index:
         return found
 
     def clear(self) -> None:
-        """Forget everything, without telling anybody."""
+        """Forget everything, without any notification."""
         self._histories.clear()
         self._entries.clear()
         self._sorted.clear()
         self._with_older.clear()
 
     def _locate(self, key: str) -> tuple[str, str]:
-        """The key itself, or the state dict that it names an entry of, with the entry's name; the newer of the two."""
+        """The key itself, or the state dict with its entry and the entry's name; the newer of the two."""
         if "/" not in key or self._entries.is_newer(key):
             return key, ""
         entry = self._entries.of(key)
         return (key, "") if entry is None else (entry[0].key, entry[1])
 
     def _history(self, key: str) -> History:
-        """The history of a key, begun where there is none."""
+        """The history of a key, made if there is none."""
         history = self._histories.get(key)
         if history is None:
             history = self._histories[key] = History(key, keep=self.keep, numbers=self._numbers)
@@ -250,20 +252,20 @@ class Index:
         return history
 
     def _supersede_entries(self, history: History) -> None:
-        """The newest version of a state dict takes the place of the entries that have been put by themselves."""
+        """Replace separately put entries by the newest version of their state dict."""
         for value in self._entries.became_ready(history):
             value.delete()
             self.settle(value)
 
     def _drop(self, history: History, refused: Contribution) -> None:
-        """A contribution was refused: its writer may use the memory again."""
+        """Let the writer of a refused contribution use the memory again."""
         self.settle(history)
         for binding in refused.holders if history.key in self._histories else ():
             if not history.uses(binding.id):
                 self._on_idle(refused.writer, binding)
 
     def settle(self, history: History) -> None:
-        """Let go of what no version of a key uses any more, and of the key itself if it has none."""
+        """Release memory that no version of a key uses any more, and the key itself if it has no versions."""
         self._on_change(history)
         idle = history.reap()
         if not history.ready and not history.staging and not history.draining and not history.steps.given_up():
@@ -279,7 +281,7 @@ class Index:
             self._with_older.pop(history.key, None)
         for writer, binding in idle:
             is_spoilt = binding.id in history.spoilt
-            if is_spoilt or isinstance(binding, Section):  # its next version will lie elsewhere
+            if is_spoilt or isinstance(binding, Section):  # its next version will be elsewhere
                 history.memory.pop(binding.id, None)
                 history.spoilt.discard(binding.id)
             if is_spoilt:
@@ -291,17 +293,17 @@ class Index:
 class Entries:
     """Which keys are entries of state dicts as well: ``put("m/w", value)`` overwrites the entry "w" of "m".
 
-    A version never changes, so the value is kept under a key of its own. Readers get whichever of the two became ready
-    last, by the key and as a part of the newest state dict. The next whole state dict takes the place of the value.
+    A version never changes, so the value is kept under a key of its own. Readers get the one that became ready last, by
+    the key and as a part of the newest state dict. The next whole state dict replaces the value.
     """
 
     def __init__(self, histories: Mapping[str, History]) -> None:
         self._histories = histories
-        self._values: set[str] = set()  # keys with a slash, under which single values have been put
+        self._values: set[str] = set()  # keys with a slash that have single values
         self._by_state_dict: dict[str, set[str]] = {}
 
     def of(self, key: str) -> tuple[History, str] | None:
-        """The state dict that a key names an entry of, with the entry's name."""
+        """The state dict that contains a key's entry, with the entry's name."""
         end = key.rfind("/")
         while end > 0:
             history = self._histories.get(key[:end])
@@ -311,12 +313,12 @@ class Entries:
         return None
 
     def is_newer(self, key: str) -> bool:
-        """Whether the value under a key is newer than the entry of a state dict that the key names."""
+        """Whether the value under a key is newer than the state dict entry of that name."""
         value, entry = self._histories.get(key), self.of(key)
         return value is not None and (entry is None or _ready_as(value) > _ready_as(entry[0]))
 
     def overwritten(self, history: History, version: Version) -> tuple[str, ...]:
-        """The names in a state dict that have been put by themselves since this version became ready."""
+        """The names in a state dict that were put separately after this version became ready."""
         names = self._by_state_dict.get(history.key)
         if not names:
             return ()
@@ -326,7 +328,7 @@ class Entries:
         )
 
     def became_ready(self, history: History) -> list[History]:
-        """A version of a key is ready; a replica may have come late to it. Returns the values whose place it takes."""
+        """Note that a version of a key is ready, or has got a late replica. Returns the values that it replaces."""
         if "/" not in history.key and not self._values:
             return []
         names = history.names(with_hidden=True)
@@ -337,12 +339,12 @@ class Entries:
         return [value for value in values if 0 < _ready_as(value) < _ready_as(history) and not value.staging]
 
     def forget(self, key: str) -> None:
-        """Nothing is under this key any more."""
+        """Forget a key that has no values any more."""
         self._values.discard(key)
         self._by_state_dict.pop(key, None)
 
     def clear(self) -> None:
-        """The store is empty."""
+        """Forget everything: the store is empty."""
         self._values.clear()
         self._by_state_dict.clear()
 

@@ -1,9 +1,9 @@
 """The journal of a store's controller, in memory that survives it: a checkpoint of its state, and the changes since.
 
-Two anonymous files of memory belong to another process, which outlives the controller. One of them holds a checkpoint
-of the state and the changes since then. When these have grown larger than the checkpoint, another checkpoint is written
-into the other file. Its header is written last, and puts it in the place of the first file. A controller that dies
-before that leaves the first file as it was. A controller that dies within a record leaves a record with a wrong
+Two anonymous memory files belong to another process, which outlives the controller. One of them contains a checkpoint
+of the state and the changes since then. When the changes have grown larger than the checkpoint, a new checkpoint is
+written into the other file. Its header is written last, and makes it replace the first file. A controller that dies
+before that leaves the first file unchanged. A controller that dies within a record leaves a record with a wrong
 checksum, which does not count.
 """
 
@@ -26,8 +26,8 @@ _HEADER = struct.Struct("<8sQQI")  # magic, token, number of the checkpoint, che
 _MAGIC = b"SKjrnl01"
 _RECORD = struct.Struct("<II")  # bytes, checksum
 _LARGEST = 1 << 30  # bytes of a record; a checkpoint consists of several
-_AHEAD = 1 << 20  # bytes of memory that are asked for at once
-_LEAST_CHANGES = 16 << 20  # bytes before there is another checkpoint
+_AHEAD = 1 << 20  # bytes of memory that are requested at once
+_LEAST_CHANGES = 16 << 20  # bytes before the next checkpoint
 _LOCK_POLL_S = 0.005
 
 
@@ -36,9 +36,9 @@ class JournalAddress:
     """Where a journal is.
 
     Attributes:
-        owner: The process whose memory it is.
+        owner: The process that owns the memory.
         files: Its descriptors there.
-        token: In the headers of both: a descriptor's number may have been given to another file.
+        token: In the headers of both files: a descriptor's number may belong to another file by now.
     """
 
     owner: ProcessId
@@ -67,7 +67,7 @@ class JournalMemory:
         self.address = JournalAddress(this_process(), (self._files[0], self._files[1]), token)
 
     def close(self) -> None:
-        """Let go of the memory; idempotent."""
+        """Release the memory; idempotent."""
         while self._files:
             os.close(self._files.pop())
 
@@ -75,10 +75,10 @@ class JournalMemory:
 class Journal:
     """A journal, opened by the controller that writes it. Only one can have it open.
 
-    A controller before this one may take ``timeout`` seconds to be gone.
+    An earlier controller may take ``timeout`` seconds to end.
 
     Raises:
-        JournalError: It is not there, or still written by another.
+        JournalError: It does not exist, or another controller still writes it.
     """
 
     def __init__(self, address: JournalAddress, timeout: float) -> None:
@@ -97,18 +97,18 @@ class Journal:
             raise JournalError("the journal has no header")
         self._number = max(numbers)
         self._at = numbers.index(self._number)
-        self._end = self._room = _HEADER.size  # of what was read or written, and of the memory for it
+        self._end = self._room = _HEADER.size  # the ends of what was read or written, and of its memory
         self._checkpoint_nbytes = 0
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether what it says begins with a checkpoint."""
+        """Whether it begins with a checkpoint."""
         return self._number > 1
 
     def read(self) -> Iterator[bytes]:
         """Its records: first the checkpoint, if there is one, in pieces that end with an empty one, then the changes.
 
-        To be exhausted before anything is written.
+        The iterator must be exhausted before anything is written.
         """
         fd, size = self._files[self._at], os.fstat(self._files[self._at]).st_size
         at = _HEADER.size
@@ -116,7 +116,7 @@ class Journal:
             nbytes, expected = _RECORD.unpack(os.pread(fd, _RECORD.size, at))
             record = os.pread(fd, nbytes, at + _RECORD.size) if nbytes <= _LARGEST else b""
             if len(record) != nbytes or self._sum(record) != expected:
-                break  # torn: nobody was answered for it
+                break  # torn: no client got an answer for it
             at += _RECORD.size + nbytes
             self._end = at
             if not record:
@@ -163,10 +163,10 @@ class Journal:
         self._checkpoint_nbytes = self._end
 
     def write_checkpoint(self, checkpoint: bytes) -> None:
-        """Put a checkpoint of the state in the place of the changes.
+        """Replace the changes by a checkpoint of the state.
 
         Raises:
-            JournalError: There is no memory for it. The journal is as it was.
+            JournalError: There is no memory for it. The journal is unchanged.
         """
         old, new = self._files[self._at], self._files[1 - self._at]
         end = _HEADER.size
@@ -187,7 +187,7 @@ class Journal:
         self._end = self._room = self._checkpoint_nbytes = end
 
     def _sum(self, record: bytes) -> int:
-        return zlib.crc32(record, self._token & 0xFFFFFFFF | 1)  # of no bytes it is not 0, as memory is at first
+        return zlib.crc32(record, self._token & 0xFFFFFFFF | 1)  # for no bytes it is not 0, unlike new memory
 
     def _write(self, fd: int, at: int, record: bytes) -> None:
         data = memoryview(_RECORD.pack(len(record), self._sum(record)) + record)
@@ -212,7 +212,7 @@ class Journal:
                 time.sleep(_LOCK_POLL_S)
 
     def _number_of(self, fd: int) -> int:
-        """Of the checkpoint in a file; 0: there is none."""
+        """The number of the checkpoint in a file; 0: there is none."""
         header = os.pread(fd, _HEADER.size, 0)
         if len(header) < _HEADER.size:
             return 0
@@ -228,7 +228,7 @@ def _header(token: int, number: int) -> bytes:
 def _open(owner: ProcessId, number: int) -> int:
     path = f"/proc/{owner.pid}/fd/{number}"
     try:
-        # The name first: opening anything else under that number (a pipe, a terminal) could have effects.
+        # Check the name first: opening anything else with that number (a pipe, a terminal) could have effects.
         if not owner.is_alive() or os.readlink(path) != _LINK:
             raise JournalError(f"{owner} has closed the journal")
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)

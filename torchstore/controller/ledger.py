@@ -1,8 +1,8 @@
 """The controller's account of publishers' memory: in use, idle, or freed, whole arenas and sections of them. No I/O.
 
-Memory of a retired version is *idle*: its writer may use it for the next one, and is told so with the answer to its
-next publication. An arena (memory of a volume) can also be freed, when its key is gone, its writer dead, or the volume
-full.
+Memory of a retired version is *idle*: its writer may use it for the next version, and learns that with the answer to
+its next publication. An arena (memory of a volume) can also be freed, if its key is gone, its writer dead, or the
+volume full.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ class Ledger:
         self._unreported: dict[ProcessId, list[Retired]] = {}
 
     def is_freed(self, binding: Binding) -> bool:
-        """Whether it was an arena that is not there any more."""
+        """Whether it was an arena that no longer exists."""
         return binding.id in self._freed
 
     def in_use(self, binding: Binding) -> None:
-        """A version uses it (again)."""
+        """Note that a version uses it (again)."""
         self._idle.pop(binding.id, None)
-        if binding.mode == "direct":  # put again before its writer was told that it was retired
+        if binding.mode == "direct":  # put again before its writer learned that it was retired
             for told in self._unreported.values():
                 told[:] = [retired for retired in told if retired.binding != binding.id]
 
     def idle(self, writer: ProcessId, binding: Binding) -> None:
-        """No version uses it. Its writer may write to it again; it is freed if the writer is dead."""
+        """Note that no version uses it. Its writer may write to it again; it is freed if the writer is dead."""
         if not self._is_alive(writer):
             self._drop(binding)
             return
@@ -57,7 +57,7 @@ class Ledger:
         self._tell(writer, Retired(binding.id, binding.volume))
 
     def gone(self, memory: list[tuple[ProcessId, Binding]]) -> None:
-        """The memory of a key that is gone: its writers need not keep it for a next version."""
+        """Take the memory of a key that is gone: its writers need not keep it for a next version."""
         for writer, binding in memory:
             self._drop(binding)
             if self._is_alive(writer):
@@ -68,13 +68,13 @@ class Ledger:
         self.gone([(writer, binding) for writer, binding in self._idle.values() if binding.volume == volume])
 
     def part_freed(self, volume: str, stretches: tuple[str, ...]) -> None:
-        """Memory within arenas of a volume has been given back."""
+        """Note that memory within arenas of a volume has been given back."""
         self.clock += 1
         for stretch in stretches:
             self._freed.put(stretch, (self.clock, volume))
 
     def freed_since(self, clock: int, volume: str) -> tuple[str, ...]:
-        """Ids of the arenas of a volume that have been freed since the clock stood so, as far as remembered."""
+        """Ids of the arenas of a volume that were freed since this clock value, as far as remembered."""
         return tuple(arena for arena, (when, where) in self._freed.items() if when > clock and where == volume)
 
     def freed_by_volume(self) -> dict[str, list[str]]:
@@ -85,11 +85,11 @@ class Ledger:
         return found
 
     def take_retired(self, writer: ProcessId) -> tuple[Retired, ...]:
-        """The retired memory that a writer has not been told of yet. It counts as told from now on."""
+        """The retired memory that a writer does not know of yet. From now on it counts as known."""
         return tuple(self._unreported.pop(writer, ()))
 
     def forget(self, writer: ProcessId) -> None:
-        """A dead writer is told nothing."""
+        """Forget the retired memory of a dead writer."""
         self._unreported.pop(writer, None)
 
     def clear(self) -> None:
@@ -114,11 +114,11 @@ class _Shared:
     """A shared arena.
 
     Attributes:
-        writer: Who has put it.
+        writer: The process that wrote it.
         uses: How many keys have a version in the section at an offset: tied values have one section.
-        dead: Sections whose pages are to be given back.
-        kept: Sections whose reader was lost, whose pages stay until the arena goes.
-        is_over: Whether it is not written again, since pages of it have been given back, or stay for lost readers.
+        dead: Sections whose pages must be given back.
+        kept: Sections whose reader was lost; their pages stay until the arena goes.
+        is_over: Whether it is not written again, since some of its pages were given back, or stay for lost readers.
     """
 
     binding: Binding
@@ -132,14 +132,14 @@ class _Shared:
 class SharedArenas:
     """The account of the arenas of one store that many values share.
 
-    A batch is written into one arena. The arena as a whole is idle, and may be written again, when none of its sections
-    is in use. Until then the pages of dead sections go back to the system, and the arena is not written again. Sections
-    begin and end at pages, and values below two pages of 4 KiB travel in messages: so such an arena holds at most half
-    as much again as the bytes of the values that live in it.
+    A batch is written into one arena. The whole arena is idle, and may be written again, when none of its sections is
+    in use. Until then the pages of dead sections go back to the system, and the arena is not written again. Sections
+    begin and end at page boundaries, and values below two pages of 4 KiB travel in messages: so such an arena takes at
+    most 1.5 times the bytes of the values in it.
 
     Args:
-        ledger: Of whole arenas.
-        cut: Called with a volume and the `section_id` of stretches of its arenas whose pages nobody needs.
+        ledger: The ledger of whole arenas.
+        cut: Called with a volume and the `section_id` of ranges of its arenas whose pages are not needed.
     """
 
     def __init__(self, ledger: Ledger, cut: Callable[[str, tuple[str, ...]], None]) -> None:
@@ -149,14 +149,14 @@ class SharedArenas:
         self._touched: dict[str, _Shared] = {}
 
     def use(self, writer: ProcessId, section: Section) -> None:
-        """A version of one more key lies there."""
+        """Note that a version of one more key is there."""
         shared = self._shared.get(section.arena.id)
         if shared is None:
             shared = self._shared[section.arena.id] = _Shared(section.arena, writer)
         shared.uses[section.offset] = shared.uses.get(section.offset, 0) + 1
 
     def idle(self, writer: ProcessId, binding: Binding) -> None:
-        """No version of a key uses it any more; the key is still there. See `Ledger.idle`."""
+        """Note that no version of a key uses it any more; the key still exists. See `Ledger.idle`."""
         if not isinstance(binding, Section):
             self._ledger.idle(writer, binding)
             return
@@ -167,12 +167,12 @@ class SharedArenas:
             self._ledger.idle(shared.writer, shared.binding)
 
     def gone(self, memory: Iterable[tuple[ProcessId, Binding]], spoilt: Container[str] = ()) -> None:
-        """Memory that is not written again, as that of a key that was deleted. See `Ledger.gone`.
+        """Take memory that is not written again, such as that of a deleted key. See `Ledger.gone`.
 
         Args:
-            memory: with its writers.
-            spoilt: ids of that whose reader was lost. One that was only stopped finds there what it was told, or finds
-                the arena dropped; never pages that have been given back, which are zeros.
+            memory: the memory, with its writers.
+            spoilt: ids of memory whose reader was lost. A reader that was only stopped finds the expected bytes there,
+                or a dropped arena; never pages that were given back, which are zeros.
         """
         whole: list[tuple[ProcessId, Binding]] = []
         for writer, binding in memory:
@@ -193,7 +193,7 @@ class SharedArenas:
             return
         touched, self._touched = self._touched, {}
         for shared in touched.values():
-            if not shared.uses or not shared.dead:  # all of it went meanwhile
+            if not shared.uses or not shared.dead:  # the whole arena is gone by now
                 continue
             shared.is_over = True
             arena = shared.binding
@@ -208,7 +208,7 @@ class SharedArenas:
         self._touched.clear()
 
     def _let_go(self, section: Section) -> _Shared | None:
-        """One key uses a section no more. Returns its arena if no other section of it is in use."""
+        """Note that one key less uses a section. Returns its arena if no other section of it is in use."""
         shared = self._shared.get(section.arena.id)
         if shared is None:
             return None
@@ -227,7 +227,7 @@ class SharedArenas:
 
 
 def _joined(stretches: dict[int, int]) -> Iterator[tuple[int, int]]:
-    """Stretches by offset, neighbours as one."""
+    """Ranges by offset, with neighbours joined."""
     begin = end = -1
     for offset, nbytes in sorted(stretches.items()):
         if offset != end:

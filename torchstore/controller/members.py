@@ -1,4 +1,4 @@
-"""What a store's controller remembers of its clients: which processes they are, and the records that it was sent."""
+"""What a store's controller remembers about its clients: their processes, and the records that they have sent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from skipper.torchstore.support.serial import Serial
 
 R = TypeVar("R", Manifest, Binding)
 
-_REMEMBERED = 16_384  # a manifest and three bindings of each of 2,048 publishers, and as much again
+_REMEMBERED = 16_384  # a manifest and three bindings for each of 2,048 publishers, twice
 
 
 class Members:
@@ -26,11 +26,11 @@ class Members:
         self._numbers = Serial()
 
     def begin(self, first: int) -> None:
-        """The store begins. Its clients have this number and above."""
+        """Begin a store. Its clients have numbers from this one on."""
         self._numbers = Serial(first)
 
     def welcome(self, process: ProcessId) -> int:
-        """A new client. Returns its number."""
+        """Register a client. Returns its number."""
         number = next(self._numbers)
         self._processes[number] = process
         self._alive.add(process)
@@ -41,21 +41,21 @@ class Members:
         return process in self._alive
 
     def processes(self) -> tuple[ProcessId, ...]:
-        """Those of all clients."""
+        """The processes of all clients."""
         return tuple(dict.fromkeys(self._processes.values()))
 
     def process_of(self, client: int) -> ProcessId:
         """The process of a client.
 
         Raises:
-            StaleClientError: It is of a store that was shut down since.
+            StaleClientError: It belongs to a store that has been shut down.
         """
         if client not in self._processes:
             raise StaleClientError(f"this client is of an earlier store {self._store_name!r}")
         return self._processes[client]
 
     def process_died(self, process: ProcessId) -> list[int]:
-        """A process has died. Nothing that still comes from it counts. Returns its clients."""
+        """Note the death of a process: its later messages do not count. Returns its clients."""
         self._alive.discard(process)
         gone = [number for number, who in self._processes.items() if who == process]
         for number in gone:
@@ -73,13 +73,13 @@ class Members:
 
 
 class KnownRecords:
-    """Manifests and bindings by id: they are sent once, a bounded number is remembered."""
+    """Manifests and bindings by id: each is sent once, and a bounded number is remembered."""
 
     def __init__(self) -> None:
         self._known: LRUCache[str, Manifest | Binding] = LRUCache(_REMEMBERED)
 
     def manifest(self, given: Manifest | str | None) -> Manifest | None:
-        """The manifest behind an id; one that came whole is remembered.
+        """The manifest with an id; a whole one is remembered.
 
         Raises:
             UnknownIdError: It is not remembered.
@@ -103,7 +103,7 @@ class KnownRecords:
         return tuple(self._resolve(one, Binding) for one in given)
 
     def share(self, given: Share) -> Share | None:
-        """A share with the records in the place of their ids; None: one is not remembered."""
+        """A share with its ids replaced by the records; None: one is not remembered."""
         try:
             manifest, binding = self.manifest(given.manifest), self.binding(given.binding)
         except UnknownIdError:

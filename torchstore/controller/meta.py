@@ -1,4 +1,4 @@
-"""What a store holds: of one version for readers, of all keys as a table for people."""
+"""Descriptions of a store: of one version for readers, of all keys as a table for people."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from skipper.torchstore.tensors.values import open_inline
 
 
 def describe_version(key: str, version: Version, versions: tuple[int, ...], item: str) -> ValueMeta:
-    """Sum up what the publishers of a version have said of it."""
+    """Sum up the publishers' data about a version."""
     tensors: dict[str, TensorMeta] = {}
     objects: dict[str, None] = {}
     first, *_ = contributions = list(version.contributions.values())
@@ -55,9 +55,9 @@ _MAX_LISTED = 8
 
 
 def overview(store_name: str, index: Index) -> Table:
-    """What a store has at this moment, the keys first that changed last.
+    """The present content of a store, the most recently changed keys first.
 
-    From any thread: the controller goes on meanwhile, so rows may be of slightly different moments.
+    From any thread: the controller continues at the same time, so rows may be from slightly different moments.
     """
     histories = index.histories()
     shown = heapq.nlargest(MAX_ROWS, histories, key=_changed)
@@ -66,7 +66,7 @@ def overview(store_name: str, index: Index) -> Table:
 
 
 def waits(store_name: str, waiting: list[tuple[str, str, float]]) -> Table | None:
-    """Who waits for an answer of a store (see `PendingAnswers.waiting`); None: nobody does."""
+    """The requests that wait for an answer of a store (see `PendingAnswers.waiting`); None: there are none."""
     return Table(f"Store {store_name}: who waits", _WAIT_COLUMNS, waiting) if waiting else None
 
 

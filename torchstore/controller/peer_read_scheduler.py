@@ -1,9 +1,9 @@
-"""Readers that feed readers: which readers offer a copy of a version, and which copy a reader is sent to. No I/O.
+"""Peer reads: which readers offer a copy of a version, and which copy a reader is sent to. No I/O.
 
-The readers of one *read group* want the same boxes of the same tensors. After its read, each of them holds all that
-another one needs. The first of a group is sent to the publisher. Those who come while it reads wait for it. They are
-then sent to the copies that are there, a few to each, so that the number of copies grows as the number of nodes of a
-tree does with its depth. The publisher feeds one reader of each group, whatever their number.
+The readers of one *read group* need the same boxes of the same tensors. After its read, each of them has everything
+that another one needs. The first of a group is sent to the publisher. Readers that come while it reads wait for it.
+They are then sent to the present copies, a few to each, so that the number of copies grows like the number of nodes of
+a tree with its depth. The publisher serves one reader of each group, whatever their number.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Literal
 from skipper.torchstore.protocol.messages import Share
 from skipper.torchstore.support.process import ProcessId
 
-_AT_ONE_TIME = 2  # readers of one copy: with one, a group of 8 takes four rounds; with more, they share its memory
+_AT_ONE_TIME = 2  # readers of one copy: with one, a group of 8 takes four rounds; more would share its memory
 
 
 @dataclass(slots=True)
@@ -24,9 +24,9 @@ class PeerCopy:
     """The copy of one reader.
 
     Attributes:
-        share: Where it is; direct memory of that reader, under a seal of its own.
-        leases: Of those who read it now.
-        closed: Its owner is about to change it, or somebody has failed to read it.
+        share: Where it is: direct memory of that reader, with its own seal.
+        leases: Of its present readers.
+        closed: Its owner will change it, or a reader has failed to read it.
     """
 
     share: Share
@@ -37,8 +37,8 @@ class PeerCopy:
 @dataclass(slots=True)
 class _ReadGroup:
     offers: list[PeerCopy] = field(default_factory=list)
-    reading: set[int] = field(default_factory=set)  # leases of those who may have an offer soon
-    declined: bool = False  # a reader had nothing to offer: nor will the others
+    reading: set[int] = field(default_factory=set)  # leases of readers that may have an offer soon
+    declined: bool = False  # a reader had nothing to offer, so the others will have nothing, either
 
 
 @dataclass(slots=True)
@@ -53,14 +53,14 @@ class PeerReadScheduler:
         return bool(self._groups)
 
     def must_wait(self, read_group: str, reader: ProcessId) -> bool:
-        """Whether there is no copy to read now, but one in the making."""
+        """Whether there is no copy to read now, but one will be made."""
         found = self._groups.get(read_group)
         if found is None or found.declined or self.choose(read_group, reader) is not None:
             return False
         return bool(found.reading)
 
     def choose(self, read_group: str, reader: ProcessId) -> PeerCopy | None:
-        """The copy with the fewest readers; None: go to the publisher."""
+        """The copy with the fewest readers; None: use the publisher."""
         found = self._groups.get(read_group)
         free = [
             offer
@@ -70,13 +70,13 @@ class PeerReadScheduler:
         return min(free, key=lambda offer: len(offer.leases), default=None)
 
     def begin(self, read_group: str, lease: int, reader: ProcessId, offer: PeerCopy | None) -> None:
-        """A reader was sent to a copy, or to the publisher."""
+        """Note that a reader was sent to a copy, or to the publisher."""
         self._groups.setdefault(read_group, _ReadGroup()).reading.add(lease)
         if offer is not None:
             offer.leases[lease] = reader
 
     def end(self, lease: int) -> None:
-        """A reader has left, whatever it has got."""
+        """Note that a reader has left, with or without a copy."""
         for group in self._groups.values():
             group.reading.discard(lease)
             for offer in group.offers:
@@ -84,12 +84,12 @@ class PeerReadScheduler:
             group.offers = [offer for offer in group.offers if offer.leases or not offer.closed]
 
     def finish(self, lease: int, share: Share | None, *, failed: bool) -> None:
-        """A reader has got the version.
+        """Note that a reader has got the version.
 
         Args:
-            lease: Its lease, still to be ended.
+            lease: Its lease, which must still be ended.
             share: Its copy, if it offers it.
-            failed: It could not read the copy that it was sent to, so nobody else is sent there.
+            failed: It could not read the copy that it was sent to, so no other reader is sent there.
         """
         for group in self._groups.values():
             for offer in group.offers:
@@ -100,11 +100,11 @@ class PeerReadScheduler:
                     group.offers.append(PeerCopy(share))
 
     def close(self, process: ProcessId) -> None:
-        """A process takes its copies back, or is dead."""
+        """Withdraw the copies of a process, or of a dead one."""
         self._close(lambda offer: offer.share.writer == process)
 
     def close_all(self) -> None:
-        """All copies are taken back."""
+        """Withdraw all copies."""
         self._close(lambda _offer: True)
 
     def _close(self, condition: Callable[[PeerCopy], bool]) -> None:
@@ -114,7 +114,7 @@ class PeerReadScheduler:
             group.offers = [offer for offer in group.offers if offer.leases or not offer.closed]
 
     def readers(self, process: ProcessId) -> tuple[ProcessId, ...]:
-        """Who reads the copies of a process now."""
+        """The present readers of a process' copies."""
         return tuple(
             reader
             for group in self._groups.values()
@@ -125,9 +125,9 @@ class PeerReadScheduler:
 
 
 class Patience:
-    """How long one reader waits for a copy: a reader that is stuck must not hold up the others of its group.
+    """How long one reader waits for a copy: a stuck reader must not block the others of its group.
 
-    They count from the first time that the reader has to wait; ``wake`` is called in the event loop when they are over.
+    The time starts when the reader first has to wait; ``wake`` is called in the event loop when it is over.
     """
 
     def __init__(self, seconds: float, wake: Callable[[], None]) -> None:

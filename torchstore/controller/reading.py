@@ -1,4 +1,4 @@
-"""What a store's controller does for readers: versions are granted when they are ready, given back, and posted."""
+"""The readers' part of a store's controller: versions are granted when they are ready, given back, and posted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Waiter:
 
 
 class PendingAnswers:
-    """The requests that wait for an answer. To be used in one event loop."""
+    """The requests that wait for an answer. For one event loop."""
 
     def __init__(self) -> None:
         self._waiters: list[_Waiter] = []
@@ -37,9 +37,9 @@ class PendingAnswers:
     def answer(
         self, port: Port[Any], attempt: Callable[[], Any], timeout: float, waited_for: Callable[[], str]
     ) -> None:
-        """Answer now, or when something has changed, or with a time-out.
+        """Answer now, or after a change, or with a time-out.
 
-        ``attempt`` returns the answer, or None: not yet; what it raises is the answer too. ``waited_for`` ends the
+        ``attempt`` returns the answer, or None: not yet; an exception is an answer, too. ``waited_for`` ends the
         message of the time-out.
         """
         outcome = _outcome(attempt)
@@ -56,19 +56,19 @@ class PendingAnswers:
         self._waiters.append(waiter)
 
     def wake(self) -> None:
-        """Something has changed: answer those whose wait is over."""
+        """After a change: answer the requests whose wait is over."""
         for waiter in list(self._waiters):
             outcome = _outcome(waiter.attempt)
             if outcome is not None:
                 self._dismiss(waiter, outcome)
 
     def dismiss_all(self, error: StoreError) -> None:
-        """Nothing will happen any more."""
+        """Answer all with an error: nothing will happen any more."""
         for waiter in list(self._waiters):
             self._dismiss(waiter, error)
 
     def waiting(self) -> list[tuple[str, str, float]]:
-        """Who waits, why there is no answer yet, and for how many seconds, the longest first; from any thread."""
+        """The waiting clients, why each has no answer yet, and for how many seconds, longest first; from any thread."""
         now = time.monotonic()
         return [(each.port.receiver, each.waited_for(), round(now - each.since, 1)) for each in list(self._waiters)]
 
@@ -152,7 +152,7 @@ class Reading:
         self._waiting.answer(port, attempt, timeout, lambda: f"no versions of {', '.join(map(repr, keys[:3]))}")
 
     def repost(self, history: History) -> None:
-        """Post on the board what a reader of a key would be granted now."""
+        """Post on the board what a reader of a key would get now."""
         if history.key in self.board:
             number, value = history.newest_inline()
             self.board.post(history.key, number, value)

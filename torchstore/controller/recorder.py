@@ -1,4 +1,4 @@
-"""The state of a store and its journal, where it has one. A change is written down before anybody is told of it."""
+"""The state of a store and its journal, if it has one. A change is recorded before anyone learns of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Recorder:
     """Changes the state of one store.
 
     Attributes:
-        state: To be looked at; commands change it.
+        state: For reading; only commands change it.
     """
 
     def __init__(self, store_name: str) -> None:
@@ -37,10 +37,10 @@ class Recorder:
         return self._journal is not None
 
     def open(self, journal: Journal) -> None:
-        """Bring the state to where a journal ends, and write what follows into it.
+        """Bring the state to the end of a journal, and write later changes into it.
 
         Raises:
-            JournalError: It cannot be read.
+            JournalError: The journal cannot be read.
         """
         try:
             self._replay(journal)
@@ -61,26 +61,26 @@ class Recorder:
             try:
                 self.state.apply(command)
             except StoreError:
-                pass  # the client that asked for it has been told, or will ask again
+                pass  # the client has got the error, or will ask again
             except Exception:  # noqa: BLE001 - it failed at first too, and changed the same
                 _log.warning("a command of the journal fails: %s", command.name, exc_info=True)
 
     def begin(self, tell: Callable[[Effects], None], on_change: Callable[[History], None]) -> None:
-        """From now on, others are told of what follows from changes."""
+        """From now on, report the effects of changes."""
         self._tell = tell
         self.state.on_change = on_change
 
     def owed(self) -> list[Effects]:
-        """What volumes may not have been told before the journal was opened."""
+        """Effects that volumes may not have learned before the journal was opened."""
         owed, self._owed = self._owed, None
         return [effects for effects in (owed, self.state.all_effects()) if effects]
 
     def do(self, command: Command) -> Any:
-        """Do what a command says.
+        """Run a command.
 
         Raises:
-            StoreError: What it raises.
-            JournalError: It cannot be written down, and was not done.
+            StoreError: From the command.
+            JournalError: It cannot be recorded, and was not done.
         """
         if self._journal is not None and not self.state.was_answered(command):
             self._journal.append(_encode(command))
@@ -90,13 +90,13 @@ class Recorder:
             self._follow()
 
     def attempt(self, command: Command, is_change: Callable[[Any], bool], **untold: Any) -> Any:
-        """The same for a command that may change nothing. It is written down only if its outcome ``is_change``.
+        """The same for a command that may change nothing. It is recorded only if its outcome ``is_change``.
 
-        ``untold`` are more keyword arguments, which have no part in what the command changes.
+        ``untold`` are further keyword arguments, which do not affect what the command changes.
 
         Raises:
-            StoreError: What the command raises.
-            JournalError: It could not be written down, and was not done.
+            StoreError: From the command.
+            JournalError: It could not be recorded, and was not done.
         """
         record = b""
         if self._journal is not None:
@@ -113,9 +113,9 @@ class Recorder:
     def abandoned(
         self, process: ProcessId, leases: frozenset[tuple[str, int]], batches: frozenset[int]
     ) -> Iterator[Command]:
-        """Commands that give back what a process had leased before the journal was opened, except what it still has.
+        """Commands that give back a process' leases from before the journal was opened, except those it still has.
 
-        No number of a lease is given twice, so it does no harm to ask again.
+        No lease number is used twice, so another request does no harm.
         """
         held, of_batches = self._before.get(process, (set(), set()))
         if held - leases:
@@ -124,14 +124,14 @@ class Recorder:
             yield Command("release", ((), batch))
 
     def close(self) -> None:
-        """The store is shut down."""
+        """Close the journal: the store is shut down."""
         self.state.take_effects()
         self.state.clear()
         if self._journal is not None:
             self._journal.close()
 
     def _follow(self) -> None:
-        """Tell others, now that it is written down."""
+        """Report the effects, now that the change is recorded."""
         effects = self.state.take_effects()
         if effects is not None:
             self._tell(effects)
@@ -152,4 +152,4 @@ def _encode(command: Command) -> bytes:
 
 
 def _nobody(_effects: Effects) -> None:
-    """There are no volumes yet."""
+    """Do nothing: there are no volumes yet."""

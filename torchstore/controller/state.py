@@ -1,8 +1,8 @@
-"""All that the controller of one store knows, and every way in which that changes. No I/O, no clock, no actor.
+"""Everything that the controller of one store knows, and all ways to change it. No I/O, no clock, no actor.
 
-Each change is a command: the name of a method and plain arguments. The same commands, given to an empty state in the
-same order, make the same state again in any process; that is what a journal (`torchstore.controller.journal`) rests on.
-What a command means for others, memory of volumes that is to be freed, is only noted here: see `Effects`.
+Each change is a command: the name of a method and plain arguments. The same commands in the same order, from an empty
+state, make the same state in any process; a journal (`torchstore.controller.journal`) depends on that. What a command
+means for others, such as memory of volumes to free, is only noted here: see `Effects`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from skipper.torchstore.support.process import ProcessId
 
 @dataclass(frozen=True, slots=True)
 class RecordedAnswer:
-    """What a request came to: a value, or an error."""
+    """The outcome of a request: a value, or an error."""
 
     outcome: Any
 
@@ -49,13 +49,13 @@ class RecordedAnswer:
 
 
 class Answers:
-    """The answers that clients may not have heard yet, by the clients' numbers of their requests."""
+    """The answers that clients may not have got yet, by the clients' numbers of their requests."""
 
     def __init__(self) -> None:
         self._answers: dict[int, dict[int, RecordedAnswer]] = {}
 
     def find(self, client: int, request: int) -> RecordedAnswer | None:
-        """What this request was answered, if it was."""
+        """The answer to this request, if there was one."""
         return self._answers.get(client, {}).get(request)
 
     def put(self, client: int, request: int, oldest: int, outcome: Any) -> RecordedAnswer:
@@ -63,13 +63,13 @@ class Answers:
         answers = self._answers.setdefault(client, {})
         for number in [number for number in answers if number < oldest]:
             del answers[number]
-        if isinstance(outcome, StoreError):  # its frames hold all that was asked for
+        if isinstance(outcome, StoreError):  # its frames keep the whole request alive
             outcome.__traceback__ = outcome.__context__ = outcome.__cause__ = None
         answers[request] = RecordedAnswer(outcome)
         return answers[request]
 
     def forget(self, client: int) -> None:
-        """Nobody will ask again."""
+        """Forget a client's answers: it will not ask again."""
         self._answers.pop(client, None)
 
     def clear(self) -> None:
@@ -80,18 +80,18 @@ class Answers:
 _DEAD = 256
 
 Leases = set[tuple[str, int]]
-"""By key and number."""
+"""Leases by key and number."""
 
 
 class Command(NamedTuple):
     """One change of the state.
 
     Attributes:
-        name: Of a method of `StoreState`.
-        arguments: Of that.
-        client: Who asked for it; 0 where nobody will ask again.
+        name: The name of a method of `StoreState`.
+        arguments: The arguments of the method.
+        client: The client that requested it; 0 if no client will ask again.
         request: The client's number for it.
-        oldest: The client's number for the oldest request of which it still waits for an answer.
+        oldest: The client's number for its oldest request without an answer.
     """
 
     name: str
@@ -103,11 +103,11 @@ class Command(NamedTuple):
 
 @dataclass(slots=True)
 class Effects:
-    """What volumes are to be told. Telling them twice does no harm.
+    """What volumes must learn. Telling them twice does no harm.
 
     Attributes:
-        freed: Arenas, and stretches of arenas, by volume.
-        dead: Processes that will not use their memory any more, each with what versions still use of it.
+        freed: Arenas, and ranges of arenas, by volume.
+        dead: Processes that no longer use their memory, each with the parts that versions still use.
     """
 
     freed: dict[str, list[str]] = field(default_factory=dict)
@@ -118,10 +118,10 @@ class Effects:
 
 
 class StoreState:
-    """What one store's controller knows.
+    """The state of one store's controller.
 
     Attributes:
-        on_change: Called after whatever may have changed what is to be read under a key. Not part of the state.
+        on_change: Called after every possible change of the readable value of a key. Not part of the state.
     """
 
     def __init__(self, store_name: str) -> None:
@@ -141,7 +141,7 @@ class StoreState:
         return {**self.__dict__, "on_change": _nothing, "_effects": None}
 
     def clear(self) -> None:
-        """The store is shut down; clients from before are known as such."""
+        """Forget everything: the store is shut down. Its clients are recognized as stale."""
         self.index.clear()
         self._ledger.clear()
         self._shared.clear()
@@ -154,7 +154,7 @@ class StoreState:
     # Commands -------------------------------------------------------------------------------------------
 
     def apply(self, command: Command) -> Any:
-        """Do what a command says, and return or raise what it does; a request that was answered is answered alike."""
+        """Run a command, and return or raise its outcome; a request that was answered gets the same answer."""
         if not command.request:
             return self._do(command)
         found = self._answers.find(command.client, command.request)
@@ -178,30 +178,30 @@ class StoreState:
             self._shared.give_back()
 
     def take_effects(self) -> Effects | None:
-        """What volumes are to be told since this was asked last, if anything."""
+        """What volumes must learn since the last call, if anything."""
         effects, self._effects = self._effects, None
         return effects
 
     def all_effects(self) -> Effects:
-        """What volumes may not have been told by a controller that is gone."""
+        """What volumes may not have learned from a controller that is gone."""
         kept = self.index.memory_of([process for process, _ in self._dead.items()])
         return Effects(self._ledger.freed_by_volume(), [(process, tuple(arenas)) for process, arenas in kept.items()])
 
     def mark(self) -> tuple[int, int]:
-        """Another one after memory was freed, or versions were let go of for that."""
+        """A value that changes when memory was freed, or versions were retired for that."""
         return self._ledger.clock, self.index.retired
 
     # Clients --------------------------------------------------------------------------------------------
 
     def welcome(self, process: ProcessId, home: ProcMesh | None) -> int:
-        """A new client. Returns its number."""
+        """Register a client. Returns its number."""
         if home is not None:
             self.homes[process] = home
-        self._dead.pop(process)  # it had left the job, and is back
+        self._dead.pop(process)  # the process had left the job, and is back
         return self.members.welcome(process)
 
     def process_died(self, process: ProcessId, volumes: tuple[str, ...]) -> None:
-        """A process is gone, and with it these volumes."""
+        """Note that a process, and with it these volumes, is gone."""
         for client in self.members.process_died(process):
             self._answers.forget(client)
         self.homes.pop(process, None)
@@ -217,12 +217,14 @@ class StoreState:
     def publish(
         self, now: float, client: int, publications: tuple[Publication | BatchPublication, ...]
     ) -> tuple[Published, ...]:
-        """See `StoreController.publish`; it is ``now`` by the clock that stamps shares."""
+        """See `StoreController.publish`; ``now``: the time of the clock that stamps shares."""
         writer = self.members.process_of(client)
         plain = [p for p in publications if isinstance(p, Publication)]
         resolved = [(publication, self._contribution(publication, now)) for publication in plain]
         batches = [self._batches.contributions(p, now) for p in publications if isinstance(p, BatchPublication)]
-        resolved.sort(key=lambda pair: pair[0].turn == ALONE)  # shares can be refused: before all else is visible
+        resolved.sort(
+            key=lambda pair: pair[0].turn == ALONE
+        )  # shares can be refused: handle them before the rest is visible
         answers: list[Published] = []
         waiting = deque(resolved)
         try:
@@ -270,8 +272,8 @@ class StoreState:
     def make_room(self, client: int, volume: str, since: int) -> tuple[int, tuple[str, ...]] | None:
         """Free arenas of a volume, unless some have been freed since the ledger's clock stood at ``since``.
 
-        Idle arenas are freed. If there are none, the store lets go of the oldest version that nobody reads and that is
-        not the newest of its key.
+        Idle arenas are freed. If there are none, the store retires the oldest version that nobody reads and that is not
+        the newest of its key.
 
         Returns:
             The clock, and the ids of what has been freed since; None: nothing can be freed now.
@@ -300,13 +302,13 @@ class StoreState:
         return self._batches.grant(keys, self.members.process_of(client), waited_s)
 
     def release(self, leases: tuple[tuple[str, int], ...], batch: int) -> None:
-        """Take leases back, and those of a batch."""
+        """Take back leases, and those of a batch."""
         self._batches.release(batch)
         for key, lease in leases:
             self.index.release(key, lease)
 
     def leases(self) -> dict[ProcessId, tuple[Leases, set[int]]]:
-        """Who reads: the leases of each process on single versions, and those on batches."""
+        """The leases of each process on single versions, and on batches."""
         found: dict[ProcessId, tuple[Leases, set[int]]] = {}
         batches, within = self._batches.leases()
         for process, numbers in batches.items():
@@ -318,10 +320,10 @@ class StoreState:
         return found
 
     def finish(self, client: int, key: str, lease: int, share: Share | None, failed: bool) -> None:
-        """Take a lease back, and what its reader offers to others; see `PeerReadScheduler.finish`."""
+        """Take back a lease, and note what its reader offers to others; see `PeerReadScheduler.finish`."""
         known = None
         if share is not None and self.members.find(client) is not None:
-            known = self._known.share(share)  # None: it is no offer, and the group reads from the publisher
+            known = self._known.share(share)  # None: there is no offer, and the group reads from the publisher
         self.index.finish(key, lease, known, failed=failed)
 
     def withdraw(self, client: int, key: str) -> None:
@@ -331,14 +333,14 @@ class StoreState:
             history.withdraw(process)
 
     def withdraw_all(self) -> None:
-        """Let nobody begin to read a copy that was offered before: its reader's message to take it back may be lost."""
+        """Let no reader begin to read earlier offered copies: messages that withdraw them may be lost."""
         for history in self.index.histories():
             history.withdraw_all()
 
     # Taking back ----------------------------------------------------------------------------------------
 
     def close(self, client: int, key: str) -> None:
-        """Nobody begins to read from this client's process any more."""
+        """Let no reader begin to read from this client's process any more."""
         history, process = self.index.get(key), self.members.find(client)
         if history is not None and process is not None:
             history.close(process)
@@ -369,4 +371,4 @@ class StoreState:
 
 
 def _nothing(_history: History) -> None:
-    """No reader is told beforehand."""
+    """Do nothing: nothing is posted for readers."""

@@ -1,12 +1,12 @@
 """Which shares make one step: publishing groups and the numbers of their puts. No I/O, no clock, no actor.
 
-The n-th put of each rank under one key belongs to step n of its group. A step is whole when all ranks have put their
-shares, or, where a share holds all of the value, at the first one; the rest are replicas. A step that can never be
-whole is given up: ranks that come late with their shares are told, and these become part of no other step.
+The n-th put of each rank under one key belongs to step n of its group. A step is complete when all ranks have put their
+shares, or, if a share contains the whole value, at the first one; the others are replicas. A step that can never be
+complete is given up: ranks with late shares get an error, and these shares join no other step.
 
-A rank speaks through one *session* at a time, a process that counts its puts. Where a rank has another session than
-before, its process was started again: what the group had begun is given up and all ranks count anew. The sessions from
-before are refused from then on, unless they say themselves which version they mean.
+A rank uses one *session* at a time: a process that counts its puts. If a rank has a new session, its process was
+restarted: the group's unfinished steps are given up and all ranks start to count again. Earlier sessions are then
+refused, unless they state the version themselves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from skipper.torchstore.protocol.origin import Origin, Turn
 from skipper.torchstore.support.process import ProcessId
 
 MAX_AHEAD = 64
-"""How many steps ranks may be apart: each unfinished one holds the memory of its shares."""
+"""How many steps ranks may be apart: each unfinished one keeps the memory of its shares."""
 
 _REMEMBERED_STEPS = 1024
 _REMEMBERED_GROUPS = 8
@@ -35,11 +35,11 @@ class Step:
         index: The number of the puts that belong to it.
         version: The number of the version that it makes.
         size: How many ranks the group has.
-        alone: Its shares are replicas of each other; None: that is not known yet, since all shares so far are empty.
+        alone: Its shares are replicas of each other; None: unknown yet, since all shares so far are empty.
         puts: The session and the number of the put of each rank that has put.
-        refused: How many puts of each of these ranks were refused before, where that matters.
+        refused: How many puts of each of these ranks were refused before, if that matters.
         is_whole: It has become a version.
-        given_up: Why it never will; "" while it can.
+        given_up: Why it never will; "" while it still can.
     """
 
     index: int
@@ -57,7 +57,7 @@ class Step:
         return not self.is_whole and not self.given_up
 
     def take(self, key: str, turn: Turn) -> ShareMismatchError | OutOfStepError | None:
-        """Learn from a share whether shares are parts or replicas; why it does not go with the others, if so."""
+        """Learn from a share whether shares are parts or replicas; returns why it does not fit the others, if so."""
         for other, refused in self.refused.items() if turn.refused is not None else ():
             if refused != turn.refused and other != turn.origin.rank:
                 return OutOfStepError(
@@ -84,7 +84,7 @@ class Step:
         )
 
     def add(self, turn: Turn) -> None:
-        """A rank has put its share."""
+        """Note that a rank has put its share."""
         self.puts[turn.origin.rank] = (turn.session, turn.number)
         if turn.refused is not None:
             self.refused[turn.origin.rank] = turn.refused
@@ -110,10 +110,10 @@ class _Member:
 
 @dataclass(slots=True)
 class _Group:
-    """One group, since its members count as they do now."""
+    """One group, since its last restart of counting."""
 
     members: dict[int, _Member] = field(default_factory=dict)
-    former: dict[str, str] = field(default_factory=dict)  # why each earlier session is not heard any more
+    former: dict[str, str] = field(default_factory=dict)  # why each earlier session is refused
     steps: OrderedDict[int, Step] = field(default_factory=OrderedDict)
 
 
@@ -133,7 +133,7 @@ class Steps:
         """The step that a share belongs to; a new one if it is the first of its step.
 
         Raises:
-            LateShareError: The step was given up, or the rank belongs to the group no more.
+            LateShareError: The step was given up, or the rank no longer belongs to the group.
             OutOfStepError: The rank is too far ahead of others.
         """
         origin = turn.origin
@@ -157,7 +157,7 @@ class Steps:
         return _find(group, turn, version) if group is not None else None
 
     def process_died(self, process: ProcessId, reason: str) -> None:
-        """Give up the steps for which a dead process has not put its share; what it has put stays."""
+        """Give up the steps for which a dead process has not put its share; its other shares stay."""
         for (_, size), group in self._groups.items():
             for rank, member in group.members.items():
                 if member.writer == process and not member.died:
@@ -165,7 +165,7 @@ class Steps:
                     _give_up(group, member.died, {rank})
 
     def given_up(self) -> str:
-        """Why the step that was given up last was, if no later one is whole or under way."""
+        """Why the latest abandoned step was given up, if no later one is complete or in progress."""
         for group in reversed(self._groups.values()):
             last = next(reversed(group.steps.values()), None)
             if last is not None:
@@ -173,16 +173,16 @@ class Steps:
         return ""
 
     def clear(self) -> None:
-        """The key is deleted."""
+        """Forget everything: the key is deleted."""
         for group in self._groups.values():
             _give_up(group, "the key was deleted")
         self._groups.clear()
 
     def _enter(self, group: _Group, turn: Turn, writer: ProcessId, *, is_explicit: bool) -> _Group:
-        """The group, in which this session speaks for its rank from now on.
+        """The group; from now on this session is the one of its rank.
 
         Raises:
-            LateShareError: Another session speaks for it.
+            LateShareError: The rank has another session.
         """
         origin, rank = turn.origin, turn.origin.rank
         member = group.members.get(rank)
@@ -192,7 +192,7 @@ class Steps:
             raise LateShareError(self._key, rank, origin.size, turn.number, group.former[turn.session])
         if member is not None:
             why = f"rank {rank} of {origin.size} was started again"
-            if is_explicit:  # the number says where it is: the others go on
+            if is_explicit:  # the number identifies the version: the others continue
                 group.former[member.session] = why
             else:
                 _give_up(group, why)
@@ -207,7 +207,7 @@ class Steps:
         """Begin a step.
 
         Raises:
-            LateShareError: It is older than all that is remembered, or a rank that it needs is gone.
+            LateShareError: It is older than all remembered steps, or a rank that it needs is gone.
             OutOfStepError: There are too many unfinished ones.
         """
         origin, index = turn.origin, turn.number
@@ -224,7 +224,7 @@ class Steps:
         return step
 
     def _check_others(self, group: _Group, origin: Origin, index: int, *, is_explicit: bool) -> None:
-        """Whether the ranks that a new step needs can put their shares."""
+        """Check that the ranks that a new step needs can put their shares."""
         died = [member.died for rank, member in group.members.items() if member.died and rank != origin.rank]
         if died and not is_explicit:
             raise LateShareError(self._key, origin.rank, origin.size, index, died[0])
@@ -240,7 +240,7 @@ class Steps:
 
 
 def name_ranks(ranks: tuple[int, ...], size: int) -> str:
-    """Some ranks of a group, as a text."""
+    """Some ranks of a group, as text."""
     shown = ", ".join(map(str, ranks[:_SHOWN]))
     more = f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else ""
     return f"rank {shown}{more} of {size}"

@@ -1,9 +1,9 @@
 """Controllers of a store with a journal: one after the other, each in a process of its own.
 
-The actor that is found by the store's name starts the volumes and keeps the memory of the journal. It starts a
-controller that reads and writes the journal, and a spare one, which has imported all that it needs. When the controller
-dies, the spare one goes on from the journal, and another spare one is started. Clients ask here which controller acts,
-at first and whenever they have lost theirs.
+The actor with the store's name starts the volumes and keeps the memory of the journal. It starts a controller that
+reads and writes the journal, and a spare one, which has imported everything that it needs. When the controller dies,
+the spare one continues from the journal, and another spare one is started. Clients ask here which controller is active,
+first and whenever they have lost theirs.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from skipper.torchstore.support.process import ProcessId
 
 _log = logging.getLogger("skipper.torchstore")
 
-_DEATHS = 60  # of controllers, in a minute: one more is the end of the store
+_DEATHS = 60  # deaths of controllers in a minute; one more ends the store
 _DEATHS_WITHIN_S = 60.0
-_FAILED_STARTS = 3  # one after the other, of controllers that cannot go on where another one has ended
+_FAILED_STARTS = 3  # consecutive starts of controllers that cannot continue from the journal
 _SPARE_BACKOFF_S = 1.0
 _LONGEST_BACKOFF_S = 30.0
 START_TIMEOUT_S = 60.0
@@ -42,7 +42,7 @@ _RETIRE_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A process with a controller: a spare one, one that starts to act, one that acts, or one that did."""
+    """A process with a controller: a spare, starting, active or former one."""
 
     life: int
     name: str
@@ -56,14 +56,14 @@ class _Candidate:
         return _Candidate(life, own, procs, procs.spawn(own, actor_class, store_name))
 
     async def end(self, reason: str) -> None:
-        """Kill it: a frozen process does not stop when it is asked to."""
+        """Kill it: a frozen process does not stop on request."""
         runtime.current().remote_launch.kill_mesh(self.procs.uid, self.procs.root_members, f"was killed: {reason}")
         with suppress(ControlError):
             await self.procs.stop()
 
 
 class Succession:
-    """The controllers of one store. The async actor that has it passes failures on.
+    """The controllers of one store. Its async actor passes failures on.
 
     Raises:
         JournalError: There is not enough memory for the journal.
@@ -96,11 +96,11 @@ class Succession:
         self._run(self._prepare_spare())
 
     async def after(self, life: int, timeout: float) -> Successor:
-        """The controller that comes after one, or that one itself where it is still there after a while.
+        """The controller after one, or that one itself if it still exists after a while.
 
         Raises:
             ControllerLostError: There will be none.
-            StoreTimeoutError: There was none in time.
+            StoreTimeoutError: None was there in time.
         """
         begin = time.monotonic()
         while True:
@@ -115,7 +115,7 @@ class Succession:
             await self._change(min(left))
 
     async def welcome(self, process: ProcessId, procs: ProcMesh) -> StoreInfo:
-        """Welcome a client of the store.
+        """Register a client of the store.
 
         Raises:
             ControllerLostError: The store is lost.
@@ -135,7 +135,7 @@ class Succession:
                 return replace(info, successor=successor)
 
     def supervise(self, failure: MeshFailure) -> None:
-        """Put the spare controller in the place of one that has failed; ignore failures of other actors."""
+        """Replace a failed controller by the spare one; ignore failures of other actors."""
         message = failure.root_cause().message
         if failure.mesh_name == self._acting.name:
             self._lose(self._acting, message)
@@ -147,12 +147,12 @@ class Succession:
             self._run(self._prepare_spare())
 
     async def end(self) -> None:
-        """The store is shut down."""
+        """End all controllers: the store is shut down."""
         acting, self._now = self._now, None
         self._give_up(StoreNotInitializedError(self._store_name))
         try:
             if acting is not None:
-                with suppress(SupervisionError, ActorError, StoreError):  # it is dead, or will be in a moment
+                with suppress(SupervisionError, ActorError, StoreError):  # it is dead, or will be soon
                     await ask(acting.actor.retire.call_one(), _RETIRE_TIMEOUT_S)
             candidates = [self._acting, *([self._spare] if self._spare is not None else [])]
             await asyncio.gather(*(each.end("its store was shut down") for each in candidates), return_exceptions=True)
@@ -165,7 +165,7 @@ class Succession:
         return _Candidate.start(self._actor_class, self._name, self._store_name, next(self._lives))
 
     async def _prepare_spare(self) -> None:
-        """Start a spare controller; after a while, if the ones before it have failed."""
+        """Start a spare controller; after a while, if earlier ones have failed."""
         if self._spare_failures:
             delay_s = min(_SPARE_BACKOFF_S * 2 ** min(self._spare_failures - 1, 10), _LONGEST_BACKOFF_S)
             end = time.monotonic() + delay_s
@@ -181,14 +181,14 @@ class Succession:
 
     async def _take_over(self, candidate: _Candidate) -> None:
         await self._bring_up(candidate)
-        await self._prepare_spare()  # now that nobody waits: to start a process takes the processor from everybody
+        await self._prepare_spare()  # only now, when nobody waits: starting a process takes CPU time from all
 
     async def _bring_up(self, candidate: _Candidate) -> None:
-        """Let a controller go on where the one before it has ended."""
+        """Let a controller continue where the earlier one ended."""
         try:
             process = await candidate.actor.succeed.call_one(self._volumes, self._settings, self._memory.address)
         except SupervisionError as error:
-            self._lose(candidate, str(error))  # it may have died as a spare one
+            self._lose(candidate, str(error))  # it may have died as a spare
         except ActorError as error:
             self._failed_starts += 1
             self._lose(candidate, str(error.cause if isinstance(error.cause, StoreError) else error))
@@ -199,7 +199,7 @@ class Succession:
                 self._wake()
 
     def _lose(self, candidate: _Candidate, message: str) -> None:
-        """The acting controller has failed. A second call for the same one changes nothing."""
+        """Note that the active controller has failed. A second call for the same one changes nothing."""
         if candidate is not self._acting or self._lost is not None:
             return
         self._now = None

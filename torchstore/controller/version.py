@@ -27,15 +27,15 @@ from skipper.torchstore.support.process import ProcessId
 from skipper.torchstore.tensors.tiles import TensorsTiles
 
 
-@dataclass(slots=True, eq=False)  # not frozen: one is made for each small put, and that would take twice as long
+@dataclass(slots=True, eq=False)  # not frozen: one is made for each small put, and freezing would double the time
 class Contribution:
-    """What one rank has put into one version; never changed.
+    """One rank's contribution to one version; never changed.
 
     Attributes:
         arrived: When, by the controller's monotonic clock.
-        stamp: As that of the publication, and so is the change.
+        stamp: Like that of the publication, and so is the change.
         copies: The same bytes in other volumes.
-        tiles: As those of the publication.
+        tiles: Those of the publication.
     """
 
     writer: ProcessId
@@ -66,7 +66,7 @@ class Contribution:
         now: float,
         copies: tuple[Binding, ...] = (),
     ) -> Contribution:
-        """What a publication says, with the records in the place of their ids."""
+        """The contribution of a publication, with its ids replaced by the records."""
         return Contribution(
             writer=publication.writer,
             part=manifest.part if manifest is not None else WHOLE,
@@ -86,7 +86,7 @@ class Contribution:
 
     @property
     def holders(self) -> tuple[Binding, ...]:
-        """All memory that holds its bytes: any of them will do."""
+        """All memory that contains its bytes; each is enough."""
         return (self.binding, *self.copies) if self.binding is not None else ()
 
 
@@ -97,13 +97,13 @@ class Version:
     Attributes:
         contributions: By rank in the publishing group.
         step: The step of that group; None for a process that publishes alone.
-        is_familiar: All contributions are laid out as those of a version that is known to fit together.
-        leases: Who reads it now, by lease number.
-        closed: Direct mode: taken back; nobody may start to read it.
-        lost: Set when part of the bytes is gone: makes the error that readers get.
+        is_familiar: All contributions have the layout of a version that is known to fit together.
+        leases: Its present readers, by lease number.
+        closed: Direct mode: withdrawn; no reader may start to read it.
+        lost: Set when some bytes are gone: makes the error that readers get.
         offers: Copies of readers that other readers may read.
-        is_disputed: Shares say different things of a tensor.
-        ready_as: Its number among the versions of the store that became ready; 0 before.
+        is_disputed: Shares contradict each other about a tensor.
+        ready_as: Its number among the ready versions of the store; 0 before.
     """
 
     number: int
@@ -119,21 +119,21 @@ class Version:
     is_disputed: bool = False
 
     def bindings(self) -> Iterator[tuple[ProcessId, Binding]]:
-        """The memory that this version uses, with the process that put it."""
+        """The memory that this version uses, with the process that wrote it."""
         for contribution in self.contributions.values():
             for binding in contribution.holders:
                 yield contribution.writer, binding
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is a value by itself, and no state dict."""
+        """Whether it is a single value, and not a state dict."""
         return any(c.manifest is None or c.manifest.kind == "value" for c in self.contributions.values())
 
     def tiles(self) -> dict[int, TensorsTiles]:
-        """What its publishers have said of its tiles, by their ranks.
+        """Its publishers' certificates for its tiles, by their ranks.
 
         Raises:
-            NotCertifiedError: One that has tensors has said nothing.
+            NotCertifiedError: A publisher with tensors has sent none.
         """
         silent = [
             rank
@@ -147,7 +147,7 @@ class Version:
         return {rank: share.tiles for rank, share in self.contributions.items() if share.tiles is not None}
 
     def leave(self, volume: str) -> bool:
-        """A volume is gone, and what it held. Returns whether some part has no copy any more."""
+        """Drop the copies in a lost volume. Returns whether some part has no copy any more."""
         for at, contribution in self.contributions.items():
             left = tuple(holder for holder in contribution.holders if holder.volume != volume)
             if len(left) == len(contribution.holders):
@@ -160,7 +160,7 @@ class Version:
     def conflict(self, new: Contribution) -> StoreError | None:
         """Why a contribution cannot belong to this version; None: it can.
 
-        `is_familiar` says whether that contribution is laid out as the others too.
+        `is_familiar` says whether that contribution has the same layout as the others.
         """
         for rank, old in self.contributions.items() if not (self.is_familiar or self._agrees(new)) else ():
             if rank == new.rank or old.manifest is None or new.manifest is None or old.manifest.id == new.manifest.id:
@@ -169,7 +169,7 @@ class Version:
             check = (_replicates, _disagree_as_replicas) if is_replica else (_agreement, _disagree)
             if _remembered(check[0], (old.manifest, new.manifest), check[1]):
                 if disagreement(self.key, {rank: old.manifest, new.rank: new.manifest}, new.rank, more=False) is None:
-                    problem = check[1]((old.manifest, new.manifest))  # said in this order
+                    problem = check[1]((old.manifest, new.manifest))  # reported in this order
                     return ShareMismatchError(
                         self.key, f"the share of rank {new.rank} does not fit that of rank {rank}: {problem}"
                     )
@@ -186,7 +186,7 @@ class Version:
         return None
 
     def _agrees(self, new: Contribution) -> bool:
-        """Whether a share agrees with all others; where this says no, they are to be compared one by one."""
+        """Whether a share agrees with all others; if not, they must be compared one by one."""
         if self.is_disputed or (self.step is not None and self.step.alone):
             return False
         shares = (*self.contributions.values(), new)
@@ -197,26 +197,26 @@ class Version:
         return all(agreement.take(manifest) for manifest in manifests)
 
     def _odd(self, new: Contribution) -> ShareMismatchError | None:
-        """The error that names the rank that differs from others; None while it is for other ranks to tell which."""
+        """The error that names the rank that differs; None while later shares must show which one does."""
         shares = {**self.contributions, new.rank: new}
         manifests = {rank: share.manifest for rank, share in shares.items() if share.manifest is not None}
         more = self.step is not None and not set(self.step.absent()) <= {new.rank}
         return disagreement(self.key, manifests, new.rank, more=more)
 
     def missing(self) -> tuple[str, ...]:
-        """What is not there yet, one line each; empty when the version is complete."""
+        """What is still missing, one line each; empty if the version is complete."""
         absent = self.step.absent() if self.step is not None else ()
         if absent:
             return (f"the share of {name_ranks(absent, self.step.size)}",) if self.step is not None else ()
         return _missing_of(self.contributions.values())
 
     def incomplete(self) -> PartiallyPublishedError:
-        """The error of those who want to read it before it is whole."""
+        """The error for reads before it is complete."""
         waits = self.step is not None and self.step.absent()
         return PartiallyPublishedError(self.key, self.number, self.missing(), _HINT if waits else "")
 
     def without(self, process: ProcessId) -> dict[int, Contribution] | None:
-        """The contributions of others, if they hold all of the version; else None."""
+        """The contributions of others, if they contain the whole version; else None."""
         others = {rank: old for rank, old in self.contributions.items() if old.writer != process}
         names, rest = (
             {name for c in some if c.manifest is not None for name in (*c.manifest.tensors, *c.manifest.objects)}
@@ -242,7 +242,7 @@ _HINT = (
 
 A = TypeVar("A")
 
-# Every step of a training run compares the same manifests again: the answers are kept, by their ids.
+# Every step of a training run compares the same manifests again: the results are cached by their ids.
 _agreements: LRUCache[tuple[str, int], Agreement] = LRUCache(8)
 _agreement: LRUCache[frozenset[str], str] = LRUCache(4096)
 _replicates: LRUCache[frozenset[str], str] = LRUCache(256)
@@ -258,7 +258,7 @@ def _remembered(
 
 
 def _disagree(manifests: tuple[Manifest, ...]) -> str:
-    """What two manifests of one version say differently of a tensor; "" if nothing."""
+    """How two manifests of one version contradict each other about a tensor; "" if they do not."""
     left, right = manifests
     if left.kind != right.kind:
         return f"it is a {right.kind} and not a {left.kind}"
@@ -271,7 +271,7 @@ def _disagree(manifests: tuple[Manifest, ...]) -> str:
 
 
 def _disagree_as_replicas(manifests: tuple[Manifest, ...]) -> str:
-    """The same for two of which each holds the whole value."""
+    """The same for two that each contain the whole value."""
     names = [{*manifest.tensors, *manifest.objects} for manifest in manifests]
     differing = sorted(names[0] ^ names[1])
     if differing:
@@ -283,13 +283,13 @@ def _disagree_as_replicas(manifests: tuple[Manifest, ...]) -> str:
 
 
 def _holes(manifests: tuple[Manifest, ...]) -> tuple[str, ...]:
-    """The boxes that these manifests leave open: none is the proof that the version is whole."""
+    """The boxes that these manifests do not cover: none proves that the version is complete."""
     holders: dict[str, list[TensorItem]] = {}
     for manifest in manifests:
         for name, item in manifest.tensors.items():
             holders.setdefault(name, []).append(item)
     lines: list[str] = []
-    known: dict[tuple[Any, ...], tuple[Box, ...]] = {}  # by shape and pieces, which tensors of one layout share
+    known: dict[tuple[Any, ...], tuple[Box, ...]] = {}  # by shape and pieces, which tensors with one layout share
     for name, items in holders.items():
         shape = items[0].global_shape
         alike = (shape, *[id(item.pieces) for item in items])
@@ -302,7 +302,7 @@ def _holes(manifests: tuple[Manifest, ...]) -> tuple[str, ...]:
 
 
 def lives_in(version: Version, process: ProcessId) -> bool:
-    """Whether bytes of the version lie in this process' own memory (direct mode)."""
+    """Whether bytes of the version are in this process' own memory (direct mode)."""
     return any(writer == process and binding.mode == "direct" for writer, binding in version.bindings())
 
 
@@ -315,10 +315,10 @@ _UNEVEN = (
 
 
 def disagreement(key: str, shares: Mapping[int, Manifest], newest: int, *, more: bool) -> ShareMismatchError | None:
-    """The error that names who differs in the first tensor that ranks disagree about.
+    """The error that names the differing ranks for the first tensor that ranks disagree about.
 
     Returns:
-        None where they agree about all tensors, or where it is for the next share to tell.
+        None if they agree about all tensors, or if the next share must decide.
     """
     for name in dict.fromkeys(name for manifest in shares.values() for name in manifest.tensors):
         said: dict[tuple[str, Ints], list[int]] = {}

@@ -1,4 +1,4 @@
-"""The volumes of one store, as its controller holds them: started, told what to free, stopped."""
+"""The volumes of one store, for its controller: start, free memory, stop."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Volumes:
     """Running volumes.
 
     Attributes:
-        strategy: Which client writes to which.
-        actors: By the names that the strategy gives them.
-        processes: In which each of them lives.
-        homes: The same for control.
-        procs: The processes, where they were started for this store.
+        strategy: Which client writes to which volume.
+        actors: The actors, by their names from the strategy.
+        processes: The process of each.
+        homes: The same, for `control`.
+        procs: The processes, if they were started for this store.
     """
 
     strategy: TorchStoreStrategy
@@ -43,10 +43,10 @@ class Volumes:
     ) -> Volumes:
         """Start one volume in each process of ``mesh``, or in ``number`` new ones, or in this process if not ``apart``.
 
-        Each holds at most ``limit`` bytes, if there is one.
+        Each takes at most ``limit`` bytes, if there is a limit.
 
         Raises:
-            StrategyError: The strategy names two volumes alike.
+            StrategyError: The strategy gives two volumes the same name.
         """
         volumes = Volumes(strategy)
         if mesh is None and isinstance(strategy, ControllerStorageVolumes) and not apart:
@@ -78,11 +78,11 @@ class Volumes:
         return [name for name, where in self.processes.items() if where == process]
 
     def free(self, volume: str, arenas: tuple[str, ...]) -> None:
-        """Drop arenas, or give back the memory of stretches of them."""
+        """Drop arenas, or give back the memory of ranges of them."""
         self.actors[volume].free.call(arenas)
 
     def free_writer(self, writer: ProcessId, keep: tuple[str, ...]) -> None:
-        """Drop the arenas of a dead publisher, but those that hold versions."""
+        """Drop the arenas of a dead publisher, except those with versions."""
         for actor in self.actors.values():
             actor.free_writer.call(writer, keep)
 
@@ -96,5 +96,5 @@ class Volumes:
 
 
 async def _stopped(mesh: ActorMesh[Any] | ProcMesh) -> None:
-    with suppress(SupervisionError):  # it was dead already
+    with suppress(SupervisionError):  # it was already dead
         await mesh.stop()
