@@ -254,7 +254,7 @@ class ActorServer:
         names = ", ".join(sorted(each.name for each in self._catalog.all()))
         return f"<ActorServer {self.address}: {names or 'no actors'}>"
 
-    # What the listener asks for
+    # Requests of the listener
 
     def invoke(self, call: messages.MethodCall, remaining_s: float | None) -> messages.CallResult:
         """Call a method of an actor."""
@@ -328,20 +328,20 @@ class ActorServer:
             raise LateError from None
 
     def _watch(self, hosted: MeshActor) -> None:
-        """Take the name from a mesh that fails or has ended."""
+        """Remove the name of a mesh that fails or has ended."""
 
         def ended(_: Future[Any]) -> None:
-            self._catalog.forget(hosted)  # at once; taking back the name may take its time
+            self._catalog.forget(hosted)  # at once; unregistering the name may take time
             threading.Thread(target=self._catalog.drop, args=(hosted,), name="actor-server-drop", daemon=True).start()
 
         hosted.ended.add_done_callback(ended)
 
 
 class ActorCatalog:
-    """Which actors a server has. Names count without the slash that makes them absolute.
+    """The actors of a server. Names are compared without the slash that makes them absolute.
 
-    A mapping may be slow when it is told a name; looking up an actor never waits for it. Names are told in the
-    namespace that is given, or else in that of the mapping.
+    A mapping may be slow to register a name; looking up an actor never waits for it. Names are registered in the given
+    namespace, or else in that of the mapping.
     """
 
     def __init__(self, mapping: NameMapping | None, namespace: str | None) -> None:
@@ -356,12 +356,12 @@ class ActorCatalog:
         self.is_closed = False
 
     def add(self, hosted: Hosted, *, replace: bool) -> None:
-        """Take an actor in.
+        """Add an actor.
 
         Raises:
-            ValueError: there is one of that name, and `replace` is not set.
+            ValueError: there is one with that name, and `replace` is not set.
             RuntimeError: the catalog has been closed.
-            NamingError: the mapping could not take note of it.
+            NamingError: the mapping could not register it.
         """
         key = _key(hosted.name)
         with self._telling:
@@ -379,7 +379,7 @@ class ActorCatalog:
             self._publish(hosted.name)
 
     def remove(self, name: str) -> None:
-        """Take the actor of a name out.
+        """Remove the actor with a name.
 
         Raises:
             KeyError: there is none.
@@ -391,7 +391,7 @@ class ActorCatalog:
             self.drop(hosted)
 
     def drop(self, hosted: Hosted) -> None:
-        """Take an actor out, if it is still the one of its name."""
+        """Remove an actor, if it still has its name."""
         with self._telling:
             self.forget(hosted)
             with self._lock:
@@ -401,18 +401,18 @@ class ActorCatalog:
             self._withdraw(hosted.name)
 
     def forget(self, hosted: Hosted) -> None:
-        """Find an actor by its handle no more. Never waits."""
+        """Stop finding an actor by its handle. Never waits."""
         with self._lock:
             self._by_handle.pop(hosted.handle, None)
 
     def publish(self, address: str) -> None:
-        """Tell the mapping of all names, and from now on of every new one.
+        """Register all names, and from now on every new one, with the mapping.
 
         Args:
-            address: ``host:port`` of the server, as others are to dial it.
+            address: ``host:port`` at which others dial the server.
 
         Raises:
-            NamingError: the mapping could not take note of a name.
+            NamingError: the mapping could not register a name.
         """
         with self._telling:
             self._address = address
@@ -420,10 +420,10 @@ class ActorCatalog:
                 self._publish(hosted.name)
 
     def close(self) -> bool:
-        """Take all names back, and take no more actors in.
+        """Unregister all names, and accept no more actors.
 
         Returns:
-            Whether it had been closed before.
+            Whether it was closed before.
         """
         with self._telling:
             was_closed, self.is_closed = self.is_closed, True
@@ -432,12 +432,12 @@ class ActorCatalog:
             return was_closed
 
     def by_name(self, name: str) -> Hosted | None:
-        """The actor of a name, if there is one."""
+        """The actor with a name, if there is one."""
         with self._lock:
             return self._by_name.get(_key(name))
 
     def by_handle(self, handle: str) -> Hosted | None:
-        """The actor of a handle, if it is still there."""
+        """The actor with a handle, if it is still there."""
         with self._lock:
             return self._by_handle.get(handle)
 
@@ -458,11 +458,11 @@ class ActorCatalog:
         if url is not None and unregister is not None:
             try:
                 unregister(self._in_namespace(name), url)
-            except (ControlError, OSError) as error:  # its registration ends by itself
+            except (ControlError, OSError) as error:  # its registration expires by itself
                 _log.warning("the name %s could not be unregistered: %s", name, error)
 
     def _in_namespace(self, name: str) -> str:
-        """What the mapping is told: names in a namespace that was given become absolute."""
+        """The name for the mapping: in a given namespace, names become absolute."""
         return name if self._namespace is None else namespaces.absolute(name, self._namespace)
 
 

@@ -1,4 +1,4 @@
-"""`Attempts`: one call from its first attempt to its last: what may be retried, and after how long."""
+"""`Attempts`: one call from its first attempt to its last: what may be retried, and how soon."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def _invoke(backend: ActorBackend, call: MethodCall, timeout: float | None) -> C
 
 
 class Attempts:
-    """A call, which is made once: by `run` or by `begin`.
+    """A call, made once: by `run` or by `begin`.
 
-    ``segments`` are its encoded arguments. The deadline, as `time.monotonic` counts, is that of all attempts together.
+    ``segments`` are its encoded arguments. The deadline, as `time.monotonic` counts, is for all attempts together.
     ``retries`` do not include the first attempt.
     """
 
@@ -73,14 +73,14 @@ class Attempts:
         self._retries = retries
         self._is_idempotent = is_idempotent
         self._surely = retries > 0 and not is_idempotent
-        """Whether to ask first if a server still answers: a call that is lost there cannot be made again."""
+        """Whether to check first that a server still answers: a lost call could not be repeated."""
         self._made = 0
 
     def run(self, send: Send = _invoke) -> Outcome:
-        """Make attempts in this thread until no further one is needed, or allowed.
+        """Make attempts in this thread until no other one is needed, or allowed.
 
         Args:
-            send: how a request is sent.
+            send: sends a request.
         """
         while True:
             outcome = self._attempt(send)
@@ -93,10 +93,10 @@ class Attempts:
                 return late
 
     def begin(self, done: Callable[[Outcome], None]) -> None:
-        """Make the first attempt without waiting for its end, if that is possible, and the others beside.
+        """Make the first attempt without waiting for its end, if possible, and the others in the background.
 
         Args:
-            done: told how the call has ended, on a thread that must not be held up.
+            done: called with the outcome, on a thread that must not be blocked.
         """
         backend = self.backends.take_ready(surely=self._surely)
         if backend is None:
@@ -107,7 +107,7 @@ class Attempts:
         def ended(outcome: Outcome) -> None:
             self._conclude(backend, outcome)
             if _is_session_ended(outcome):
-                self._made = 0  # the server has not looked at it
+                self._made = 0  # the server has not seen it
                 self._run_beside(done)
             elif self._worth_another(outcome) is None:
                 done(outcome)
@@ -137,7 +137,7 @@ class Attempts:
         return MethodCall(self.method, self._segments, backend.handle or "")
 
     def _conclude(self, backend: ActorBackend, outcome: Outcome) -> None:
-        """Update what is known of a backend after an attempt there."""
+        """Update the state of a backend after an attempt there."""
         if isinstance(outcome, CallResult):
             if outcome.failure is not None and outcome.failure.code in _ACTOR_IS_GONE:
                 self.backends.expired(backend)
@@ -147,7 +147,7 @@ class Attempts:
             self.backends.give_back(backend, is_out_of_reach=is_gone)
 
     def _worth_another(self, outcome: Outcome) -> ControlError | None:
-        """Why there should be another attempt, or None."""
+        """The error that makes another attempt worthwhile, or None."""
         error = outcome
         if isinstance(error, CallResult):
             if error.failure is None or error.failure.code is Code.RAISED:
@@ -159,7 +159,7 @@ class Attempts:
         return None if is_final else error
 
     def _pause(self) -> bool:
-        """Wait before the next attempt; False where no time is left for one."""
+        """Wait before the next attempt; False if no time is left for one."""
         wait = wait_s(self._made)
         left = self._remaining_s()
         if left is not None and wait >= left:
@@ -192,11 +192,11 @@ def _is_session_ended(outcome: Outcome) -> bool:
 
 
 def may_retry(error: ControlError, *, is_idempotent: bool) -> bool:
-    """Whether a call that ended so may be made again: it was surely not delivered, or may run twice."""
+    """Whether a call with this error may be repeated: it was certainly not delivered, or may run twice."""
     return isinstance(error, _UNDELIVERED) or (is_idempotent and isinstance(error, _UNKNOWN))
 
 
 def wait_s(attempt: int) -> float:
-    """How long to wait after so many attempts, 1 or more: twice as long each time, less up to a half by chance."""
+    """How long to wait after that many attempts, 1 or more: doubled each time, reduced by a random part up to half."""
     bound = min(FIRST_WAIT_S * 2.0 ** min(attempt - 1, 16), LONGEST_WAIT_S)
     return bound * random.uniform(0.5, 1.0)

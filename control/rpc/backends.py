@@ -1,4 +1,4 @@
-"""`ActorBackends`: the servers behind one name as a client knows them, and which of them the next call goes to."""
+"""`ActorBackends`: a client's list of the servers behind one name, and which of them gets the next call."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ _log = logging.getLogger("skipper.control")
 
 CONNECT_TIMEOUT_S = 5.0
 REFRESH_S = 5.0
-"""After this long a client resolves the name again, beside its calls."""
+"""After this time a client resolves the name again, in the background."""
 
 QUIET_S = 1.0
-"""A server that has not answered for so long may be gone: nothing watches an idle connection."""
+"""A server that has not answered for this long may be gone: nothing watches an idle connection."""
 
 _AVOIDED_S = 1.0
 """A server that could not be reached is the last choice for this long."""
 
 
 class ActorBackend:
-    """One server that has, or had, an actor of the name.
+    """One server that has, or had, an actor with the name.
 
     Attributes:
         url: where it is.
-        handle: of the actor there, or None where that is not known.
-        outstanding: calls of this client that it has not answered.
+        handle: of the actor there, or None if unknown.
+        outstanding: how many calls of this client it has not answered.
         avoided_until: until then it is chosen only if there is no other.
         used: number of its latest call.
         answered_at: when it last answered.
-        is_gone: whether the name has moved away from it.
+        is_gone: whether it no longer has the name.
     """
 
     def __init__(self, url: ServiceUrl, channel: ActorChannel, handle: str | None) -> None:
@@ -70,9 +70,9 @@ class ActorBackend:
 
 
 class ActorBackends:
-    """What a client knows of a name; for any number of threads.
+    """What a client knows about a name; for any number of threads.
 
-    With ``handle`` that one actor is called, even if another gets its name later; otherwise the name decides.
+    With ``handle``, that one actor is called, even if another gets its name later; otherwise the name decides.
     """
 
     def __init__(
@@ -100,10 +100,10 @@ class ActorBackends:
         self._numbers = itertools.count(1)
 
     def take_ready(self, *, surely: bool = False) -> ActorBackend | None:
-        """A backend that a call can be sent to at once; None where there is none.
+        """A backend that a call can be sent to at once; None if there is none.
 
         Args:
-            surely: only one that has answered lately, for a call that must not be lost on its way.
+            surely: only one that has answered recently, for a call that must not be lost on its way.
         """
         while (best := self._choose_ready(surely=surely)) is not None and best.channel.let_go_if_ended():
             with self._lock:
@@ -126,17 +126,17 @@ class ActorBackends:
         return best
 
     def take(self, deadline: float | None, *, surely: bool = False) -> ActorBackend:
-        """A backend for a call that can be reached. If need be, all of them are tried.
+        """A reachable backend for a call. If needed, all of them are tried.
 
         Args:
-            deadline: by when, as `time.monotonic` counts.
-            surely: if it has not answered lately, find out first whether it is still there.
+            deadline: the deadline, as `time.monotonic` counts.
+            surely: if it has not answered recently, check first that it is still there.
 
         Raises:
             NamingError: the name leads to no server.
             UnreachableError: no server that has the name can be reached.
-            AuthenticationError: the servers that can be reached do not know our secret.
-            DeadlineError: the time was up before.
+            AuthenticationError: the reachable servers do not know the client's secret.
+            DeadlineError: the deadline passed first.
         """
         if (ready := self.take_ready(surely=surely)) is not None:
             return ready
@@ -180,7 +180,7 @@ class ActorBackends:
                 self._is_stale = True
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         with self._lock:
             self._is_closed = True
             backends = list(self._known.values())
@@ -205,7 +205,7 @@ class ActorBackends:
                 if deadline is not None and time.monotonic() >= deadline:
                     raise DeadlineError(f"no connection to {self.name!r} in time: {failure or error}") from error
                 failure = failure or UnreachableError(str(error))
-            except ConnectionLostError as error:  # our question was lost, not the call
+            except ConnectionLostError as error:  # the check was lost, not the call
                 failure = failure or UnreachableError(str(error))
             except ControlError as error:
                 failure = failure or error
@@ -217,7 +217,7 @@ class ActorBackends:
         raise failure or NameNotFoundError(f"{self.name!r} resolves to no server")
 
     def _connect(self, backend: ActorBackend, deadline: float | None, *, surely: bool = False) -> None:
-        """Connect to a backend; with ``surely``, also see whether one that was ready still answers."""
+        """Connect to a backend; with ``surely``, also check that a ready one still answers."""
         timeout = CONNECT_TIMEOUT_S
         if deadline is not None:
             timeout = min(timeout, max(deadline - time.monotonic(), 0))
@@ -237,7 +237,7 @@ class ActorBackends:
             backend.handle = self.pinned or actors[0].handle
 
     def _resolve(self) -> None:
-        """Resolve the name again. Several threads may do so at a time."""
+        """Resolve the name again. Several threads may do so at the same time."""
         try:
             urls = self._resolver.resolve(self.name)
         except NamingError:
@@ -275,7 +275,7 @@ class ActorBackends:
             self._refresh_beside(resolve=False)
 
     def _refresh_beside(self, *, resolve: bool = True) -> None:
-        """On a thread of its own, find out what has changed and connect to new backends."""
+        """On a separate thread, find out what has changed and connect to new backends."""
         with self._lock:
             if self._is_refreshing or self._is_closed:
                 return

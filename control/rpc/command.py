@@ -1,4 +1,4 @@
-"""``skipper names``: the metadata service as a program of its own, and a look into it."""
+"""``skipper names``: the metadata service as a separate program, and a list of its names."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _place(given: argparse.Namespace) -> tuple[str, int]:
 
 
 def _address(given: argparse.Namespace) -> str | None:
-    """The service's ``host:port``, however it was given; None where it was not."""
+    """The service's ``host:port``, from a flag or the environment; None if it was not given."""
     if given.host is None and given.port is None:
         return None if given.address is None else str(given.address)
     if given.address is not None or given.port is None:

@@ -1,4 +1,4 @@
-"""Arguments, results and errors of calls, as they travel: pickles between Pythons, JSON from any language."""
+"""Arguments, results and errors of calls in messages: pickles between Pythons, JSON from any language."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _MAX_CAUSE_NBYTES = 1 << 20
 
 
 class ArgumentsError(Exception):
-    """Arguments that are not what their encoding says."""
+    """Arguments that do not fit their encoding."""
 
 
 def decode_arguments(call: MethodCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments of a call whose sender may be trusted with this encoding.
+    """Positional and keyword arguments of a call; its sender must be trusted for this encoding.
 
     Raises:
-        ArgumentsError: they are not that.
+        ArgumentsError: they cannot be decoded.
     """
     try:
         given = json.loads(call.segments[0] or b"[]") if call.is_json else unpack(call.segments)
@@ -65,7 +65,7 @@ def encode_result(value: object, *, is_json: bool, most_nbytes: int) -> CallResu
 
 
 def encode_error(error: BaseException, *, is_json: bool) -> CallFailure:
-    """What a call that raised is answered."""
+    """The answer to a call that raised."""
     if isinstance(error, BusyError):
         return CallFailure(Code.BUSY, "too many calls wait for this actor")
     if isinstance(error, LateError):
@@ -76,7 +76,7 @@ def encode_error(error: BaseException, *, is_json: bool) -> CallFailure:
 
 
 def encode_mesh_error(error: ControlError, *, is_json: bool) -> CallFailure:
-    """What a call is answered that an actor of a mesh could not answer with a result."""
+    """The answer to a call for which an actor of a mesh has no result."""
     if isinstance(error, ActorError):
         cause = () if is_json or error.cause is None else _encode_cause(error.cause)
         return CallFailure(Code.RAISED, error.summary, error.remote_traceback, cause)
@@ -90,15 +90,15 @@ def encode_mesh_error(error: ControlError, *, is_json: bool) -> CallFailure:
 
 
 def open_answer(answer: CallResult, *, actor: str, method: str) -> Any:
-    """The result of a call. Only for answers of who has proven to know the secret.
+    """The result of a call. Only for answers of a server that has proven that it knows the secret.
 
     Args:
-        answer: what has come.
-        actor: who was called, for people.
-        method: what was called, for people.
+        answer: the answer.
+        actor: the actor, for people.
+        method: the method, for people.
 
     Raises:
-        ActorError: the method raised; its ``cause`` is the exception where that could travel.
+        ActorError: the method raised; its ``cause`` is the exception if that could be sent.
         ControlError: there is no result; the class says why.
     """
     if answer.failure is not None:
@@ -107,7 +107,7 @@ def open_answer(answer: CallResult, *, actor: str, method: str) -> Any:
 
 
 def error_of(failure: CallFailure, *, actor: str, method: str) -> ControlError:
-    """The error that a failure is raised as. Only for failures of who has proven to know the secret."""
+    """The error to raise for a failure. Only for failures of a server that has proven that it knows the secret."""
     if failure.code is Code.RAISED:
         return ActorError(actor, method, failure.message, failure.traceback, _decode_cause(failure))
     error: ControlError = _ERRORS.get(failure.code, ControlError)(f"{actor}.{method}: {failure.message}")
@@ -139,12 +139,12 @@ def _decode_cause(failure: CallFailure) -> BaseException | None:
         return None
     try:
         return open_chain(unpack(failure.cause), failure.traceback)
-    except (PayloadError, TypeError, ValueError):  # of another version of this library
+    except (PayloadError, TypeError, ValueError):  # it comes from another version of this library
         return None
 
 
 def _plain(value: object) -> object:
-    """A value that JSON does not know: of a mesh of values, the list of them."""
+    """Convert a value that JSON does not know: a mesh of values becomes a list."""
     from skipper.control.model.value_mesh import ValueMesh
 
     if isinstance(value, ValueMesh):

@@ -1,6 +1,6 @@
 """`GcsResolver`: services on the virtual machines of a Google Cloud project, by their network tags.
 
-Needs ``google-cloud-compute`` (the extra ``gcs``), which is imported with the first question.
+Needs ``google-cloud-compute`` (the extra ``gcs``), which is imported for the first query.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from skipper.control.rpc.urls import ServiceUrl
 from skipper.control.wire import addresses
 
 METADATA_PREFIX = "skipper-service-"
-"""What comes before a service's name in the key of a machine's metadata whose value is the service's URL there."""
+"""Prefix of a service's name in the metadata key whose value is the service's URL on a machine."""
 
 _TIMEOUT_S = 10.0
 _RUNNING = 'status = "RUNNING"'

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _HANDLE_NBYTES = 12
 
 RunAsync = Callable[[Any, Scope], Any]
-"""Runs what an ``async`` method has returned to its end, within the bounds of the call."""
+"""Runs what an ``async`` method has returned to its end, within the limits of the call."""
 
 
 class BusyError(Exception):
@@ -31,11 +31,11 @@ class BusyError(Exception):
 
 
 class LateError(Exception):
-    """The time of a call was over before its turn came."""
+    """The time of a call ended before its turn came."""
 
 
 class ConcurrencyLimit:
-    """Bounds how many calls an actor runs at a time; for any number of threads.
+    """Limits how many calls an actor runs at a time; for any number of threads.
 
     Args:
         places: how many calls may run at a time.
@@ -70,7 +70,7 @@ class ConcurrencyLimit:
             if gate in self._waiting:
                 self._waiting.remove(gate)
                 raise LateError
-        # The turn came at the very moment when the time was up: pass it on to the next call.
+        # The turn came at the same moment as the time-out: pass it on to the next call.
         self.leave()
         raise LateError
 
@@ -87,9 +87,9 @@ class Hosted(ABC):
     """An actor under a name.
 
     Attributes:
-        name: as it was registered.
-        handle: of this very actor: whatever has the name later has another.
-        class_name: of the class, for people.
+        name: its registered name.
+        handle: identifies this actor: a later one with the name has another handle.
+        class_name: name of its class, for people.
     """
 
     def __init__(self, name: str, class_name: str) -> None:
@@ -103,18 +103,18 @@ class Hosted(ABC):
 
     @abstractmethod
     def call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], scope: Scope) -> Any:
-        """Call a method, and wait in this thread for what it returns.
+        """Call a method, and wait in this thread for its result.
 
         Raises:
             NoSuchMethodError: there is none of this name.
             BusyError: too many calls wait for their turn.
-            LateError: the time was up before it was called, or before it had ended.
+            LateError: the time ended before it was called, or before it had ended.
             Exception: whatever the method raises.
         """
 
 
 class PlainActor(Hosted):
-    """An object of any class: its public methods, ``concurrency`` at a time, in the order in which calls came."""
+    """An object of any class: its public methods, ``concurrency`` at a time, in the order of the calls."""
 
     def __init__(self, name: str, instance: object, *, concurrency: int, max_waiting: int, run_async: RunAsync) -> None:
         super().__init__(name, type(instance).__qualname__)
@@ -143,7 +143,7 @@ class PlainActor(Hosted):
 
 
 class MeshActor(Hosted):
-    """A mesh of actors: a call is a ``call_one`` where it is one actor, and a ``call`` where there are several.
+    """A mesh of actors: a call is a ``call_one`` if it has one actor, and a ``call`` if it has several.
 
     Attributes:
         ended: ends with the mesh's first failure, or when all its actors have been stopped.
@@ -173,8 +173,8 @@ class MeshActor(Hosted):
 
 
 def public_methods(cls: Any) -> Mapping[str, Callable[..., Any]]:
-    """The methods of a class that can be called from elsewhere: those without a leading underscore."""
-    return _public_methods(cls)  # whose argument type checkers want to be hashable
+    """The methods of a class that clients can call: those without a leading underscore."""
+    return _public_methods(cls)  # type checkers require a hashable argument for it
 
 
 @functools.cache
@@ -190,17 +190,17 @@ def _public_methods(cls: Any) -> Mapping[str, Callable[..., Any]]:
 
 
 def describe(name: str, method: Callable[..., Any]) -> MethodInfo:
-    """What callers in any language may want to know of a method."""
+    """Describe a method for callers in any language."""
     try:
         signature = str(inspect.signature(method))
-    except (TypeError, ValueError):  # of a class that is not written in Python
+    except (TypeError, ValueError):  # the class is not written in Python
         signature = "(...)"
     return MethodInfo(name, signature, inspect.getdoc(method) or "", is_idempotent(method))
 
 
 @functools.cache
 def checker(cls: Any, name: str) -> Callable[..., Any]:
-    """A function that raises `TypeError` for arguments which do not fit a method of ``cls``.
+    """A function that raises `TypeError` for arguments that do not fit a method of ``cls``.
 
     Raises:
         AttributeError: there is no such method.

@@ -1,4 +1,4 @@
-"""The controller's metadata service: which names are registered, each for as long as its lease is renewed.
+"""The controller's metadata service: the registered names, each kept while its lease is renewed.
 
 It is an actor on an `ActorServer` like any other, called ``/metadata``, with the same authentication, deadlines and
 encodings.
@@ -39,7 +39,7 @@ MAX_REGISTRATIONS = 1_000_000  # about 600 bytes each
 MIN_LEASE_S = 0.1
 MAX_LEASE_S = 3600.0
 _STEP = 1000
-"""Of how many leases one request looks whether they have expired."""
+"""How many leases one request checks for expiry."""
 _LAST_CHARACTER = chr(sys.maxunicode)
 _NAME = "metadata"
 _TIMEOUT_S = 5.0
@@ -60,30 +60,30 @@ class _Lease:
 
 
 class Registry:
-    """Registrations of absolute names. All times are seconds of one rising clock, which the caller reads.
+    """Registrations of absolute names. All times are seconds of one monotonic clock, which the caller reads.
 
-    Nothing but the first listing after a change takes longer with more names.
+    Only the first listing after a change takes longer with more names.
     """
 
     def __init__(self) -> None:
         self._leases: dict[str, _Lease] = {}
         self._by_name: dict[str, dict[str, None]] = {}
         self._sorted: list[str] = []
-        """Names, some of which may have been withdrawn since."""
+        """Sorted names, some of which may have been withdrawn."""
         self._added: list[str] = []
-        """Names that are not in it yet."""
+        """Names that are not in `_sorted` yet."""
         self._count = 0
         self._expiring: list[tuple[float, str, int]] = []
         """A heap with each lease, the number of its registration, and a time before which it does not expire."""
 
     def register(self, lease: str, name: str, url: str, lease_s: float, now: float) -> None:
-        """Take note of a service. A lease that is there already is replaced; the same URL twice counts once.
+        """Register a service. An existing lease is replaced; the same URL twice counts once.
 
         Args:
-            lease: chosen by whoever registers, and known to nobody else.
+            lease: chosen by the registering process, and unknown to others.
             name: absolute.
             url: where the service is.
-            lease_s: it expires this long after it was last renewed.
+            lease_s: it expires this long after its latest renewal.
             now: the time.
 
         Raises:
@@ -108,7 +108,7 @@ class Registry:
         self._compact()
 
     def renew(self, leases: Iterable[str], now: float) -> list[str]:
-        """Have leases begin anew; those that are not there are returned."""
+        """Renew leases; returns the unknown ones."""
         self._expire(now, _STEP)
         unknown: list[str] = []
         for lease in leases:
@@ -120,7 +120,7 @@ class Registry:
         return unknown
 
     def withdraw(self, lease: str) -> None:
-        """Forget a registration, if it is there."""
+        """Remove a registration, if it exists."""
         registration = self._leases.pop(lease, None)
         if registration is not None:
             of_name = self._by_name[registration.name]
@@ -142,14 +142,14 @@ class Registry:
         return {name: urls for name in self._sorted[begin:end] if (urls := self.resolve(name, now))}
 
     def _expire(self, now: float, most: int) -> None:
-        """Forget what has expired, after a look at so many leases at most: nobody waits for a million of them."""
+        """Remove expired registrations, checking at most ``most`` leases: nobody should wait for a million of them."""
         for _ in range(most):
             if not self._expiring or self._expiring[0][0] > now:
                 return
             _, lease, number = heapq.heappop(self._expiring)
             registration = self._leases.get(lease)
             if registration is None or registration.number != number:
-                continue  # it was withdrawn, or replaced by one that has its own entry
+                continue  # it was withdrawn, or replaced by a lease with its own entry
             if registration.expires <= now:
                 self.withdraw(lease)
             else:
@@ -162,7 +162,7 @@ class Registry:
             self._added.clear()
 
     def _compact(self) -> None:
-        """Drop what registrations have left that were withdrawn or replaced, once that is the larger part."""
+        """Drop the leftovers of withdrawn or replaced registrations, once they are the larger part."""
         most = 2 * len(self._leases) + _STEP
         if len(self._added) > most:
             self._sort()
@@ -264,7 +264,7 @@ class MetadataServer(ActorServer):
 
 
 class _MetadataClient:
-    """What the resolver and the mapping have in common."""
+    """The common part of the resolver and the mapping."""
 
     def __init__(
         self, address: str | None, namespace: str | None, secret: bytes | None, tls: Tls | None, timeout: float

@@ -12,10 +12,10 @@ from skipper.control.rpc.wire import messages
 MAX_RUNNING = 64
 MAX_KEPT = 1024
 KEPT_S = 600.0
-"""For so long after its end an operation can be asked for."""
+"""How long after its end an operation can be queried."""
 
 MAX_WAIT_S = 20.0
-"""The longest wait of one poll, whatever the client asks for."""
+"""The longest wait of one poll, whatever the client requests."""
 
 _MARGIN_S = 0.05
 """An answer is sent this long before the deadline, so that it arrives in time."""
@@ -52,12 +52,12 @@ class Operations:
         return operation.state()
 
     def poll(self, query: messages.OperationQuery, remaining_s: float | None) -> messages.OperationState:
-        """Where an operation is, once it has ended or the wait is over."""
+        """The state of an operation, once it has ended or the wait is over."""
         operation = self._find(query.id)
         if operation is None:
             return _unknown(query.id)
         left = MAX_WAIT_S if remaining_s is None else max(remaining_s - _MARGIN_S, 0)
-        wait_s = query.wait_s if query.wait_s > 0 else 0.0  # NaN is not above it either
+        wait_s = query.wait_s if query.wait_s > 0 else 0.0  # NaN is not greater, either
         operation.ended.wait(min(wait_s, left, MAX_WAIT_S))
         return operation.state()
 
@@ -74,7 +74,7 @@ class Operations:
         return operation.state()
 
     def cancel_all(self) -> None:
-        """Cancel whatever runs."""
+        """Cancel all running operations."""
         with self._lock:
             operations = list(self._operations.values())
         for operation in operations:
@@ -93,7 +93,7 @@ class Operations:
                 self._running -= 1
 
     def _sweep(self, most: int) -> None:
-        """Forget what ended long ago; where there are more than ``most``, what ended first."""
+        """Forget operations that ended long ago; if there are more than ``most``, those that ended first."""
         now = self._clock()
         ended = {key: at for key, each in self._operations.items() if (at := each.ended_at) is not None}
         surplus = len(self._operations) - most
@@ -105,7 +105,7 @@ class Operations:
 
 
 class _RunningOperation:
-    """One of them."""
+    """One running operation."""
 
     def __init__(self, operation_id: str) -> None:
         self.id = operation_id
@@ -116,7 +116,7 @@ class _RunningOperation:
         self._answer: messages.CallResult | None = None
 
     def end(self, answer: messages.CallResult, now: float) -> None:
-        """Note how it ended, unless it has."""
+        """Note its outcome, unless it has ended already."""
         with self._lock:
             if self._answer is not None:
                 return
@@ -125,7 +125,7 @@ class _RunningOperation:
         self.ended.set()
 
     def state(self) -> messages.OperationState:
-        """Where it is."""
+        """Its state."""
         return messages.OperationState(self.id, self._answer)
 
 

@@ -1,4 +1,4 @@
-"""`RemoteOperation`: a call that runs on its server for as long as it takes."""
+"""`RemoteOperation`: a call that runs on its server without a time limit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 _WAIT_S = 10.0
-"""The server answers a question for the end after this long at the latest."""
+"""The server answers a poll for the end after this time at the latest."""
 
 _ANSWER_WITHIN_S = 15.0
 
@@ -123,7 +123,7 @@ class RemoteOperation(Generic[R]):
 
 
 def start_operation(attempts: Attempts, retries: int) -> Future[RemoteOperation[Any]]:
-    """Start a call as an operation, on a thread of its own."""
+    """Start a call as an operation, on a separate thread."""
     operation_id = secrets.token_hex(16)
     taken: list[RemoteOperation[Any]] = []
 
@@ -146,7 +146,7 @@ def start_operation(attempts: Attempts, retries: int) -> Future[RemoteOperation[
 
 
 def beside(work: Callable[[], T]) -> Future[T]:
-    """A future of what a function returns that runs on a thread of its own."""
+    """Run a function on a separate thread; returns a future of its result."""
     future: Promise[T] = Promise()
 
     def run() -> None:

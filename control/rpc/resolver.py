@@ -1,4 +1,4 @@
-"""`Resolver`: from the name of a service to where it is. And the two smallest ones."""
+"""`Resolver`: from the name of a service to its address. And the two smallest implementations."""
 
 from __future__ import annotations
 

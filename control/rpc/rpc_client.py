@@ -1,4 +1,4 @@
-"""`RpcClient`: calls the methods of an actor by its name, wherever that is at the moment."""
+"""`RpcClient`: calls the methods of an actor by its name, wherever the actor is at the moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an actor's code may know of the call that it serves: the time that is left, and whether it was cancelled."""
+"""What an actor's code can know about the call that it serves: the time left, and whether it was cancelled."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Scope:
             then()
 
     def remaining_s(self) -> float | None:
-        """Seconds until the deadline, 0 or more; None where there is none."""
+        """Seconds until the deadline, 0 or more; None if there is none."""
         return None if self.deadline is None else max(self.deadline - time.monotonic(), 0.0)
 
 
@@ -57,7 +57,7 @@ _current: ContextVar[Scope | None] = ContextVar("call", default=None)
 
 @contextlib.contextmanager
 def serving(scope: Scope) -> Iterator[None]:
-    """Make this the call that is served, in this thread or task, for as long as the block runs."""
+    """Make this the served call, in this thread or task, while the block runs."""
     token = _current.set(scope)
     try:
         yield
@@ -85,7 +85,7 @@ def is_cancelled() -> bool:
 
 
 def deadline_after(timeout: float | None) -> float | None:
-    """The deadline of a call made now, as `time.monotonic` counts: its own, or that of the call that is served."""
+    """The deadline of a call made now, as `time.monotonic` counts: its own, or that of the served call."""
     timeout = check_optional_seconds("timeout", timeout)
     left = remaining_s()
     if left is not None and (timeout is None or left < timeout):

@@ -1,7 +1,7 @@
-"""The secret that actor servers and their clients share where they are not given one.
+"""The secret that actor servers and their clients share if they do not get one.
 
-It is that of the user, in a file (see `trust.user_secret`). Processes of one user on one host need nothing
-else. Elsewhere, name a file that both sides can read by ``SKIPPER_SECRET_FILE``.
+It is the user's secret, in a file (see `trust.user_secret`). Processes of one user on one host need nothing else.
+Otherwise set ``SKIPPER_SECRET_FILE`` to a file that both sides can read.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ __all__ = ["SECRET_VARIABLE", "read_secret", "shared_secret"]
 
 
 def shared_secret(given: bytes | None = None) -> bytes:
-    """The secret that a server or client uses: the given one, or else that of the file.
+    """The secret that a server or client uses: the given one, or else the one in the file.
 
     Raises:
-        TypeError: the given one is no ``bytes``.
+        TypeError: the given one is not ``bytes``.
         ValueError: it is too short.
         UnsafeFileError: others could read the file, or could have written it.
-        ResolverError: the file cannot be read or made, or holds too little.
+        ResolverError: the file cannot be read or made, or contains too little.
     """
     if given is not None:
         return check_secret(given)
@@ -41,7 +41,7 @@ def read_secret(path: Path) -> bytes:
 
     Raises:
         UnsafeFileError: others could read the file, or could have written it.
-        ResolverError: it cannot be read, or holds too little.
+        ResolverError: it cannot be read, or contains too little.
     """
     try:
         return private_file.read_secret(path, least_nbytes=MIN_SECRET_NBYTES)

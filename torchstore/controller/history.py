@@ -97,8 +97,8 @@ class History:
             The version; for a replica of a version that is gone, an empty version with its number.
 
         Raises:
-            VersionExistsError: The number belongs to a ready version, or is older than one. LateShareError: The step
-                was given up.
+            VersionExistsError: The number belongs to a ready version, or is older than one.
+            LateShareError: The step was given up.
             OutOfStepError: The rank is too far ahead of others.
             ShareMismatchError: The shares of the step do not fit together; the step is given up.
             ReplicaMismatchError: Replicas differ; the step is given up.

@@ -1,4 +1,4 @@
-"""`ActorChannel`: a client's connection to one actor server. What gRPC says of failures is translated here."""
+"""`ActorChannel`: a client's connection to one actor server. It translates gRPC's failures."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from skipper.control.wire.tcp_state import ConnectionWatch
 T = TypeVar("T")
 
 _MESSAGE_OVERHEAD_NBYTES = 64 << 10
-"""What a message has besides its payload, generously."""
+"""The size of a message besides its payload, rounded up generously."""
 
 SILENCE_MS = 10_000
-"""A connection on which a call waits and the other side shows no sign of life for this long counts as lost."""
+"""If a call waits and the other side shows no sign of life for this long, the connection counts as lost."""
 
 _CONNECT_S = 5.0
 
 _UNDELIVERED = ("failed to connect to all addresses", "dns resolution failed", messages.STOPPING)
-"""How the details of UNAVAILABLE begin where nobody has looked at a request: no connection, or a server that ends.
+"""Prefixes of the details of UNAVAILABLE if no server has seen a request: no connection, or a server that ends.
 
-The first two are gRPC's words. With others a request counts as one that may have been delivered, to be safe."""
+The first two are from gRPC. With other details a request counts as perhaps delivered, to be safe."""
 
 _MOST_BESIDE = 16
-"""So many asynchronous calls at a time get a thread each, which waits for the answer.
+"""How many asynchronous calls at a time get a thread each, which waits for the answer.
 
 For further calls gRPC has one thread that reads all answers; gRPC starts it again whenever no call was outstanding.
-That is good for many calls, but a single call takes half as long again.
+That is good for many calls, but a single call takes 1.5 times as long.
 """
 _threads = DaemonThreads(_MOST_BESIDE, name="rpc-call")
 _beside = threading.Semaphore(_MOST_BESIDE)
@@ -56,13 +56,13 @@ _TOO_LARGE = "message larger than max"
 
 
 class SessionEndedError(UnreachableError):
-    """The server knows our session no more, and has looked at nothing of the request: a new session may do better."""
+    """The server no longer knows the session, and has seen nothing of the request: a new session may work."""
 
 
 class ActorChannel:
-    """A connection to an actor server, which is opened and closed as needed; for any number of threads.
+    """A connection to an actor server, opened and closed as needed; for any number of threads.
 
-    ``max_message_nbytes`` bounds the payload of one message in either direction. Without ``tls`` nothing is encrypted.
+    ``max_message_nbytes`` limits the payload of one message in each direction. Without ``tls`` nothing is encrypted.
     """
 
     def __init__(self, target: str, secret: bytes, *, tls: Tls | None = None, max_message_nbytes: int) -> None:
@@ -76,7 +76,7 @@ class ActorChannel:
             ("grpc.max_send_message_length", limit),
             ("grpc.keepalive_time_ms", SILENCE_MS // 2),
             ("grpc.keepalive_timeout_ms", SILENCE_MS),
-            ("grpc.http2.ping_timeout_ms", SILENCE_MS),  # of all others; a minute if it is not said
+            ("grpc.http2.ping_timeout_ms", SILENCE_MS),  # for all others; a minute by default
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.enable_http_proxy", 0),
             ("grpc.use_local_subchannel_pool", 1),
@@ -95,13 +95,13 @@ class ActorChannel:
 
     @property
     def is_open(self) -> bool:
-        """Whether both sides have proven themselves; the connection may have been lost since."""
+        """Whether both sides have proven themselves; the connection may have been lost after that."""
         return self._session is not None
 
     def let_go_if_ended(self) -> bool:
-        """Whether the server has closed the connection since it was opened; then the channel is not open any more.
+        """Whether the server has closed the connection after it was opened; then the channel is not open any more.
 
-        What is written to such a connection is lost, and gRPC does not look at it before.
+        Data written to such a connection are lost, and gRPC does not check it before.
         """
         session, watch = self._session, self._watch
         if session is None or watch is None or not watch.has_hung_up():
@@ -116,12 +116,12 @@ class ActorChannel:
         return _Connection(grpc.secure_channel(self.target, credentials, options=self._options))
 
     def open(self, timeout: float) -> None:
-        """Prove ourselves, and have the server do the same, unless that has been done.
+        """Exchange proofs with the server, unless that has been done.
 
         Raises:
-            UnreachableError: nobody answers there, or nobody who speaks this protocol.
-            AuthenticationError: whoever answers does not know our secret.
-            DeadlineError: somebody else opens it and has not come to an end in time.
+            UnreachableError: no server answers there, or none with this protocol.
+            AuthenticationError: the server does not know the client's secret.
+            DeadlineError: another thread is opening it, and was not done in time.
         """
         if not self._opening.acquire(timeout=max(timeout, 0)):
             raise DeadlineError(f"no connection to {self.target} within {in_seconds(timeout)}")
@@ -156,12 +156,12 @@ class ActorChannel:
         return session
 
     def invoke(self, call: messages.MethodCall, timeout: float | None) -> messages.CallResult:
-        """Call a method and wait in this thread, at the longest for ``timeout`` seconds.
+        """Call a method and wait in this thread, for at most ``timeout`` seconds.
 
         Raises:
             RpcError: there is no answer; the class says whether the call may have run.
             DeadlineError: there is none in time.
-            BackpressureError: the server has too many calls at the moment; it has not been delivered.
+            BackpressureError: the server has too many calls at the moment; this one has not been delivered.
         """
         return self._ask("Invoke", messages.encode_call(call), messages.decode_answer, timeout)
 
@@ -171,7 +171,7 @@ class ActorChannel:
         timeout: float | None,
         done: Callable[[messages.CallResult | ControlError], None],
     ) -> None:
-        """`invoke` without the wait: ``done`` is told the answer, or the error, on a thread that must not be held up.
+        """`invoke` without the wait: ``done`` gets the answer, or the error, on a thread that must not be blocked.
 
         Raises:
             SessionEndedError: the channel is not open.
@@ -219,7 +219,7 @@ class ActorChannel:
         return self._ask("StartOperation", messages.encode_start(start), messages.decode_operation, timeout)
 
     def poll(self, query: messages.OperationQuery, timeout: float | None) -> messages.OperationState:
-        """Ask for an operation; raises as `invoke` does."""
+        """Query an operation; raises as `invoke` does."""
         return self._ask("PollOperation", messages.encode_poll(query), messages.decode_operation, timeout)
 
     def cancel(self, query: messages.OperationQuery, timeout: float | None) -> messages.OperationState:
@@ -227,7 +227,7 @@ class ActorChannel:
         return self._ask("CancelOperation", messages.encode_cancel(query), messages.decode_operation, timeout)
 
     def close(self) -> None:
-        """Hang up: calls on their way end with `ConnectionLostError`."""
+        """Close the connection: calls in flight end with `ConnectionLostError`."""
         self._is_closed = True
         self._session = None
         self._connection.channel.close()
@@ -238,7 +238,7 @@ class ActorChannel:
             left = None if end is None else max(end - time.monotonic(), 0)
             self.open(_CONNECT_S if left is None else min(left, _CONNECT_S))
             session = self._session
-            if session is None:  # closed, or found to have ended by another thread
+            if session is None:  # closed, or another thread has found that it has ended
                 continue
             number, request = self._prove(session, name.encode(), body)
             try:
@@ -261,7 +261,7 @@ class ActorChannel:
         return session.prove(name, body)
 
     def _translated(self, error: Any, session: ClientSession, timeout: float | None) -> ControlError:
-        """What gRPC's failure of a request means: the one place that knows its statuses."""
+        """Translate gRPC's failure of a request: the only place that knows its statuses."""
         if isinstance(error, grpc.FutureCancelledError):
             return ConnectionLostError(f"the connection to {self.target} was closed while a call was on its way")
         code, details = error.code(), error.details() or ""
@@ -288,7 +288,7 @@ class ActorChannel:
         return ConnectionLostError(words)
 
     def _closed(self) -> ControlError:
-        """What gRPC means by a `ValueError`: the channel was closed meanwhile."""
+        """The error for gRPC's `ValueError`: the channel has been closed."""
         return UnreachableError(f"the connection to {self.target} has been closed")
 
     def _untrusted(self, session: ClientSession, error: Exception) -> ControlError:
@@ -300,10 +300,10 @@ class ActorChannel:
             self._session = None
 
     def _reconnect(self, session: ClientSession) -> None:
-        """Use a fresh connection for the next request.
+        """Use a new connection for the next request.
 
-        A failed connection reconnects only while a call waits for it, and our calls fail at once instead. The old one
-        is not closed, since there may be calls on it; it ends with the last of them.
+        A failed connection reconnects only while a call waits for it, but these calls fail at once. The old one is not
+        closed, since there may be calls on it; it ends with the last of them.
         """
         if self._session is not session:  # another thread reconnects, or has done so
             return
@@ -314,14 +314,14 @@ class ActorChannel:
 
 
 class _Connection:
-    """A channel of gRPC's, and its RPCs."""
+    """A gRPC channel, and its RPCs."""
 
     def __init__(self, channel: Any) -> None:
         self.channel = channel
         self._rpcs: dict[str, Any] = {}
 
     def rpc(self, name: str) -> Any:
-        """The RPC of a name, on bytes."""
+        """The RPC with a name, on bytes."""
         rpc = self._rpcs.get(name)
         if rpc is None:
             rpc = self._rpcs[name] = self.channel.unary_unary(f"/{messages.SERVICE}/{name}")

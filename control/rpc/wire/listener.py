@@ -1,7 +1,7 @@
-"""`ActorListener`: where an actor server's requests come in, with gRPC's health and reflection services beside.
+"""`ActorListener`: takes the requests of an actor server, and serves gRPC's health and reflection services.
 
-It uses the streams of `control.wire` and not gRPC's own server: there a thread waits for the body of every request,
-for as long as the client likes, and every request counts the same.
+It uses the streams of `control.wire` and not gRPC's own server: there a thread waits for the body of every request, as
+long as the client likes, and every request counts the same.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ _IDLE_MS = 60_000
 
 _STOP_S = 5.0
 _FOREVER_S = 1e8
-"""gRPC has no deadline for None, only one far away."""
+"""gRPC has a far deadline in place of None."""
 
 _MAX_METADATA_NBYTES = 8 << 10
 
 _MAX_WATCHERS = 64
-"""Streams that wait to be told when the server stops; one more displaces the oldest."""
+"""How many streams may wait for the news that the server stops; one more displaces the oldest."""
 
 _MOST_KNOWN_CERTIFICATES = 1024
-"""So many parsed certificates are kept: to parse one takes longer than a call."""
+"""How many parsed certificates are kept: parsing one takes longer than a call."""
 
 _HEALTH: str = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 
 class RequestHandler(Protocol):
-    """What answers the requests; on threads of the listener's executor."""
+    """Answers the requests; on threads of the listener's executor."""
 
     def invoke(self, call: messages.MethodCall, remaining_s: float | None) -> messages.CallResult:
         """Call a method."""
@@ -70,31 +70,31 @@ class RequestHandler(Protocol):
         """Start an operation."""
 
     def poll_operation(self, query: messages.OperationQuery, remaining_s: float | None) -> messages.OperationState:
-        """Where an operation is."""
+        """The state of an operation."""
 
     def cancel_operation(self, query: messages.OperationQuery) -> messages.OperationState:
         """Cancel an operation."""
 
 
 class ActorListener:
-    """Listens at once, lets in who has proven to know the secret, and hands on what they ask.
+    """Listens at once, admits clients that have proven that they know the secret, and passes their requests on.
 
-    Before a proof has come on a connection there are bounds for what its requests cost: see `unproven`.
+    Before a proof has come on a connection, the cost of its requests is limited: see `unproven`.
 
     Args:
-        service: what answers.
+        service: answers the requests.
         address: host and port; port 0 takes a free one.
-        secret: what both sides know.
+        secret: the secret that both sides know.
         executor: where requests are served.
-        tls: to encrypt; None speaks in the clear.
-        roles: with `Certificates`: those whose holders may ask.
-        takes_open_json: whether requests without a proof are served, where they have nothing to do with pickles. Such
-            a server also tells everybody by reflection how it is to be called.
+        tls: for encryption; None: no encryption.
+        roles: with `Certificates`: the roles whose holders may send requests.
+        takes_open_json: whether requests without a proof are served if they involve no pickles. Such a server also
+            tells every client by reflection how to call it.
         max_message_nbytes: of a request or an answer.
-        max_calls: requests that are served at the same time; those beyond are turned away.
+        max_calls: how many requests are served at the same time; more are turned away.
 
     Raises:
-        WireError: the address cannot be listened on.
+        WireError: it cannot listen on the address.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class ActorListener:
             begin=lambda request: request.begin(), refuse=lambda request: request.refuse(), group=_peer_of
         )
         self._proofs: deque[str] = deque()
-        """Connections on which one has just come; the listener's thread takes note of them."""
+        """Connections with a new proof; the listener's thread notes them."""
         self._rpcs = self._handlers()
         limit = max_message_nbytes + _MESSAGE_OVERHEAD_NBYTES
         options = (
@@ -155,7 +155,7 @@ class ActorListener:
         (self.port,) = self._listener.ports
 
     def stop(self, grace_s: float) -> None:
-        """Take no more requests, and wait for those that are being served, for ``grace_s`` at the longest."""
+        """Take no more requests, and wait for those that are being served, for at most ``grace_s``."""
         with self._quiet:
             self._is_stopping = True
             for watcher in tuple(self._watchers):
@@ -205,7 +205,7 @@ class ActorListener:
             stream.turn_away("unimplemented", "there is no such method")
 
     def _refusal(self, stream: IncomingStream) -> str | None:
-        """Why who has opened a stream may not ask; None where it may."""
+        """Why the client of a stream may not send requests; None if it may."""
         if self._clients is None:
             return None
         try:
@@ -240,9 +240,9 @@ class ActorListener:
         return min((wait_s for wait_s in waits_s if wait_s is not None), default=None)
 
     def _review(self, now: float) -> float | None:
-        """Turn away those who watch and may not any more; seconds until the next look.
+        """Turn away watchers that are no longer allowed; returns the seconds until the next look.
 
-        All other streams are over with the answer to their request, which was looked at when it came.
+        All other streams end with the answer to their request, which was checked when it came.
         """
         if self._clients is None or not self._watchers:
             return None
@@ -298,7 +298,7 @@ class ActorListener:
     def _proven(
         self, name: str, rpc: Callable[[bytes, bool, float | None], bytes]
     ) -> Callable[[bytes, IncomingStream], bytes]:
-        """What answers raw requests, of which nothing is parsed before it is known whom they are from."""
+        """A function that answers raw requests; nothing of them is parsed before the sender is known."""
         encoded_name = name.encode()
 
         def answered(request: bytes, stream: IncomingStream) -> bytes:
@@ -317,14 +317,14 @@ class ActorListener:
         version, nonce = messages.decode_nonce(request)
         if version != VERSION:
             stream.turn_away("failed_precondition", f"this server speaks version {VERSION}")
-            return b""  # nobody takes it any more
+            return b""  # the client does not take it any more
         try:
             return messages.encode_session(*self._sessions.offer(nonce))
         except Refused as error:
             raise ProtocolError(str(error)) from error
 
     def _check_health(self, request: bytes, stream: IncomingStream) -> bytes:
-        """Whether it serves, which everybody may know; no name is known here that says anything of a job."""
+        """Whether it serves, which every client may know; no name here reveals anything about a job."""
         try:
             asked = health_pb2.HealthCheckRequest.FromString(request).service
         except DecodeError as error:
@@ -348,7 +348,7 @@ class ActorListener:
 
 
 class _IncomingRequest:
-    """A request of one message, until that has come: the user of its stream.
+    """A request of one message, until the message has come: the user of its stream.
 
     ``on_gone`` is called once the message has come, or the stream has ended without one.
     """
@@ -373,7 +373,7 @@ class _IncomingRequest:
         """Do nothing: the other side dials."""
 
     def received(self, message: bytes) -> bool:
-        """What is asked."""
+        """Take the request."""
         self._on_gone(self)
         self._on_message(message)
         return False
@@ -382,13 +382,13 @@ class _IncomingRequest:
         """Do nothing: the stream ends with the answer."""
 
     def ended(self, status: Status) -> None:
-        """It was answered, or has left, or has no message."""
+        """Note that it was answered, or has left, or has no message."""
         self._on_gone(self)
         self.stream.turn_away("invalid_argument", "a request is one message")
 
 
 class _Watcher(_IncomingRequest):
-    """A stream of health: whether the server serves, and the news when it does not any more."""
+    """A stream of the health service: whether the server serves, and a message when it no longer does."""
 
     def __init__(
         self, stream: IncomingStream, on_gone: Callable[[_IncomingRequest], None], on_asked: Callable[[_Watcher], None]
@@ -403,7 +403,7 @@ class _Watcher(_IncomingRequest):
         self.stream.answer(())
 
     def tell(self, status: int) -> None:
-        """Send a status, once the one before is out; from any thread."""
+        """Send a status, once the previous one is sent; from any thread."""
         with self._lock:
             if self._is_sending:
                 self._news = status
@@ -411,7 +411,7 @@ class _Watcher(_IncomingRequest):
                 self._send(status)
 
     def sent(self) -> None:
-        """Send what has become of it meanwhile."""
+        """Send a newer status, if there is one."""
         with self._lock:
             self._is_sending = False
             if self._news is not None:
@@ -424,7 +424,7 @@ class _Watcher(_IncomingRequest):
 
 
 class _Questions:
-    """A stream of questions about the services, for `PATIENCE_S` as a whole: the user of that stream."""
+    """A stream of reflection queries, for `PATIENCE_S` in all: the user of that stream."""
 
     def __init__(self, stream: IncomingStream, on_gone: Callable[[_Questions], None]) -> None:
         self.stream = stream
@@ -432,7 +432,7 @@ class _Questions:
         stream.user = self
 
     def begin(self) -> None:
-        """Ask for the first question."""
+        """Ask for the first query."""
         self.stream.answer(())
 
     def refuse(self) -> None:
@@ -443,7 +443,7 @@ class _Questions:
         """Do nothing: the other side dials."""
 
     def received(self, message: bytes) -> bool:
-        """Answer a question; the next is taken when the answer is out."""
+        """Answer a query; the next one is taken when the answer is sent."""
         try:
             question = reflection_pb2.ServerReflectionRequest.FromString(message)
         except DecodeError:
@@ -454,18 +454,18 @@ class _Questions:
         return False
 
     def sent(self) -> None:
-        """Take the next question."""
+        """Take the next query."""
         self.stream.receive()
 
     def ended(self, status: Status) -> None:
-        """There are no more questions."""
+        """Note that there are no more queries."""
         self._on_gone(self)
         self.stream.end()
 
 
 @cache
 def _servicer() -> Any:
-    """Knows the services of an actor server, and no other message that this process may have imported."""
+    """Knows only the services of an actor server, and no other message that this process may have imported."""
     pool = DescriptorPool()
     for file in (messages.FILE, health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
         pool.AddSerializedFile(file.serialized_pb)
@@ -478,20 +478,20 @@ def _peer_of(connection: str) -> str:
 
 
 def _checked(call: messages.MethodCall, is_proven: bool) -> messages.MethodCall:
-    """A call that may be looked at: nobody's pickle is opened without a proof."""
+    """Check that a call may be served: no pickle is opened without a proof."""
     if not call.is_json and not is_proven:
         raise Refused("a pickle is accepted only with a proof of the secret")
     return call
 
 
 class ClientCertificates:
-    """Looks at role, cluster and validity of certificates, and whether they were revoked; for one thread.
+    """Checks role, cluster and validity of certificates, and whether they were revoked; for one thread.
 
-    What a certificate says is kept for `REVIEW_S`; the lists of revoked ones are looked at for each request.
+    A parsed certificate is kept for `REVIEW_S`; the lists of revoked ones are checked for each request.
 
     Args:
-        certificates: of the server, with whom it trusts and the lists of what was revoked.
-        roles: those whose holders may ask.
+        certificates: of the server, with its trusted authorities and the lists of revoked certificates.
+        roles: the roles whose holders may send requests.
     """
 
     def __init__(self, certificates: Certificates, roles: Collection[Role]) -> None:
@@ -500,10 +500,10 @@ class ClientCertificates:
         self._known: OrderedDict[tuple[bytes, ...], tuple[float, Identity]] = OrderedDict()
 
     def admit(self, shown: Sequence[bytes]) -> Identity:
-        """Who has shown these certificates.
+        """The holder of these certificates.
 
         Raises:
-            CertificateError: it may not ask.
+            CertificateError: it may not send requests.
         """
         key, now = tuple(shown), time.monotonic()
         until, identity = self._known.get(key, (0.0, None))

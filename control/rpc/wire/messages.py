@@ -1,4 +1,4 @@
-"""What callers and an actor server say to each other: as dataclasses, and as the messages of `actor_service.proto`."""
+"""The messages between clients and an actor server: as dataclasses, and as the messages of `actor_service.proto`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ FILE = pb.DESCRIPTOR
 SERVICE: str = pb.DESCRIPTOR.services_by_name["ActorService"].full_name
 
 STOPPING = "this actor server is stopping"
-"""How a server turns away, as UNAVAILABLE, what it has not looked at."""
+"""The details of UNAVAILABLE for a request that a server has not looked at."""
 
 MAX_MESSAGE_NBYTES = 64 << 20
-"""Bytes of arguments, or of a result, where nobody says otherwise. They are held in memory several times over."""
+"""Default limit for the bytes of arguments, or of a result. They are in memory several times."""
 
 LARGEST_MESSAGE_NBYTES = (1 << 31) - (1 << 20)
-"""What can be asked for at most: gRPC counts the bytes of a message in 32 bits, and there is more in it."""
+"""The largest possible limit: gRPC counts the bytes of a message in 32 bits, and a message has more in it."""
 
 Segments = tuple[bytes, ...]
-"""What is encoded, and its out-of-band buffers."""
+"""The encoded value, and its out-of-band buffers."""
 
 M = TypeVar("M", bound=Message)
 
@@ -57,7 +57,7 @@ class CallFailure:
         code: the kind of reason.
         message: for people; of an exception its type and message.
         traceback: where the method raised.
-        cause: the exception itself, pickled, or nothing.
+        cause: the exception itself, pickled, or empty.
     """
 
     code: Code
@@ -73,8 +73,8 @@ class MethodCall:
     Attributes:
         method: its name.
         segments: the arguments.
-        handle: which actor, or empty.
-        actor: where there is no handle, the name of the actor, whichever that is.
+        handle: identifies the actor, or empty.
+        actor: without a handle, the name of the actor.
         is_json: whether the arguments, and the result, are JSON and not pickles.
     """
 
@@ -90,7 +90,7 @@ class CallResult:
     """How a call ended.
 
     Attributes:
-        segments: the result, where there is one.
+        segments: the result, if there is one.
         failure: why there is none.
     """
 
@@ -119,7 +119,7 @@ class ActorInfo:
 
 @dataclass(frozen=True, slots=True)
 class OperationState:
-    """Where a long call is.
+    """The state of a long call.
 
     Attributes:
         id: of the operation.
@@ -134,12 +134,12 @@ class OperationState:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Which actor's methods, or which actors, are to be listed.
+    """A query for a list of an actor's methods, or of actors.
 
     Attributes:
         handle: of an actor, or empty.
         actor: its name, or empty.
-        namespace: in which it is looked for, or empty.
+        namespace: the namespace to look in, or empty.
     """
 
     handle: str = ""
@@ -149,7 +149,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class OperationQuery:
-    """Which operation is meant, and for how long its end is waited for, in seconds."""
+    """An operation, and how long to wait for its end, in seconds."""
 
     id: str
     wait_s: float = 0.0
@@ -157,7 +157,7 @@ class OperationQuery:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """An operation that is to be started, under an id of the caller's choice."""
+    """A request to start an operation, with an id that the caller chooses."""
 
     id: str
     call: MethodCall
@@ -346,7 +346,7 @@ def _failure(failure: CallFailure) -> pb.Error:
 def _read_failure(message: pb.Error) -> CallFailure:
     try:
         code = Code(message.code)
-    except ValueError:  # of a later version
+    except ValueError:  # from a later version
         code = Code.UNSPECIFIED
     cause = (message.cause, *message.cause_buffers) if message.cause else ()
     return CallFailure(code, message.message, message.traceback, cause)

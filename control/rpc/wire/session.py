@@ -1,7 +1,7 @@
-"""Sessions between a client and an `ActorServer`: who has proven what, and which request is new.
+"""Sessions between a client and an `ActorServer`: proofs of both sides, and protection against replays.
 
-`proto/actor_service.proto` says what the proofs are over. A stranger costs the server no memory: all that it must
-remember of a session that has not been used is in the session's own bytes, under a key that only the server has.
+`proto/actor_service.proto` says what the proofs cover. An unproven client costs the server no memory: everything about
+an unused session is in the session's own bytes, protected by a key that only the server has.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ _REQUEST_TAIL = bytes((_FIELD, _REQUEST_PROOF_NBYTES & 0x7F | 0x80, _REQUEST_PRO
 _ANSWER_TAIL = bytes((_FIELD, auth.PROOF_NBYTES))
 
 WINDOW = 4096
-"""Requests of one session may overtake each other by this many."""
+"""By how many numbers requests of one session may overtake each other."""
 
 USE_WITHIN_S = 60.0
-"""A session that is opened has to be used first within this time; afterwards it does not age."""
+"""A new session must be used first within this time; afterwards it does not expire."""
 
 MAX_SESSIONS = 16_384
 
 
 class Refused(Exception):  # noqa: N818  (it is an answer)
-    """A request that is not to be looked at any further; the message says why."""
+    """A request that is refused without a further look; the message says why."""
 
 
 class BadAnswerError(Exception):
-    """An answer that does not come from who knows the secret."""
+    """An answer that is not from a server that knows the secret."""
 
 
 def check_secret(secret: bytes) -> bytes:
-    """A secret as it came, if it can be one.
+    """The given secret, if it is valid.
 
     Raises:
-        TypeError: it is no ``bytes``.
+        TypeError: it is not ``bytes``.
         ValueError: it is shorter than 16 bytes.
     """
     if not isinstance(secret, bytes):
@@ -65,9 +65,9 @@ class ClientSession:
     """The client's end: proves requests and verifies answers; for any number of threads.
 
     Args:
-        secret: what both sides know.
-        nonce: what the client has sent.
-        session: what the server has answered.
+        secret: the secret that both sides know.
+        nonce: the nonce that the client has sent.
+        session: the session in the server's answer.
         proof: the server's proof.
 
     Raises:
@@ -104,7 +104,7 @@ class ClientSession:
 
 
 class AnswerSealer:
-    """The server's side of one request that has been proven: it adds the proof to the answer."""
+    """The server's side of one proven request: it adds the proof to the answer."""
 
     __slots__ = ("_key", "_number", "_rpc")
 
@@ -120,8 +120,8 @@ class ServerSessions:
     """The server's end of all sessions; for any number of threads.
 
     Args:
-        secret: what both sides know.
-        clock: seconds, rising.
+        secret: the secret that both sides know.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, secret: bytes, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -132,10 +132,10 @@ class ServerSessions:
         self._used: OrderedDict[bytes, _Used] = OrderedDict()
 
     def offer(self, nonce: bytes) -> tuple[bytes, bytes]:
-        """A session for whoever sent ``nonce``, and our proof.
+        """A session for the client that sent ``nonce``, and the server's proof.
 
         Raises:
-            Refused: that is no nonce.
+            Refused: it is not a nonce.
         """
         if len(nonce) != auth.NONCE_NBYTES:
             raise Refused(f"a nonce has {auth.NONCE_NBYTES} bytes")
@@ -144,10 +144,10 @@ class ServerSessions:
         return session, _mac(self._secret, b"server", nonce, session)
 
     def accept(self, rpc: bytes, request: bytes) -> tuple[bytes, AnswerSealer | None]:
-        """A request without its proof, and what closes the answer; None where it came without a proof.
+        """A request without its proof, and the object that seals the answer; None if it came without a proof.
 
         Raises:
-            Refused: there is a proof, and it is wrong, or of a session that has ended, or was there before.
+            Refused: there is a proof, but it is wrong, or its session has ended, or it is a replay.
         """
         body, proof = _split(request, _REQUEST_TAIL, _REQUEST_PROOF_NBYTES)
         if proof is None:
@@ -177,7 +177,7 @@ class ServerSessions:
         return _Used(hmac.new(key, digestmod="sha256"), begun)
 
     def _admit(self, session: bytes, used: _Used) -> None:
-        """Remember a session. One that is forgotten must be too old to be taken for a new one: see `_unused`."""
+        """Remember a session. A forgotten one must be too old to pass as a new one: see `_unused`."""
         if len(self._used) >= MAX_SESSIONS:
             oldest, of_oldest = next(iter(self._used.items()))
             if self._clock() - of_oldest.begun <= USE_WITHIN_S:
@@ -187,7 +187,7 @@ class ServerSessions:
 
 
 class _Used:
-    """A session that has been used, and so by somebody who knows the secret."""
+    """A session that was used, and so by a client that knows the secret."""
 
     __slots__ = ("begun", "key", "window")
 
@@ -198,7 +198,7 @@ class _Used:
 
 
 class ReplayWindow:
-    """Which numbers have been there: the highest, and a bit for each of those before it."""
+    """The numbers that have come: the highest, and a bit for each of those before it."""
 
     __slots__ = ("_highest", "_seen")
 
@@ -207,7 +207,7 @@ class ReplayWindow:
         self._seen = 1  # number 0 is never used
 
     def take(self, number: int) -> bool:
-        """Note a number; False where it was there before, or is too far behind to know."""
+        """Note a number; False if it has come before, or is too old to know."""
         ahead = number - self._highest
         if ahead > 0:
             self._seen = (self._seen << min(ahead, WINDOW) | 1) & ((1 << WINDOW) - 1)
@@ -236,6 +236,6 @@ def _seal(key: hmac.HMAC, *parts: bytes) -> bytes:
     *small, last = parts
     for part in small:
         mac.update(_LENGTH.pack(len(part)) + part)
-    mac.update(_LENGTH.pack(len(last)))  # apart from the part itself, which may be large
+    mac.update(_LENGTH.pack(len(last)))  # separate from the part itself, which may be large
     mac.update(last)
     return mac.digest()

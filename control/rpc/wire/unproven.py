@@ -1,4 +1,4 @@
-"""`Unproven`: which requests may send their bodies while nobody knows yet whom they are from. No I/O, no clock."""
+"""`Unproven`: which requests may send their bodies before their sender is known. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from typing import Generic, TypeVar
 R = TypeVar("R")
 
 PATIENCE_S = 10.0
-"""A request whose body has not come after this long is turned away."""
+"""A request is turned away if its body has not come after this time."""
 
 MAX_AT_ONCE = 64
-"""So many bodies are taken at the same time, each of which may be as large as a message."""
+"""How many bodies are received at the same time; each may be as large as a message."""
 
 MAX_OF_CONNECTION = 4
 """So many of them come by one connection; the streams of a link that have not proven themselves are as many."""
 
 MAX_WAITING = 4096
-"""So many requests wait for that; one more costs the connection with the most of them its latest."""
+"""How many requests may wait for that; with one more, the connection with the most loses its latest."""
 
 SLOW_S = 0.1
 """A request whose body takes longer than this loses its place to others that wait."""
 
 MAX_PROVEN = 4096
-"""So many connections are remembered on which a proof has come, the latest."""
+"""How many connections with a proof are remembered: the latest ones."""
 
 
 class Unproven(Generic[R]):
-    """Shares out the places at which bodies are taken; on one thread.
+    """Distributes the places for receiving bodies; on one thread.
 
-    Requests on a connection on which a proof has come take no place. Of the others, the peer with the fewest places has
-    the next turn, and of its connections the one with the fewest. So a peer that opens connections and requests without
-    end only delays itself.
+    Requests on a connection with a proof take no place. Of the others, the peer with the fewest places has the next
+    turn, and of its connections the one with the fewest. So a peer that opens connections and requests without end only
+    delays itself.
 
     Args:
-        begin: has the body of a request be taken.
+        begin: starts to receive the body of a request.
         refuse: turns a request away.
         group: the peer that a connection belongs to.
     """
@@ -47,18 +47,18 @@ class Unproven(Generic[R]):
         self._group = group
         self._connections: dict[str, _UnprovenConnection[R]] = {}
         self._peers: dict[str, int] = {}
-        """How many places each has."""
+        """How many places each peer has."""
         self._until: dict[R, tuple[float, _UnprovenConnection[R]]] = {}
-        """By when a body has to have come; those first that came first."""
+        """The deadline for each body, in the order of arrival."""
         self._since: dict[R, float] = {}
-        """Who has a place, and since when, in this order."""
+        """The requests with a place, and since when, in this order."""
         self._proven: OrderedDict[str, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._until)
 
     def came(self, request: R, name: str, now: float) -> None:
-        """Take note of a request on the connection of this name."""
+        """Note a request on the connection with this name."""
         if name in self._proven:
             self._proven.move_to_end(name)
             self._begin(request)
@@ -73,12 +73,12 @@ class Unproven(Generic[R]):
         self._share_out(now)
 
     def gone(self, request: R, now: float) -> None:
-        """Take note that a body has come, or that nobody wants to send it any more."""
+        """Note that a body has come, or will not come any more."""
         if self._drop(request):
             self._share_out(now)
 
     def proved(self, name: str) -> None:
-        """Take note that a proof has come on a connection: whatever waits there may go on."""
+        """Note that a proof has come on a connection: its waiting requests may continue."""
         self._proven[name] = None
         if len(self._proven) > MAX_PROVEN:
             self._proven.popitem(last=False)
@@ -92,7 +92,7 @@ class Unproven(Generic[R]):
                 self._begin(request)
 
     def sweep(self, now: float) -> float | None:
-        """Turn away requests that took too long; seconds until the next look."""
+        """Turn away requests that took too long; returns the seconds until the next look."""
         while self._until:
             request, (until, _) = next(iter(self._until.items()))
             if until > now:
@@ -115,7 +115,7 @@ class Unproven(Generic[R]):
             self._begin(request)
 
     def _next(self) -> _UnprovenConnection[R] | None:
-        """Whose turn it is."""
+        """The connection with the next turn."""
         if len(self._since) == len(self._until):
             return None
         waiting = [
@@ -124,7 +124,7 @@ class Unproven(Generic[R]):
         return min(waiting, key=lambda each: (self._peers.get(each.peer, 0), len(each.receiving)), default=None)
 
     def _make_way(self, connection: _UnprovenConnection[R], now: float) -> bool:
-        """Take a place from a slow one of the peer that has the most, unless that is no more than it would be here."""
+        """Take a place from a slow request of the peer with the most, unless this peer would then have as many."""
         most = max(self._peers.values())
         for request, since in self._since.items():
             if now - since < SLOW_S:
