@@ -1,1 +1,1 @@
-"""More than one host: agents, jobs that other engines place, recovery of what was lost, workspaces."""
+"""More than one host: agents, jobs that other engines place, recovery after losses, workspaces."""

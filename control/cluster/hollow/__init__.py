@@ -1,4 +1,4 @@
-"""Hollow hosts: the real protocol of hosts and their processes, many in one process of the operating system."""
+"""Hollow hosts: the real protocol of hosts and their processes, with many in one process of the operating system."""
 
 from skipper.control.cluster.hollow.hosts import MAX_HOSTS, HollowHosts, HostsUsage
 

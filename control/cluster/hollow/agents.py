@@ -1,4 +1,4 @@
-"""`HollowAgents`: the agents of many hollow hosts, which one listener serves. They say what `HostAgent` says."""
+"""`HollowAgents`: the agents of many hollow hosts, served by one listener. They answer like `HostAgent`."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class HollowHost:
 
     Attributes:
         address: of its agent, ``IP:PORT``.
-        link: to the script that has attached it; None: nobody has.
-        member: the process that stands for the job there; None where there is none.
+        link: to the script that has attached it; None: it is not attached.
+        member: the job's process there; None if there is none.
         heartbeat_s: how long the script may be silent.
     """
 
@@ -50,12 +50,12 @@ class HollowAgents:
     """The agents of some hosts; one job at a time may attach these.
 
     Args:
-        ground: what their processes stand on.
+        ground: the shared threads of their processes.
         ips: of each host.
-        secret: what scripts have to know.
+        secret: the secret that scripts have to know.
 
     Raises:
-        WireError: an IP cannot be listened at.
+        WireError: it cannot listen on an IP.
     """
 
     def __init__(self, ground: Ground, ips: Sequence[str], secret: bytes) -> None:
@@ -65,7 +65,7 @@ class HollowAgents:
         self._ground = ground
         self._secret = secret
         self._job: bytes | None = None
-        """The secret of the job that has attached some of them."""
+        """The secret of the job that has attached some of the hosts."""
         self._links: set[Link] = set()
         self._gone = threading.Event()
         self._listener = AuthListener(
@@ -80,7 +80,7 @@ class HollowAgents:
         self._by_address = {host.address: host for host in self.hosts}
 
     def kill(self, host: HollowHost) -> None:
-        """Have a host be gone, as one whose power is cut: its agent, and all processes. It can be attached again."""
+        """Make a host vanish, as in a power cut: its agent, and all processes. It can be attached again."""
         link, host.link = host.link, None
         if host.member is not None:
             host.member.kill()
@@ -88,7 +88,7 @@ class HollowAgents:
             self._hang_up(link)
 
     def look_for_life(self) -> None:
-        """End what scripts have here that show no sign of life."""
+        """End the processes of scripts that show no sign of life."""
         now = time.monotonic()
         for host in self.hosts:
             if host.link is not None and now - host.link.last_heard_s > JUDGED * host.heartbeat_s:
@@ -119,7 +119,7 @@ class HollowAgents:
         self._links.add(link)
         link.open(guest.stream, greeting=WELCOME)
 
-    # On the thread of births
+    # On the thread that starts processes
 
     def _hang_up(self, link: Link) -> None:
         self._links.discard(link)
@@ -146,10 +146,10 @@ class HollowAgents:
             link.post(protocol.refusal(request.reply_to, refusal))
 
     def _attach(self, link: Link, content: dict[str, Any]) -> str:
-        """Make the process that stands for a job on the host that was dialed; where it listens.
+        """Make the job's process on the dialed host; returns where it listens.
 
         Raises:
-            HostError: the host is attached already, or hosts beside it are attached by another job.
+            HostError: the host is attached already, or another job has attached hosts in this process.
             HostMismatchError: the script runs other versions.
         """
         host = self._by_address[str(content["me"]["name"]).removeprefix(HOST_NAME)]
@@ -160,7 +160,7 @@ class HollowAgents:
         if self._job not in (None, secret):
             raise HostError(f"the hollow host {host.address} shares its process with hosts of another job")
         me, root, settings = part_in_job(content)
-        if addresses.host_of(root.address) == addresses.host_of(me.address):  # nobody on other hosts is to reach it
+        if addresses.host_of(root.address) == addresses.host_of(me.address):  # other hosts need not reach it
             me = dataclasses.replace(me, address=addresses.within_host(me.id))
         self._job = secret
         bounds.adopt(settings)

@@ -20,19 +20,19 @@ from skipper.control.wire.sockets import Sockets
 
 _CLOSE_TIMEOUT_S = 5.0
 _FROZEN_TOGETHER = 32
-"""Births in a row, at most, before the collector of garbage is told to leave alone what is there."""
+"""The most consecutive process starts before the present objects are frozen for the garbage collector."""
 
 _log = logging.getLogger("skipper.control.cluster.hollow")
 
 
 class Ground:
-    """The threads: one for timers, one that reads the sockets within the host and runs the actors, one for births.
+    """The threads: one for timers, one that reads the host's sockets and runs the actors, one that starts processes.
 
     Attributes:
         loop_thread: for timers, heartbeats and deaths.
-        poller: reads the sockets of packets.
+        poller: reads the packet sockets.
         actors: runs the actors.
-        living: the hollow processes of which something is left.
+        living: the hollow processes that are not completely gone.
     """
 
     def __init__(self) -> None:
@@ -51,15 +51,15 @@ class Ground:
         return Sockets(me, secret, self.loop_thread.loop, self.poller)
 
     def soon(self, call: Callable[[], object]) -> None:
-        """Have something done that may wait for the loop, behind what was asked for before; from any thread."""
+        """Call a function that may wait for the loop, after earlier ones; from any thread."""
         self._jobs.put(call)
 
     def on_loop(self, call: Callable[..., object], *args: object) -> None:
-        """Have something done on the loop thread; from any thread."""
+        """Call a function on the loop thread; from any thread."""
         self.loop_thread.loop.call_soon_threadsafe(call, *args)
 
     def until_done_on_loop(self, call: Callable[..., object], *args: object) -> None:
-        """Likewise, and return when it is done; from any thread but the loop's."""
+        """The same, and return when it is done; from any thread but the loop's."""
         done = threading.Event()
         self.on_loop(call, *args)
         self.on_loop(done.set)
@@ -84,7 +84,7 @@ class Ground:
             except ControlError as error:
                 _log.error("a hollow process could not be made: %s", error)
             if self._jobs.empty() or done % _FROZEN_TOGETHER == 0:
-                gc.freeze()  # what lives as long as the job is not looked through again and again
+                gc.freeze()  # objects that live as long as the job are not scanned again and again
 
 
 def _refuse() -> NoReturn:

@@ -1,4 +1,4 @@
-"""`HollowHosts`: hollow hosts as a script has them: it starts them, attaches them, and lets them fail."""
+"""`HollowHosts`: hollow hosts for a script: it starts them, attaches them, and makes them fail."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from skipper.control.support import private_file
 from skipper.control.wire import addresses
 
 PER_PROCESS, PER_PROCESS_WITH_IPS = 1024, 128
-"""Hosts in one process of the operating system. Each takes some fifteen descriptors; several times as many, and two
-threads, where gRPC listens for it."""
+"""Hosts in one process of the operating system. Each takes about fifteen descriptors; several times as many, and two
+threads, if gRPC listens for it."""
 
 MAX_HOSTS = 16_384
 
@@ -188,7 +188,7 @@ class HollowHosts:
 
 
 class _HollowProgram:
-    """One process of hollow hosts, as its parent sees it."""
+    """One process of hollow hosts, seen from its parent."""
 
     def __init__(self, ips: list[str], secret: bytes) -> None:
         self._lock = threading.Lock()
@@ -213,23 +213,23 @@ class _HollowProgram:
         return found
 
     def ask(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Have it do something."""
+        """Send it a command; returns the answer."""
         with self._lock:
             self._write(command)
             return self._read()
 
     def hang_up(self) -> None:
-        """Have it end."""
+        """Make it end."""
         if self._popen.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._popen.stdin.close()
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self._popen.kill()
 
     def wait(self) -> None:
-        """Wait for its end, which is brought about if it takes too long."""
+        """Wait for its end; kill it if that takes too long."""
         try:
             self._popen.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:

@@ -1,7 +1,7 @@
-"""`HollowProcess`: one process of a job that has no process of the operating system to itself.
+"""`HollowProcess`: one process of a job without an operating system process of its own.
 
-Its runtime is the real one: its links, its table of actors, its trees, its heartbeats, its supervision. It shares the
-threads, and the memory of whoever imports modules. What ends a process for the kernel, SIGKILL, ends its sockets here.
+Its runtime is the real one: links, table of actors, trees, heartbeats, supervision. It shares threads and imported
+modules. Where the kernel would end a process, at SIGKILL, its sockets are closed here.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ KILLED = -signal.SIGKILL
 
 
 class HollowProcess:
-    """A process of a job, and the hollow ones that it launches.
+    """A process of a job, and the hollow processes that it launches.
 
     Args:
-        ground: what it stands on.
+        ground: the shared threads.
         me: the process.
         root: the script of its job.
-        secret: the job's.
-        on_end: told once, on any thread, that nothing is left of it, with its exit status.
+        secret: the job's secret.
+        on_end: called once, on any thread, with its exit status when nothing is left of it.
 
     Raises:
         WireError: it cannot listen.
@@ -72,11 +72,11 @@ class HollowProcess:
 
     @property
     def children(self) -> list[HollowProcess]:
-        """Those that it has launched and that have not ended, in the order of their launch."""
+        """The processes that it has launched and that have not ended, in launch order."""
         return self._launcher.alive()
 
     def kill(self, status: int = KILLED) -> None:
-        """End it at once, with all that it has launched: sockets close without a word. Idempotent, from any thread."""
+        """End it at once, with all that it has launched: sockets just close. Idempotent, from any thread."""
         with self._lock:
             if self._is_ending:
                 return
@@ -85,7 +85,7 @@ class HollowProcess:
         self._ground.on_loop(self._cut, status)
 
     def stand_still(self) -> None:
-        """Have it, and what it has launched, neither say nor hear anything any more; from any thread but the loop's."""
+        """Stop all communication of it, and of what it has launched; from any thread but the loop's."""
         self._ground.until_done_on_loop(self.runtime.transport.stand_still)
         for child in self.children:
             child.stand_still()
@@ -95,7 +95,7 @@ class HollowProcess:
         self._cutting.add_done_callback(lambda _: self._bury(status))
 
     def _end(self, status: int) -> None:
-        """It has come to its end in good order."""
+        """Note that it has ended in good order."""
         with self._lock:
             if self._is_ending:
                 return
@@ -111,7 +111,7 @@ class HollowProcess:
 
 
 class HollowChild:
-    """A hollow process as its launcher sees it: a `StartedProcess`."""
+    """A hollow process, seen from its launcher: a `StartedProcess`."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -121,7 +121,7 @@ class HollowChild:
         self._status: int | None = None
 
     def begin(self, process: HollowProcess) -> None:
-        """Note what it is; one that was killed before ends now."""
+        """Set its process; if it was killed before, it ends now."""
         with self._lock:
             self.process = process
             is_over = self._status is not None
@@ -129,7 +129,7 @@ class HollowChild:
             process.kill()
 
     def end(self, status: int) -> None:
-        """It is gone; only the first status counts."""
+        """Note that it is gone; only the first status counts."""
         with self._lock:
             if self._status is not None:
                 return
@@ -137,7 +137,7 @@ class HollowChild:
         os.eventfd_write(self.pidfd, 1)
 
     def kill(self) -> None:
-        """As SIGKILL does."""
+        """End it like SIGKILL."""
         if self.process is None:
             self.end(KILLED)
         else:
@@ -150,7 +150,7 @@ class HollowChild:
         done: Callable[[str], None],
         cleared: Callable[[], None],
     ) -> None:
-        """Say how it has ended; what it has launched has been killed before."""
+        """Report how it has ended; what it has launched was killed before."""
         done(describe(self._status or 0))
         cleared()
 
@@ -161,22 +161,22 @@ class HollowLauncher:
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
         self._children: list[HollowChild] = []
-        """Those that have not ended."""
+        """The children that have not ended."""
 
     def alive(self) -> list[HollowProcess]:
         """The processes that it has started and that have not ended."""
         return [child.process for child in list(self._children) if child.process is not None]
 
     def launch(self, launches: Sequence[LaunchRequest], env: Mapping[str, str], modules: tuple[str, ...]) -> None:
-        """Start children; they have the environment and the modules of the process that they are in."""
+        """Start children; they have the environment and the modules of the containing process."""
         for launch in launches:
             self._ground.soon(lambda launch=launch: self._start(launch))  # type: ignore[misc]
 
     def hurry(self) -> None:
-        """Do nothing: nothing is waited for."""
+        """Do nothing: there are no waits."""
 
     def close(self) -> None:
-        """Do nothing: there is nothing but what has been started."""
+        """Do nothing: there are no helper processes."""
 
     def _start(self, launch: LaunchRequest) -> None:
         config = launch.config
@@ -201,7 +201,7 @@ class HollowLauncher:
 
 
 def _leave_output(process: Process) -> None:
-    """Have it answer where its output goes without an effect: what it prints is the output of the process it is in."""
+    """Answer redirections of output without an effect: what it prints is output of the containing process."""
     from skipper.control.observe import job_query
 
     def survey(mail: Mail) -> None:

@@ -1,7 +1,7 @@
-"""The program in which hollow hosts are: ``python -m skipper.control.cluster.hollow PARENT_PID``.
+"""The program that contains hollow hosts: ``python -m skipper.control.cluster.hollow PARENT_PID``.
 
-The first line of its standard input says how many hosts there are; it answers with their addresses, and each further
-line with what was asked, all in JSON. It ends with its standard input.
+The first line of its standard input says how many hosts to make; it answers with their addresses. It answers each later
+line, too, all in JSON. It ends with its standard input.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from skipper.control.cluster.hollow.ground import Ground
 from skipper.control.runtime.procs.guard import die_with
 
 _TICK_S = 0.25
-"""How often is looked whether the script still shows signs of life."""
+"""How often it checks that the script still shows signs of life."""
 
 
 def main() -> None:
-    """Be hollow hosts until the standard input ends."""
+    """Run as hollow hosts until the standard input ends."""
     die_with(int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the script
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _serve(agents: HollowAgents, answers: TextIO) -> None:
-    """Do what is asked, and look for the script's signs of life meanwhile."""
+    """Run commands, and check the script's signs of life between them."""
     commands = os.fdopen(0, "rb", buffering=0, closefd=False)
     left = b""
     with selectors.DefaultSelector() as selector:
@@ -72,13 +72,13 @@ def _do(agents: HollowAgents, command: dict[str, Any]) -> dict[str, Any]:
 
 
 def usage() -> dict[str, Any]:
-    """What this process uses, as `HostsUsage` has it."""
+    """The resources of this process, as in `HostsUsage`."""
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     descriptors = os.listdir("/proc/self/fd")
     return {
         "cpu_s": time.process_time(),
         "memory_nbytes": resident,
-        "descriptors": len(descriptors) - 1,  # that of the look itself
+        "descriptors": len(descriptors) - 1,  # without the one of this listing
         "threads": len(os.listdir("/proc/self/task")),
     }
 

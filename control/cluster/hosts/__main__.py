@@ -1,9 +1,9 @@
-"""``skipper host`` without the command: ``python -m skipper.control.cluster.hosts``, or this file, wherever it lies."""
+"""``skipper host`` without the command: ``python -m skipper.control.cluster.hosts``, or this file, wherever it is."""
 
 import os
 import sys
 
-if not __package__:  # run as a file: its folder's place on the path goes to the folder that holds the package
+if not __package__:  # it runs as a file: on the path, the folder that holds the package replaces its folder
     sys.path[0] = os.path.abspath(os.path.join(__file__, *[os.pardir] * 5))
 
 from skipper.control.cluster.hosts.command import main

@@ -1,4 +1,4 @@
-"""Listening sockets that another program has opened, such as systemd, for an agent to serve what comes in."""
+"""Listening sockets that another program, such as systemd, has opened for an agent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def adopt(fd: int) -> socket.socket:
     """A listening socket that this process has inherited; programs that it starts do not inherit it.
 
     Raises:
-        ValueError: there is no such descriptor, or it is no TCP socket that listens.
+        ValueError: there is no such descriptor, or it is not a listening TCP socket.
     """
     try:
         found = socket.socket(fileno=fd)
@@ -33,10 +33,10 @@ def passed_on() -> int | None:
     The variables are removed from the environment, so that no program that this one starts takes them for its own.
 
     Returns:
-        The descriptor; None where there is none, or what there is is meant for another process.
+        The descriptor; None if there is none, or it is meant for another process.
 
     Raises:
-        ValueError: there are several.
+        ValueError: there are several descriptors.
     """
     count, pid = os.environ.pop("LISTEN_FDS", ""), os.environ.pop("LISTEN_PID", "")
     os.environ.pop("LISTEN_FDNAMES", None)

@@ -1,8 +1,9 @@
 """`HostAgent`: the daemon of a machine that starts a process for every job which attaches this machine.
 
 The agent runs no code of a script. It starts one process for each script (see `member`), which launches what the script
-spawns on this host. The agent kills that process when the script hangs up, or shows no sign of life for longer than its
-job allows; the kernel then ends all that the process has launched. The same happens when the agent itself ends.
+spawns on this host. The agent kills that process when the script closes the connection, or shows no sign of life for
+longer than its job allows; the kernel then ends everything that the process has launched. The same happens when the
+agent itself ends.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ from skipper.control.wire.socket_forwarder import SocketForwarder
 MEMBER = Path(__file__).with_name("member.py")
 
 _TICK_S = 0.25
-"""How often the agent looks whether the scripts still show signs of life."""
+"""How often the agent checks that the scripts still show signs of life."""
 
 _FROZEN_S = 1.0
-"""A longer tick means that this process stood still; that time does not count as silence of a script."""
+"""A longer tick means that this process stood still; that time does not count as a script's silence."""
 
 _log = logging.getLogger("skipper.control.cluster.hosts")
 
@@ -54,11 +55,11 @@ class _Job:
 
     Attributes:
         link: to the script.
-        popen: the process that stands for the job.
-        pidfd: readable once that has ended.
-        lifeline: our end of a pipe that tells it of our end.
-        report: where it says at which address it listens; None once it has.
-        asked: number of the request that is to be answered with that.
+        popen: the job's process.
+        pidfd: readable once that process has ended.
+        lifeline: the agent's end of a pipe, which closes when the agent ends.
+        report: where it reports its address; None once it has.
+        asked: number of the request to answer with that address.
         heartbeat_s: how long the script may be silent.
         is_ending: whether it has been killed.
     """
@@ -77,16 +78,16 @@ class HostAgent:
     """The agent of this machine.
 
     Args:
-        host: the IP to listen at.
+        host: the IP to listen on.
         port: the port; 0: any.
-        secret: what scripts have to know.
-        certs: the folder of the certificates for TLS; None: none.
-        idle_timeout_s: end after so many seconds without a job; None: never.
-        listening: a socket that listens there already and is taken over; None: one is opened.
+        secret: the secret that scripts have to know.
+        certs: the folder of the certificates for TLS; None: no TLS.
+        idle_timeout_s: end after this many seconds without a job; None: never.
+        listening: a socket that already listens there, which it takes over; None: it opens one.
 
     Raises:
-        WireError: the address cannot be listened on.
-        CertificateError: the folder does not hold what TLS needs, or not the certificate of a host.
+        WireError: it cannot listen on the address.
+        CertificateError: the folder lacks something that TLS needs, or the certificate is not a host's.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class HostAgent:
             secret,
             on_proven=self._came,
             on_closed=self._gone.set,
-            roles=(Role.SCRIPT,),  # for whatever an agent may be asked
+            roles=(Role.SCRIPT,),  # for all requests to an agent
         )
         self._reviewed_s = time.monotonic()
         self._forwarder = (
@@ -136,7 +137,7 @@ class HostAgent:
         """``IP:PORT``."""
 
     def run(self) -> None:
-        """Serve until it is told to end, in the main thread: what it starts is bound to the life of its thread."""
+        """Serve until it must end, in the main thread: the processes that it starts end with its thread."""
         before = time.monotonic()
         while not (self._ending or (self._draining and not self._jobs)):
             for key, _ in self._selector.select(_TICK_S):
@@ -159,7 +160,7 @@ class HostAgent:
             self._forwarder.close()
 
     def end(self) -> None:
-        """Have `run` end what there is and return; from any thread, or a handler of signals."""
+        """Make `run` end all jobs and return; from any thread, or a signal handler."""
         self._ending = True
         os.eventfd_write(self._wake, 1)
 
@@ -173,7 +174,7 @@ class HostAgent:
             signal.signal(number, handle)
 
     def end_with(self, fd: int) -> None:
-        """End the agent when a pipe ends: the one from the process that has started the agent."""
+        """End the agent when a pipe ends: the pipe from the process that has started the agent."""
 
         def look() -> None:
             if not os.read(fd, 4096):
@@ -207,7 +208,7 @@ class HostAgent:
 
     def _ask(self, link: Link, request: Message) -> None:
         if link.lost is not None or not isinstance(request, ProcessRequest):
-            return  # its certificate has been revoked; or it says something that is nothing for agents
+            return  # its certificate has been revoked, or the message is not for agents
         try:
             content = protocol.read(request)
             if request.method == "attach":
@@ -245,12 +246,12 @@ class HostAgent:
     def _reported(self, job: _Job) -> None:
         line = os.read(job.report, 4096) if job.report is not None else b""
         self._close_report(job)
-        if line:  # else it has ended, which its pidfd tells
+        if line:  # otherwise it has ended, which its pidfd shows
             job.link.post(protocol.answer(job.asked, {"address": line.decode().strip()}))
             job.asked = 0
 
     def _ended(self, job: _Job) -> None:
-        """The process of the job has ended, by itself or by our kill."""
+        """Note that the job's process has ended, by itself or by a kill."""
         status = job.popen.wait()
         self._close_report(job)
         self._selector.unregister(job.pidfd)
@@ -276,7 +277,7 @@ class HostAgent:
             self._end(job, reason)
 
     def _review(self) -> None:
-        """Hang up on scripts with revoked certificates; that ends their jobs here."""
+        """Close the connections of scripts with revoked certificates; that ends their jobs here."""
         if self._certificates is None or time.monotonic() - self._reviewed_s < REVIEW_S:
             return
         for link in list(self._links):
@@ -291,12 +292,12 @@ class HostAgent:
             signal.pidfd_send_signal(job.pidfd, signal.SIGKILL)
 
     def _reap_orphans(self) -> None:
-        """Reap children that we have not started: the first process of a container inherits them."""
+        """Reap children that the agent has not started: the first process of a container inherits them."""
         ours = {job.popen.pid for job in self._jobs.values()}
         with contextlib.suppress(ChildProcessError):  # there are no children
             while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 if ended.si_pid in ours:
-                    break  # its pidfd tells
+                    break  # its pidfd shows it
                 os.waitpid(ended.si_pid, 0)
 
     def _end_if_idle(self) -> None:

@@ -22,20 +22,20 @@ from skipper.control.wire.version import DO_NOT_GO_TOGETHER
 
 
 class AgentLink:
-    """A connection with an agent; a context manager. The agent takes its end for the end of the script's job.
+    """A connection with an agent; a context manager. For the agent, its end is the end of the script's job.
 
     Args:
         host: the IP of the agent.
         port: where it listens.
-        secret: the agent's.
-        certificates: for TLS; None: none.
+        secret: the agent's secret.
+        certificates: for TLS; None: no TLS.
         timeout: in seconds, for the connection to stand.
-        role: with TLS: whose certificate has to be there.
-        who: listens there, for people.
+        role: with TLS: the role that the other end must have.
+        who: the listening side, for people.
 
     Raises:
-        HostUnreachableError: nobody answers, or not as an agent would.
-        AuthenticationError: the agent has another secret, or one side does not take the other's certificate.
+        HostUnreachableError: no agent answers.
+        AuthenticationError: the agent has another secret, or one side does not accept the other's certificate.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class AgentLink:
         self._secret = secret
         self._certificates = certificates
         self._revoked_s = 0.0
-        """When we first saw that the agent's certificate was revoked; 0: it was not."""
+        """When the agent's certificate was first seen revoked; 0: it was not."""
         self._numbers = itertools.count(1)
         self._answers: dict[int, Promise[dict[str, Any]]] = {}
         self._lock = threading.Lock()
@@ -98,10 +98,10 @@ class AgentLink:
             raise HostUnreachableError(message + hint) from None
 
     def ask(self, method: str, content: Mapping[str, Any], *, timeout: float) -> dict[str, Any]:
-        """Ask the agent for something.
+        """Send the agent a request.
 
         Raises:
-            HostError: it refuses, or has gone.
+            HostError: it refuses, or is gone.
             HostUnreachableError: it does not answer in time.
         """
         number = next(self._numbers)
@@ -126,14 +126,14 @@ class AgentLink:
 
     @property
     def secret(self) -> bytes:
-        """The agent's."""
+        """The agent's secret."""
         return self._secret
 
     def review(self) -> None:
-        """Hang up if the certificate of the agent has been revoked.
+        """Close the connection if the agent's certificate has been revoked.
 
-        It waits a while: the agent then ends what the job has there, and the job's own links should first say why they
-        end.
+        It waits a while: the agent then ends the job's processes there, and the job's own links should first report why
+        they end.
         """
         identity = self._link.identity
         if self._certificates is None or identity is None or self._link.lost is not None:
@@ -146,11 +146,11 @@ class AgentLink:
             self._lost(self._link, f"the certificate of {identity} was revoked")
 
     def ping(self) -> None:
-        """Show a sign of life."""
+        """Send a sign of life."""
         self._link.post(Ping())
 
     def wait_for_end(self, timeout: float) -> bool:
-        """Wait until the agent has gone; False where it is still there."""
+        """Wait until the agent is gone; False if it is still there."""
         deadline = time.monotonic() + timeout
         while self._link.lost is None and time.monotonic() < deadline:
             self.ping()
@@ -158,7 +158,7 @@ class AgentLink:
         return self._link.lost is not None
 
     def close(self) -> None:
-        """Hang up; idempotent."""
+        """Close the connection; idempotent."""
         self._link.lose("it was closed")
 
     def __enter__(self) -> AgentLink:

@@ -69,7 +69,7 @@ def attach_to_hosts(
         AlreadyInJobError: this process is not the script of its job.
         ValueError: there are no hosts, one is listed twice, an address is not valid, or there is no secret.
     """
-    from skipper.control.cluster.hosts import attachments  # with all that no other process needs
+    from skipper.control.cluster.hosts import attachments  # only this process needs that module and its imports
 
     found = [addresses.parse(text) for text in listed(hosts)]
     if not found:
@@ -114,7 +114,7 @@ def attach_to_hosts(
 
 
 def listed(hosts: HostAddresses) -> list[str]:
-    """The addresses that `attach_to_hosts` was given.
+    """The addresses from the argument of `attach_to_hosts`.
 
     Raises:
         ValueError: the file cannot be read.

@@ -1,4 +1,4 @@
-"""The hosts that the script of this process has attached: its connections with their agents."""
+"""The hosts that this process' script has attached: its connections with their agents."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from skipper.control.runtime.process import Process
 
 MOST_AT_ONCE = 64
-"""Hosts that are attached at the same time."""
+"""How many hosts are attached at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttachOptions:
-    """How a host is attached.
+    """Options for attaching a host.
 
     Attributes:
         host: its IP.
-        port: that of its agent.
-        secret: the agent's.
-        certificates: for TLS; None: none.
+        port: the port of its agent.
+        secret: the agent's secret.
+        certificates: for TLS; None: no TLS.
         open_data_plane: whether the data plane, which does not encrypt, may be used with other hosts.
     """
 
@@ -55,7 +55,7 @@ class AttachOptions:
 
 
 def attach_one(process: Process, link: AgentLink, options: AttachOptions, timeout: float) -> ProcessRef:
-    """Have an agent start a process for the job, and connect to that process.
+    """Make an agent start a process for the job, and connect to that process.
 
     Raises:
         HostError: it cannot be reached, or the agent refuses.
@@ -79,7 +79,7 @@ def attach_one(process: Process, link: AgentLink, options: AttachOptions, timeou
     try:
         process.request(host, PING).get(max(deadline - time.monotonic(), 0))
         if process.state.redirection is not None and process.state.redirection.sink:
-            from skipper.control.observe import job_query  # few jobs attach hosts when their logs are read
+            from skipper.control.observe import job_query  # few jobs attach hosts while their logs are read
 
             job_query.ask_below(
                 process, host, "logs", process.state.redirection, timeout=max(deadline - time.monotonic(), 0)
@@ -94,10 +94,10 @@ class Attachments:
     """The hosts that one job has attached.
 
     Attributes:
-        process: the script's.
+        process: the script's process.
         agents: the open connections with agents.
         links: the connection with the agent of each host, and how it was attached; by the id of the host.
-        successors: the host that has taken the place of a lost one, by the id of the lost one.
+        successors: the hosts that have replaced lost ones, by the id of the lost one.
         over: set when the job ends.
     """
 
@@ -108,24 +108,24 @@ class Attachments:
     over: threading.Event = field(default_factory=threading.Event)
 
     def begin(self) -> None:
-        """Send heartbeats to the agents from now on, and tell them of the end of the job."""
+        """Send heartbeats to the agents from now on, and report the end of the job to them."""
         self.process.ending.after.append(self.close)
         threading.Thread(target=self._beat, name="control-agents", daemon=True).start()
 
     def close(self) -> None:
-        """Close the connections with all agents, which then end what is left of the job on their hosts."""
+        """Close the connections with all agents, which then end the rest of the job on their hosts."""
         self.over.set()
         for link in list(self.agents):
             self.hang_up(link)
 
     def latest(self, host: ProcessRef) -> ProcessRef:
-        """The process that stands for the job on a host now: that of the host, or of its successor."""
+        """The job's present process on a host: that of the host, or of its successor."""
         while host.id in self.successors:
             host = self.successors[host.id]
         return host
 
     def hang_up(self, link: AgentLink) -> None:
-        """Close the connection with an agent, which then ends what is left of the job on its host."""
+        """Close the connection with an agent, which then ends the rest of the job on its host."""
         self.agents.discard(link)
         link.close()
 
@@ -151,7 +151,7 @@ class Attachments:
             self.hang_up(link)
             raise
         if (end := self.process.remote_launch.end_of(host.id)) is not None:
-            # Also where it has only stopped answering: the agent then ends it, and what it has launched.
+            # Even if it has only stopped answering: the agent then ends it, and what it has launched.
             end.add_done_callback(lambda _: self.hang_up(link))
         return link, host
 
@@ -196,7 +196,7 @@ class Attachments:
         gone = self._lost(hosts, timeout)
         again = {host.id: self.links[host.id][1] for host in hosts if host.id in gone}
         for host_id in again:
-            self.hang_up(self.links[host_id][0])  # that ends what is left of the job there
+            self.hang_up(self.links[host_id][0])  # that ends the rest of the job there
         fresh = self.attach_all(list(again.values()), max(deadline - time.monotonic(), 0)) if again else ()
         return self._succeed(hosts, dict(zip(again, fresh, strict=True)))
 
@@ -206,13 +206,13 @@ class Attachments:
         return self._succeed(hosts, {hosts[position].id: host for position, host in successors.items()})
 
     def forget(self, hosts: Sequence[ProcessRef]) -> None:
-        """Close the connections with the agents of hosts that the job has let go."""
+        """Close the connections with the agents of hosts that the job has released."""
         for host in hosts:
             if (known := self.links.pop(host.id, None)) is not None:
                 self.hang_up(known[0])
 
     def _known(self, hosts: Sequence[ProcessRef]) -> tuple[ProcessRef, ...]:
-        """The processes that stand for the job on these hosts now."""
+        """The job's present processes on these hosts."""
         hosts = tuple(map(self.latest, hosts))
         if not hosts or any(host.id not in self.links for host in hosts):
             raise ValueError("these hosts were not attached by this process")
@@ -225,7 +225,7 @@ class Attachments:
         gone = set()
         for host, answer in zip(hosts, answers, strict=True):
             try:
-                answer.get(max(deadline - time.monotonic(), 0))  # within the heartbeat's bound, one way or the other
+                answer.get(max(deadline - time.monotonic(), 0))  # within the heartbeat's bound it answers or is lost
             except ControlError:
                 gone.add(host.id)
         return gone | {host.id for host in hosts if self.links[host.id][0].lost is not None}
@@ -249,7 +249,7 @@ _current: Attachments | None = None
 
 
 def of_this_job() -> Attachments:
-    """The attachments of the job that runs now."""
+    """The attachments of the running job."""
     global _current
     process = runtime.current()
     with _lock:

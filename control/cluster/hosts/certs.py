@@ -1,4 +1,4 @@
-"""Certificates for TLS between the machines of a cluster: an authority of one's own, and what it signs for each.
+"""Certificates for TLS between the machines of a cluster: the cluster's own authority, and what it signs for each.
 
 A folder made by `issue` holds ``ca.pem``, ``cert.pem``, ``key.pem`` and ``secret``, which `attach_to_hosts` and the
 agents take, and ``revoked.pem`` once something was revoked. That of the authority holds ``ca.pem``, ``ca-key.pem`` and
@@ -31,24 +31,24 @@ from skipper.control.wire.identity import Role, default_name, uri_of
 
 DAYS = 365
 OLD_AUTHORITY_KEY = "old-ca-key.pem"
-"""In the folder of an authority that is being replaced: the key of the one before."""
+"""In the folder of an authority that is being replaced: the old authority's key."""
 
 ISSUED = "issued"
 """In the folder of an authority: a copy of every certificate that was made with it."""
 
 _CLOCKS_DIFFER = datetime.timedelta(minutes=5)
-"""A certificate is valid from a little before it was made: not all clocks are the same."""
+"""A certificate is valid from slightly before it was made, since clocks differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Signer:
-    """What signs in a folder.
+    """The signing authority of a folder.
 
     Attributes:
         key: its key.
         certificate: its certificate.
-        trusted: PEM: the authorities that those have to trust whom it issues certificates.
-        above: PEM: its certificate where it is none of them; else empty.
+        trusted: PEM: the authorities that holders of its certificates have to trust.
+        above: PEM: its certificate, if it is not one of these; else empty.
     """
 
     key: ec.EllipticCurvePrivateKey
@@ -144,7 +144,7 @@ def renew(authority: str | os.PathLike[str], folder: str | os.PathLike[str], *, 
     uri = uri_of(identity.cluster, identity.role, identity.name)
     key, chain = _sign(signer, hosts, identity.role, uri, days)
     _keep(source, chain)
-    update(source, [where])  # first, so that what is there is trusted at any time
+    update(source, [where])  # first, so that the present files are trusted at any time
     _write(where / KEY, _pem_of_key(key), 0o600)
     _write(where / CERTIFICATE, chain, 0o644)
 
@@ -302,7 +302,7 @@ def _signer(source: Path) -> _Signer:
 
 
 def _authorities(source: Path) -> list[tuple[x509.Certificate, ec.EllipticCurvePrivateKey]]:
-    """The authority, and the one that it is about to replace, each with its key."""
+    """The authority, and the one that it is replacing, each with its key."""
     signer = _signer(source)
     if signer.above:
         raise CertificateError(f"{source} holds an intermediate authority: revoke with the one that signed it")
@@ -326,7 +326,7 @@ def _certificates(path: Path) -> list[x509.Certificate]:
 
 
 def _issued(source: Path, who: str) -> list[x509.Certificate]:
-    """The certificates of those who are meant: see `revoke`."""
+    """The certificates that ``who`` selects: see `revoke`."""
     if os.path.isdir(who):
         signs = (Path(who) / SIGNER).exists()
         return _certificates(Path(who) / (SIGNER if signs else CERTIFICATE))[:1]
@@ -335,7 +335,7 @@ def _issued(source: Path, who: str) -> list[x509.Certificate]:
     found = []
     for path in sorted((source / ISSUED).glob("*.pem")):
         chain = _certificates(path)
-        with contextlib.suppress(CertificateError):  # an authority below this one has no name
+        with contextlib.suppress(CertificateError):  # an intermediate authority has no name
             identity = identity_of(chain)
             if who in (identity.name, f"{identity.role}/{identity.name}"):
                 found.append(chain[0])
@@ -347,7 +347,7 @@ def _issued(source: Path, who: str) -> list[x509.Certificate]:
 
 
 def _who(certificate: x509.Certificate) -> str:
-    """Whom a certificate is for, in words; an authority below another is for nobody."""
+    """The holder of a certificate, in words; an intermediate authority has none."""
     try:
         return str(identity_of([certificate]))
     except CertificateError:
@@ -378,7 +378,7 @@ def _lists(path: Path) -> list[x509.CertificateRevocationList]:
 
 def _new_authority(cluster: str, days: int) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
     """A key, and its certificate in PEM. Names differ, so that lists of revoked certificates tell authorities apart."""
-    uri_of(cluster, Role.HOST)  # raises where that is no name for a cluster
+    uri_of(cluster, Role.HOST)  # raises if that is not a valid name for a cluster
     key = ec.generate_private_key(ec.SECP256R1())
     name = _common_name(f"{cluster} authority {secrets.token_hex(4)}")
     begin = datetime.datetime.now(datetime.UTC) - _CLOCKS_DIFFER
@@ -404,9 +404,9 @@ def _new_authority(cluster: str, days: int) -> tuple[ec.EllipticCurvePrivateKey,
 def _sign(
     signer: _Signer, hosts: Sequence[str], role: Role, uri: str, days: int | None
 ) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
-    """A key and the chain of certificates that belongs to it, in PEM."""
+    """A key and its chain of certificates, in PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
-    # With the certificate of a client nobody can pose as a server.
+    # A client's certificate cannot be used as a server's.
     uses = [ExtendedKeyUsageOID.CLIENT_AUTH, *([] if role is Role.CLIENT else [ExtendedKeyUsageOID.SERVER_AUTH])]
     names = [x509.UniformResourceIdentifier(uri), *map(_name_of, hosts)]
     builder = (
@@ -415,7 +415,7 @@ def _sign(
         .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
     )
     certificate = _with_powers(builder, key, signs=False).sign(signer.key, hashes.SHA256())
-    identity_of([certificate, signer.certificate])  # raises where this authority does not sign for the role
+    identity_of([certificate, signer.certificate])  # raises if this authority does not sign for the role
     return key, certificate.public_bytes(Encoding.PEM) + signer.above
 
 
@@ -455,7 +455,7 @@ def _revoke(
     *,
     drop_others: bool = False,
 ) -> None:
-    """Write the authority's list again, with these certificates added; lists of others stay unless they are dropped."""
+    """Write the authority's list again, with these certificates added; other lists stay unless they are dropped."""
     lists = _lists(path)
     before = {entry.serial_number: entry for each in lists if each.issuer == authority.subject for entry in each}
     now = datetime.datetime.now(datetime.UTC)
@@ -466,7 +466,7 @@ def _revoke(
         x509.CertificateRevocationListBuilder()
         .issuer_name(authority.subject)
         .last_update(now - _CLOCKS_DIFFER)
-        .next_update(authority.not_valid_after_utc)  # nobody fetches it: `update` brings a new one
+        .next_update(authority.not_valid_after_utc)  # it is never fetched: `update` brings a new one
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
         .add_extension(x509.CRLNumber(int(now.timestamp() * 1000)), critical=False)
     )
@@ -478,7 +478,7 @@ def _revoke(
 
 
 def _keep(source: Path, chain: bytes) -> None:
-    """Keep a copy of what was issued, for revocation by name; not where the authority's folder is read-only."""
+    """Keep a copy of an issued certificate, for revocation by name, unless the authority's folder is read-only."""
     serial = x509.load_pem_x509_certificates(chain)[0].serial_number
     with contextlib.suppress(CertificateError, OSError):
         (source / ISSUED).mkdir(mode=0o700, exist_ok=True)

@@ -1,4 +1,4 @@
-"""``skipper host``: the agent of this machine, and what can be said to agents."""
+"""``skipper host``: the agent of this machine, and commands to agents."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def parser(prog: str) -> CommandParser:
 
 
 def _address(given: argparse.Namespace) -> str | None:
-    """Where the agent is: as one address, however it was given; None where it was not."""
+    """The agent's address, however it was given; None if it was not."""
     if given.host is None and given.port is None:
         return None if given.address is None else str(given.address)
     if given.address is not None or given.host is None or given.port is None:
@@ -166,7 +166,7 @@ def _serve_at(given: argparse.Namespace, listening: socket.socket | None) -> int
         raise InsecureHostError(
             f"other machines can reach {host}: pass --certs for TLS, or --insecure where the whole network is trusted"
         )
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # it would tell of every stranger whose handshake fails
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # it would report every failed TLS handshake
     grpc_poller.choose()
     from skipper.control.cluster.hosts.agent import HostAgent
 
@@ -197,7 +197,7 @@ def _serve_at(given: argparse.Namespace, listening: socket.socket | None) -> int
 
 
 def _listening(given: argparse.Namespace) -> socket.socket | None:
-    """The socket that the agent is to take over, if any."""
+    """The socket that the agent should take over, if any."""
     if _address(given) is not None:
         if given.fd is not None:
             raise BadArgumentsError("pass --address or --fd, not both: a socket that listens already has its address")
@@ -248,7 +248,7 @@ def _secret_of(given: argparse.Namespace) -> bytes:
 
 
 def _secret_from(fd: int) -> bytes:
-    """The first line of a pipe, and nothing of what follows."""
+    """The first line of a pipe; the rest is not read."""
     with open(fd, "rb", buffering=0, closefd=False) as pipe:
         secret = pipe.readline(_MOST_SECRET_NBYTES).strip()
     if len(secret) < LEAST_SECRET_NBYTES:

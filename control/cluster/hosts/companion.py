@@ -1,8 +1,8 @@
-"""A companion: a process beside the ranks of a host, for actors that must outlive any single rank.
+"""A companion: a process next to the ranks of a host, for actors that must outlive any single rank.
 
-Where another launcher starts one script on each host, there is no agent to ask for processes. So a rank starts a
-companion, which comes into the job of rank 0 by the same gate as the ranks (`cluster.hosts.job_gate`). It ends when the
-rank says so, when the job of rank 0 is over, and when the last of its ranks has ended.
+If another launcher starts one script on each host, there is no agent that could start processes. So a rank starts a
+companion, which joins the job of rank 0 through the same gate as the ranks (`cluster.hosts.job_gate`). It ends when the
+rank says so, when the job of rank 0 is over, or when the last of its ranks has ended.
 
 The main program is ``companion.py CONFIG_FD REPORT_FD``.
 """
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 _END = b"end\n"
 _STOP_S = 10.0
-"""How long it has to leave the job, before it is killed."""
+"""How long it may take to leave the job before it is killed."""
 
 
 class Companion:
     """The companion of a rank, seen from that rank; a context manager that ends the companion.
 
-    It is a child of this process. If this process ends without `close`, the companion goes on.
+    It is a child of this process. If this process ends without `close`, the companion continues.
 
     Args:
         gate: where rank 0 listens.
         run: what the ranks of this run have in common.
         name: of the process, for people.
         ranks: process ids of the ranks of this host; it ends with the last of them.
-        timeout: how long it may take to come into the job, in seconds.
+        timeout: how long it may take to join the job, in seconds.
     """
 
     def __init__(self, gate: GateAddress, run: str, name: str, ranks: Sequence[int], *, timeout: float) -> None:
@@ -74,10 +74,10 @@ class Companion:
             os.close(report_write)
 
     def process_id(self) -> str:
-        """Wait until it is in the job; the id of its process there.
+        """Wait until it has joined the job; returns the id of its process there.
 
         Raises:
-            HostError: it has ended, or has not come in time.
+            HostError: it has ended, or has not joined in time.
         """
         from skipper.control.model.errors import HostError
 
@@ -124,7 +124,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the ranks, which then end this process
     os.set_inheritable(config_pipe, False)
     os.set_inheritable(report, False)
-    with open(config_pipe, "rb", buffering=0, closefd=False) as pipe:  # what follows the line is for `_stay`
+    with open(config_pipe, "rb", buffering=0, closefd=False) as pipe:  # the rest after the line is for `_stay`
         line = pipe.readline()
     if not line.endswith(b"\n"):
         raise EOFError("the rank that started this process has ended")
@@ -141,7 +141,7 @@ def main() -> None:
 
 
 def _come(config: dict[str, Any]) -> str:
-    """Become a process of the job; its id there."""
+    """Become a process of the job; returns its id there."""
     from skipper.control.cluster.hosts import job_gate
 
     secret = bytes.fromhex(config["secret"])
@@ -150,7 +150,7 @@ def _come(config: dict[str, Any]) -> str:
 
 
 def _stay(lifeline: int, ranks: Sequence[int]) -> None:
-    """Return when the rank that has started this process says so, when rank 0 is gone, and when all ranks are."""
+    """Return when the rank that has started this process says so, when rank 0 is gone, or when all ranks are."""
     over = os.eventfd(0, os.EFD_CLOEXEC)
     _when_root_is_gone(over)
     with selectors.DefaultSelector() as selector:
@@ -158,7 +158,7 @@ def _stay(lifeline: int, ranks: Sequence[int]) -> None:
         selector.register(lifeline, selectors.EVENT_READ)
         alive = set()
         for pid in ranks:
-            # One that cannot be seen from here (another pid namespace) is as good as ended: the others count.
+            # A rank that is not visible here (another pid namespace) counts as ended.
             with contextlib.suppress(OSError):
                 alive.add(pidfd := os.pidfd_open(pid))
                 selector.register(pidfd, selectors.EVENT_READ)
@@ -182,7 +182,7 @@ def _when_root_is_gone(over: int) -> None:
 
 
 if __name__ == "__main__":
-    # As in `worker`: its folder's place on the path goes to the folder that holds the package.
+    # As in `worker`: on the path, the folder that holds the package replaces its folder.
     sys.path[0] = os.path.abspath(os.path.join(__file__, *[os.pardir] * 5))
     from skipper.control.cluster.hosts import companion
 

@@ -1,7 +1,7 @@
-"""`JobGate`: where processes of other hosts come into a job: by TCP, with a secret that all of these hosts have.
+"""`JobGate`: where processes of other hosts join a job: over TCP, with a secret that all of these hosts have.
 
-A script opens one for whoever joins (`control.serve_job`), rank 0 of `SpmdJob` and of ``initialize_spmd`` one for its
-ranks. It tells a process that knows the secret what it needs to become one of the job, in the messages of `protocol`.
+A script opens one for processes that join (`control.serve_job`), and rank 0 of `SpmdJob` and of ``initialize_spmd`` one
+for its ranks. It sends a process that knows the secret what that needs to join the job, in the messages of `protocol`.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _HANG_UP_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class GateAddress:
-    """Where processes of other hosts come in, and what both sides need for it.
+    """Where processes of other hosts join, and what both sides need for it.
 
     Attributes:
         host: the IP of the process that opens the job.
-        port: where it listens; 0 before it does: any.
-        secret: the one that all hosts have.
-        certs: the folder of the certificates for TLS; None: none.
-        data_plane: whether the data plane may carry data between hosts; what the opening side says holds.
+        port: where it listens; 0 before that: any port.
+        secret: the secret that all hosts have.
+        certs: the folder of the certificates for TLS; None: no TLS.
+        data_plane: whether the data plane may carry data between hosts; the opening side decides.
     """
 
     host: str
@@ -73,7 +73,7 @@ class GateAddress:
         """The gate that these options describe, which are those of `attach_to_hosts`.
 
         Raises:
-            ValueError: there is no secret, or that is no address; also what `attach_to_hosts` says of certificates,
+            ValueError: there is no secret, or the address is not valid; and, as in `attach_to_hosts`, for certificates,
                 secrets and insecure links.
         """
         host, port = addresses.parse(address)
@@ -94,7 +94,7 @@ class GateAddress:
 
     @property
     def certificates(self) -> Certificates | None:
-        """For TLS; None: none."""
+        """The certificates for TLS; None: no TLS."""
         return None if self.certs is None else Certificates(self.certs)
 
     def __repr__(self) -> str:
@@ -102,16 +102,16 @@ class GateAddress:
 
 
 class JobGate:
-    """The opening side: lets processes of other hosts in until it is closed. Its process listens beyond its host.
+    """The opening side: admits processes of other hosts until it is closed. Its process listens beyond its host.
 
     Args:
-        process: the script's.
-        gate: where.
-        run: what those who may come have in common; empty: nothing but the secret.
+        process: the script's process.
+        gate: where to listen.
+        run: what the admitted processes have in common; empty: only the secret.
         who: the script, for people.
 
     Raises:
-        WireError: the address cannot be listened on.
+        WireError: it cannot listen on the address.
         CertificateError: the certificates are not a script's, or the job uses other ones already.
     """
 
@@ -142,10 +142,10 @@ class JobGate:
             roles=MEMBERS,
         )
         self.address = addresses.at(gate.host, self._auth_listener.ports[0])
-        """``IP:PORT``, where the port is one that is free if that of the gate is 0."""
+        """``IP:PORT``, with a free port if that of the gate is 0."""
 
     def close(self) -> None:
-        """Let nobody in any more; idempotent."""
+        """Admit nobody any more; idempotent."""
         self._auth_listener.close()
         if not self._gone.wait(_HANG_UP_S):
             self._auth_listener.cut()
@@ -190,13 +190,13 @@ class JobGate:
 
 
 def ask_gate(gate: GateAddress, run: str, *, timeout: float) -> Connection:
-    """Learn from a gate how its job is joined from here; blocks.
+    """Ask a gate how to join its job from here; blocks.
 
     Raises:
-        HostUnreachableError: nobody listens there, or somebody of another run does.
+        HostUnreachableError: no process listens there, or one of another run does.
         HostMismatchError: the other side runs other versions.
-        HostError: it answers in a way that this version does not know.
-        AuthenticationError: it has another secret, or one side does not take the other's certificate.
+        HostError: this version does not know its answer.
+        AuthenticationError: it has another secret, or one side does not accept the other's certificate.
     """
     certificates = gate.certificates
     if certificates is not None and certificates.identity.role not in MEMBERS:
@@ -209,10 +209,10 @@ def ask_gate(gate: GateAddress, run: str, *, timeout: float) -> Connection:
 
 
 def introduced(there: Mapping[str, Any], gate: GateAddress) -> Connection:
-    """What a gate has answered.
+    """The answer of a gate.
 
     Raises:
-        HostError: it is not what a gate answers.
+        HostError: it is not an answer of a gate.
     """
     try:
         root = ProcessRef(str(there["root"]["id"]), str(there["root"]["address"]), str(there["root"]["name"]))
@@ -231,19 +231,19 @@ def introduced(there: Mapping[str, Any], gate: GateAddress) -> Connection:
 
 
 def enter_by_gate(gate: GateAddress, run: str, name: str, *, timeout: float) -> Process:
-    """Become a process of a job on another host, which listens at the IP that this host has on the way there.
+    """Become a process of a job on another host; it listens on the IP that this host uses to reach that one.
 
     Args:
         gate: of the job.
-        run: what those who come have in common.
+        run: what the joining processes have in common.
         name: of this process, for people.
         timeout: in seconds, for each of two steps.
 
     Raises:
-        HostUnreachableError: nobody listens there, or somebody of another run does.
+        HostUnreachableError: no process listens there, or one of another run does.
         HostMismatchError: the other side runs other versions.
         AuthenticationError: it has another secret.
-        JobNotFoundError: it has ended since.
+        JobNotFoundError: the job has ended.
         DeadlineError: it did not answer in time.
     """
     connection = ask_gate(gate, run, timeout=timeout)
@@ -253,7 +253,7 @@ def enter_by_gate(gate: GateAddress, run: str, name: str, *, timeout: float) -> 
 
 
 class RemoteJobs:
-    """What `control.serve_job` and `control.join` do beyond this host; they lie below, and are handed it."""
+    """What `control.serve_job` and `control.join` do beyond this host; they are in a lower layer and get this."""
 
     def open(
         self,
@@ -278,10 +278,10 @@ class RemoteJobs:
         insecure: bool,
         timeout: float,
     ) -> Connection:
-        """How the job at an address is joined.
+        """How to join the job at an address.
 
         Raises:
-            JobNotFoundError: nobody serves a job there.
+            JobNotFoundError: no job is served there.
         """
         gate = GateAddress.of(address, secret_file, certs, insecure=insecure)
         try:
@@ -291,7 +291,7 @@ class RemoteJobs:
 
 
 def _own(address: str) -> str:
-    """The same, with the IP in the place of a network device's name."""
+    """The address, with the IP in place of a network device's name."""
     host, _, port = address.removeprefix(addresses.SCHEME).rpartition(":")
     ip = addresses.address_of_device(host) if host else None
     return f"{addresses.SCHEME}{addresses.at(ip, int(port))}" if ip is not None and port.isdecimal() else address

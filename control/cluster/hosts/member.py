@@ -1,7 +1,7 @@
-"""The main program of the process that stands for a job on a host: ``member.py CONFIG_FD REPORT_FD PARENT_PID``.
+"""The main program of a job's process on a host: ``member.py CONFIG_FD REPORT_FD PARENT_PID``.
 
-It is a process of the job like any other, with the agent for its parent and without actors: the script, and others of
-the job, ask it to launch processes. It ends with the script, however that ends, and with the agent.
+It is a process of the job like any other, but its parent is the agent and it has no actors: the script, and other
+processes of the job, ask it to launch processes. It ends with the script, however that ends, and with the agent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Read the config, join the job, tell the agent where, and stay until the script or the agent is gone."""
+    """Read the config, join the job, report the address to the agent, stay until the script or the agent is gone."""
     from skipper.control.runtime.procs.guard import die_with
 
     config_pipe, report, parent_pid = map(int, sys.argv[1:4])
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def part_in_job(config: Mapping[str, Any]) -> tuple[ProcessRef, ProcessRef, Settings]:
-    """The process that stands for a job on this host, the script, and the bounds of the job, as the agent was told."""
+    """The job's process on this host, the script, and the bounds of the job, from the agent's data."""
     from skipper.control.model.settings import Settings
     from skipper.control.wire.addresses import at
     from skipper.control.wire.process_ref import ProcessRef
@@ -55,7 +55,7 @@ def part_in_job(config: Mapping[str, Any]) -> tuple[ProcessRef, ProcessRef, Sett
 
 
 def _join(config: dict[str, Any]) -> str:
-    """Become a process of the job; the address at which it listens."""
+    """Become a process of the job; returns the address where it listens."""
     from skipper.control.runtime import current_runtime
     from skipper.control.runtime.data_plane_access import open_data_plane
 
@@ -64,13 +64,13 @@ def _join(config: dict[str, Any]) -> str:
     if is_open:
         open_data_plane(config["me"]["host"])
     process = current_runtime.start_host(me, root, secret, settings, config["certs"], data_plane_is_open=is_open)
-    # At once: what it has launched dies with it, and there is nobody left to wait for anything else.
+    # At once: what it has launched dies with it, and nobody is left to wait for anything else.
     process.remote_launch.stand_for_job(lambda reason: os._exit(0))
     return process.me.address
 
 
 if __name__ == "__main__":
-    # As in `worker`: its folder's place on the path goes to the folder that holds the package.
+    # As in `worker`: on the path, the folder that holds the package replaces its folder.
     sys.path[0] = os.path.abspath(os.path.join(__file__, *[os.pardir] * 5))
     from skipper.control.cluster.hosts import member
 

@@ -1,9 +1,9 @@
-"""What a script and the agent of a host say to each other: requests and answers in JSON, on a stream like any other.
+"""The messages between a script and the agent of a host: requests and answers in JSON, on a stream like any other.
 
 No byte of it is unpickled: an agent serves the jobs of many scripts and outlives them. The job's secret travels under a
-mask that takes the agent's own secret to make, so that an eavesdropper does not learn it, with or without TLS.
+mask made with the agent's own secret, so that an eavesdropper does not learn it, with or without TLS.
 
-An agent that was started for a script first announces in a small file where it listens.
+An agent that was started for a script first writes its address into a small file.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from skipper.control.wire.version import VERSION as PROTOCOL
 from skipper.control.wire.version import obstacle
 
 AGENT = "host-agent"
-"""Whom a script dials at the address of an agent."""
+"""The name that a script dials at the address of an agent."""
 
 PER_HOST = b"per-host:"
-"""How a script's secret begins that agents do not have: see `secret_of_host`."""
+"""Prefix of a script's secret from which each host's secret is made: see `secret_of_host`."""
 
 _MOST_ANNOUNCED_NBYTES = 4096
 
@@ -40,17 +40,17 @@ _ERRORS: dict[str, type[ControlError]] = {
 
 
 def request(method: str, content: Mapping[str, Any], number: int) -> ProcessRequest:
-    """Something that an agent is asked."""
+    """A request to an agent."""
     return ProcessRequest(0, number, method=method, payload=(json.dumps(content).encode(),))
 
 
 def answer(number: int, content: Mapping[str, Any]) -> Reply:
-    """What an agent answers."""
+    """An agent's answer."""
     return Reply(number, payload=(json.dumps(content).encode(),))
 
 
 def refusal(number: int, error: ControlError) -> Reply:
-    """Why an agent does not do what it was asked."""
+    """An agent's refusal."""
     return answer(number, {"error": type(error).__name__, "message": str(error)})
 
 
@@ -58,7 +58,7 @@ def read(message: Message) -> dict[str, Any]:
     """The content of a request or an answer.
 
     Raises:
-        HostError: it is no such thing.
+        HostError: it is neither.
     """
     try:
         content = json.loads(bytes(message.payload[0]))  # type: ignore[arg-type]  # nothing here is lent
@@ -73,7 +73,7 @@ def read_answer(message: Message) -> dict[str, Any]:
     """The content of an answer.
 
     Raises:
-        HostError: the agent refuses, in the words of its error.
+        HostError: the agent refuses; with the text of its error.
     """
     content = read(message)
     if "error" in content:
@@ -82,14 +82,14 @@ def read_answer(message: Message) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """What tells whether a script and the processes of its job on other hosts understand each other, and of whom."""
+    """The versions that decide whether a script and its job's processes on other hosts are compatible."""
     return dict(_versions_here())
 
 
 @functools.cache
 def _versions_here() -> dict[str, str]:
-    """Looked up once: that reads files, and a script asks for every host that it attaches."""
-    from importlib.metadata import PackageNotFoundError, version  # most processes do without
+    """The versions, looked up once: that reads files, and a script needs them for every host that it attaches."""
+    from importlib.metadata import PackageNotFoundError, version  # most processes do not need it
 
     try:
         skipper = version("skipper-mesh")
@@ -105,13 +105,13 @@ def _versions_here() -> dict[str, str]:
 
 
 def check_versions(theirs: Mapping[str, object], who: str) -> None:
-    """See that both sides understand each other.
+    """Check that both sides are compatible.
 
-    Functions and classes travel as the bytecode of one minor version of Python, by cloudpickle. What processes say to
-    each other is covered by the version of the protocol, whatever Skippers they are.
+    Functions and classes travel as the bytecode of one minor version of Python, by cloudpickle. The messages between
+    processes depend only on the version of the protocol, not on that of Skipper.
 
     Raises:
-        HostMismatchError: they do not.
+        HostMismatchError: they are not.
     """
     ours = versions()
     different = [
@@ -126,13 +126,13 @@ def check_versions(theirs: Mapping[str, object], who: str) -> None:
 
 
 def secret_of_host(secret: bytes, host: str) -> bytes:
-    """What a script and the agent of one host both know, given what the script knows.
+    """The secret that a script and the agent of one host share, given the script's secret.
 
-    That is the same, unless the script's secret is one of which every host has its own part. Such a part is good for
-    the agent at one IP, and tells nothing of the others.
+    That is the same secret, unless each host's secret is made from the script's. Such a secret is valid for the agent
+    at one IP, and reveals nothing about the others.
 
     Args:
-        secret: the script's.
+        secret: the script's secret.
         host: the IP at which the agent is dialed.
     """
     if not secret.startswith(PER_HOST):
@@ -141,11 +141,11 @@ def secret_of_host(secret: bytes, host: str) -> bytes:
 
 
 def mask(secret: bytes, agents_secret: bytes, nonce: bytes) -> bytes:
-    """A job's secret as it travels to an agent, and back from that: the same once more.
+    """Mask a job's secret for the way to an agent, or unmask it: the operation is its own inverse.
 
     Args:
         secret: 32 bytes.
-        agents_secret: what both know already.
+        agents_secret: the secret that both know already.
         nonce: fresh, so that no mask is used twice.
     """
     pad = hmac.digest(agents_secret, b"skipper job secret" + nonce, "sha256")
@@ -158,7 +158,7 @@ def new_nonce() -> bytes:
 
 
 def announce(path: Path, address: str) -> None:
-    """Write where this agent listens, ``tcp://IP:PORT``; readers see all of it or nothing, also through NFS.
+    """Write where this agent listens, ``tcp://IP:PORT``; readers see all of it or nothing, even through NFS.
 
     Raises:
         OSError: the file cannot be written.
@@ -170,11 +170,11 @@ def announced(path: Path) -> str | None:
     """The address that an agent has announced; None before it has.
 
     Raises:
-        HostError: the file is not one that an agent has written.
+        HostError: the file is not from an agent.
     """
     try:
         if not path.exists():
-            # An NFS client remembers for a while that a name was not there; listing the folder makes it ask again.
+            # An NFS client caches for a while that a name does not exist; listing the folder makes it ask again.
             os.listdir(path.parent)
         with path.open("rb") as file:
             content = json.loads(file.read(_MOST_ANNOUNCED_NBYTES))
@@ -182,7 +182,7 @@ def announced(path: Path) -> str | None:
         if not isinstance(address, str) or not isinstance(pid, int) or addresses.parse(address)[1] == 0:
             raise ValueError("no address and process")
     except OSError:
-        return None  # it is not there yet, or a file server does not answer: the next look tells
+        return None  # it is not there yet, or a file server does not answer: the next look shows it
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise HostError(f"{path} is not what an agent announces: {error}") from None
     return address

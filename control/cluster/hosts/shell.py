@@ -25,13 +25,13 @@ from skipper.control.runtime.port import Channel, Port, PortReceiver
 
 _CHUNK_NBYTES = 16 << 10
 _AHEAD_NBYTES = 1 << 20
-"""A command waits once it has written so much that is not shown yet."""
+"""A command waits once it has written this much that is not shown yet."""
 
 _GRACE_S = 1.0
-"""How long what runs in the terminal has to end after SIGHUP, before it is killed."""
+"""How long programs in the terminal have to end after SIGHUP before they are killed."""
 
 _END_OF_INPUT = b"\x04"
-"""Ctrl-D, VEOF of termios(3): what a terminal takes for the end of the input."""
+"""Ctrl-D, VEOF of termios(3): the end of the input for a terminal."""
 
 _SIZE_WITHOUT_TERMINAL = (24, 80)
 
@@ -47,8 +47,8 @@ except OSError as error:
     sys.stderr.write(f"{sys.argv[1]}: {error.strerror}\\n")
     sys.exit(127)
 """
-"""Run by Python in the new process: makes standard input its controlling terminal, lets signals do what they do (the
-processes of a mesh ignore SIGINT, and Python ignores SIGPIPE), and executes the command."""
+"""Run by Python in the new process: makes standard input its controlling terminal, resets signals to their defaults
+(the processes of a mesh ignore SIGINT, and Python ignores SIGPIPE), and executes the command."""
 
 Size: TypeAlias = tuple[int, int]
 """Lines and columns."""
@@ -56,17 +56,17 @@ Size: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """So many bytes of the output have been shown."""
+    """A message: this many bytes of the output have been shown."""
 
     nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class ShellCommand:
-    """What is to run.
+    """The command to run.
 
     Attributes:
-        command: and its arguments; empty: the user's shell there.
+        command: the command and its arguments; empty: the user's shell there.
         env: environment variables besides those of the processes of the host.
         workdir: where it runs; None: in ``local_workdir`` if the host has a folder of that name.
         local_workdir: where the script runs.
@@ -81,7 +81,7 @@ class ShellCommand:
 
 
 class Terminal(Actor):
-    """One terminal on a host, and what runs in it."""
+    """One terminal on a host, and the programs in it."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -95,11 +95,11 @@ class Terminal(Actor):
         """Run a command in a new terminal.
 
         Args:
-            output: gets what comes out, and at last the exit status.
+            output: gets the output, and finally the exit status.
             wanted: the command.
 
         Returns:
-            Where to send what is typed, changes of the size, and how much of the output has been shown.
+            The port for typed input, changes of the size, and how much of the output has been shown.
 
         Raises:
             OSError: it cannot be run, or there is no such folder.
@@ -125,11 +125,11 @@ class Terminal(Actor):
         return port
 
     def __cleanup__(self, error: Exception | None) -> None:
-        """Hang up."""
+        """Close the terminal."""
         if self._process is not None:
             _hang_up(self._process, self._master)
         with self._room:
-            self._ahead = -sys.maxsize  # so that nobody waits for room any more
+            self._ahead = -sys.maxsize  # so that no thread waits for room any more
             self._room.notify_all()
         if self._receiver is not None:
             self._receiver.close()
@@ -147,7 +147,7 @@ class Terminal(Actor):
     def _write(self, receiver: PortReceiver[bytes | Size | _Shown]) -> None:
         with contextlib.suppress(
             ControlError, OSError
-        ):  # the channel is closed, or nothing reads the terminal any more
+        ):  # the channel is closed, or no program reads the terminal any more
             while True:
                 said = receiver.recv().get()
                 if isinstance(said, _Shown):
@@ -214,18 +214,18 @@ def _read_terminal(master: int) -> bytes:
     """The next output; empty at the end."""
     try:
         return os.read(master, _CHUNK_NBYTES)
-    except OSError:  # EIO: nobody has the other end open any more (pty(7)); or it has been closed here
+    except OSError:  # EIO: no process has the other end open any more (pty(7)); or it was closed here
         return b""
 
 
 def _hang_up(process: subprocess.Popen[bytes], master: int) -> None:
-    """End what runs in a terminal: what is in the foreground, and the session's first process."""
+    """End the programs in a terminal: the foreground group, and the session's first process."""
     groups = {process.pid}
     with contextlib.suppress(OSError):
         groups.add(os.tcgetpgrp(master))
     for number in (signal.SIGHUP, signal.SIGKILL):
         if process.poll() is None:
-            process.send_signal(number)  # for the moment before it has a group of its own
+            process.send_signal(number)  # in case it does not have a group of its own yet
             for group in groups:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(group, number)
@@ -249,7 +249,7 @@ def _size_of(fd: int) -> Size:
 
 @contextlib.contextmanager
 def _raw(fd: int) -> Iterator[None]:
-    """Have a terminal hand over what is typed as it is; nothing where this is none."""
+    """Put a terminal into raw mode; does nothing if ``fd`` is not a terminal."""
     if not os.isatty(fd):
         yield
         return
@@ -263,7 +263,7 @@ def _raw(fd: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _typing(source: int, to_shell: Port[Any]) -> Iterator[None]:
-    """Send what is typed, and changes of the size, in a thread that takes nothing any more once this is left."""
+    """Send typed input, and changes of the size, in a thread that stops reading when this context ends."""
     over, resized = (os.eventfd(0, os.EFD_CLOEXEC) for _ in range(2))
     thread = threading.Thread(
         target=_send_input, args=(source, to_shell, over, resized), name="shell-typing", daemon=True
@@ -280,7 +280,7 @@ def _typing(source: int, to_shell: Port[Any]) -> Iterator[None]:
 
 
 def _send_input(source: int, to_shell: Port[Any], over: int, resized: int) -> None:
-    with selectors.SelectSelector() as selector:  # epoll takes no plain files
+    with selectors.SelectSelector() as selector:  # epoll does not accept regular files
         for fd in (source, over, resized):
             selector.register(fd, selectors.EVENT_READ)
         while over not in (ready := {key.fd for key, _ in selector.select()}):
@@ -300,7 +300,7 @@ def _send_input(source: int, to_shell: Port[Any], over: int, resized: int) -> No
 
 @contextlib.contextmanager
 def _resizing(source: int, resized: int) -> Iterator[None]:
-    """Have ``resized`` written when the script's terminal changes its size; in the main thread, which gets signals."""
+    """Write to ``resized`` when the script's terminal changes its size; in the main thread, which gets signals."""
     if threading.current_thread() is not threading.main_thread() or not os.isatty(source):
         yield
         return

@@ -1,4 +1,4 @@
-"""`Authority`: certificates for TLS between this script and the places of its jobs, made for them alone."""
+"""`Authority`: certificates for TLS between this script and the places of its jobs, made only for them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ DAYS = 90
 
 _lock = threading.Lock()
 _ours: Path | None = None
-"""The authority of this process. All hosts of a script need the same one, also those of later jobs."""
+"""The authority of this process. All hosts of a script need the same one, even those of later jobs."""
 
 
 class Authority:
-    """What signs the certificates of a job's places, in the folder of the job.
+    """The authority that signs the certificates of a job's places, in the folder of the job.
 
     The places get an authority that signs for hosts only: a place makes its own certificate with it, and cannot pose as
     the script to the other places.
 
     Args:
         folder: of the job.
-        address: the IP at which the script is reached, besides those that its machine has.
+        address: the IP at which the script is reached, besides those of its machine.
     """
 
     def __init__(self, folder: JobFolder, address: str | None = None) -> None:
@@ -84,6 +84,6 @@ def _of_this_process(address: str | None) -> Path:
 
 
 def own_addresses(address: str | None) -> list[str]:
-    """The IPs that a certificate of this machine is for: a given one, and the IPv4 addresses of its devices."""
+    """The IPs for a certificate of this machine: a given one, and the IPv4 addresses of its devices."""
     found = (address_of_device(name) for _, name in socket.if_nameindex())
     return [host for host in (address, *found) if host is not None]

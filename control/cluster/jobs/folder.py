@@ -1,4 +1,4 @@
-"""`JobFolder`: what the script and the places of its job both see; nobody else does."""
+"""`JobFolder`: a folder that only the script and the places of its job can read."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ _LOGS = "logs"
 class JobFolder:
     """A new folder of one job, of mode 0700: the agents' secret, what agents announce, and what they write.
 
-    Others can read command lines and environments, so both sides find the secret in a file. Whoever can read this
-    folder can control the agents of the job.
+    Other users can read command lines and environments, so both sides find the secret in a file. A process that can
+    read this folder can control the agents of the job.
 
     Args:
-        parent: where it is made; on a file system that all places share, where they are other machines. None: a
-            temporary folder of this machine, which is removed with all that is in it when the job ends. Otherwise the
-            logs stay.
+        parent: where it is made; on a file system that all places share, if they are other machines. None: a temporary
+            folder of this machine, which is removed with its content when the job ends. Otherwise the logs stay.
     """
 
     def __init__(self, parent: str | os.PathLike[str] | None = None) -> None:
@@ -39,7 +38,7 @@ class JobFolder:
 
     @property
     def path(self) -> Path:
-        """The folder; it is made with the first look.
+        """The folder, made at the first access.
 
         Raises:
             JobError: it cannot be made.
@@ -65,20 +64,20 @@ class JobFolder:
 
     @property
     def secret_file(self) -> Path:
-        """The agents' secret, made for this job alone."""
+        """The agents' secret, made only for this job."""
         return self.path / _SECRET
 
     @property
     def logs(self) -> Path:
-        """Where what the agents write is kept."""
+        """The folder of the agents' output."""
         return self.path / _LOGS
 
     def announcement(self, name: str) -> Path:
-        """Where an agent says at which address it listens."""
+        """The file where an agent writes its address."""
         return self.path / _ANNOUNCEMENTS / name
 
     def close(self) -> None:
-        """Remove the secret, and all else but logs that are to stay; idempotent."""
+        """Remove the secret, and everything except logs that stay; idempotent."""
         if self._path is None:
             return
         if self._parent is None:
@@ -92,10 +91,10 @@ class JobFolder:
 
 
 def start_into(log: Path, command: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a program whose output goes to a log, and which reads from a pipe of ours.
+    """Start a program whose output goes to a log, and whose input is a pipe from this process.
 
     Raises:
-        OSError: it cannot be started, or there can be no log.
+        OSError: it cannot be started, or the log cannot be made.
     """
     with os.fdopen(open_log(log), "ab") as output:
         return subprocess.Popen(
@@ -108,7 +107,7 @@ def start_into(log: Path, command: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 def read_log(*paths: Path) -> str:
-    """What has been written to logs so far, one after the other; a missing one is empty."""
+    """The present content of logs, concatenated; a missing one is empty."""
     texts = []
     for path in paths:
         with contextlib.suppress(OSError):
@@ -117,7 +116,7 @@ def read_log(*paths: Path) -> str:
 
 
 def place_behind(path: Path, name: str) -> Place:
-    """The place of an agent that runs, by what it has announced."""
+    """The place of a running agent, by its announcement."""
     try:
         address = protocol.announced(path)
     except HostError as error:

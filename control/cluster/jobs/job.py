@@ -27,9 +27,9 @@ from skipper.control.wire import addresses
 HOSTS_TIMEOUT_S = 600.0
 _FIRST_LOOK_S = 0.05
 _LOOK_S = 2.0
-"""The longest pause between two looks at what the engine has done; they grow, since queues can be long."""
+"""The longest pause between two polls of the engine; the pauses grow, since queues can be long."""
 ATTACH_S = 10.0
-"""The least time for attaching a host whose agent listens, even if less is left of the time-out."""
+"""The least time for attaching a host whose agent listens, even if the time-out leaves less."""
 _STOP_S = 30.0
 _REASON_S = 1.0
 _TAIL_NLINES = 30
@@ -105,7 +105,7 @@ class Job:
             try:
                 self.engine.submit(self.size)
             except BaseException:
-                with contextlib.suppress(JobError):  # the first error is the one to tell
+                with contextlib.suppress(JobError):  # the first error is the one to report
                     self.cancel()
                 self._is_submitted = False
                 raise
@@ -167,7 +167,7 @@ class Job:
         for rank in gone:
             self._attached.pop(rank, None)
         try:
-            for rank in gone:  # a place that pends, or is elsewhere now, has been asked for before
+            for rank in gone:  # a pending place, or one that is elsewhere now, was requested before
                 same = _is_at(places[rank], before.names[rank])
                 if rank in over or (same and not self._reattach(rank, places[rank])):
                     self._replace(rank)
@@ -240,7 +240,7 @@ class Job:
     # How hosts come and go
 
     def _bring_up(self, deadline: float) -> None:
-        """Attach each place that is not, as soon as it runs."""
+        """Attach each place that is not attached, as soon as it runs."""
         pause = _FIRST_LOOK_S
         while missing := [rank for rank in range(self.size) if rank not in self._attached]:
             places = self.engine.poll()
@@ -270,7 +270,7 @@ class Job:
             )
         except HostError:
             now = self.engine.poll()
-            for rank in places:  # a place that has failed meanwhile says more than that it does not answer
+            for rank in places:  # if the place has failed by now, that says more than that it does not answer
                 self._check(rank, now[rank])
             raise
         self._attached.update((rank, mesh.slice(hosts=slice(at, at + 1))) for at, rank in enumerate(places))
@@ -289,7 +289,7 @@ class Job:
     def _reattach(self, rank: int, place: Place) -> bool:
         """Whether the agent of a lost host still answers, and the host is attached again."""
         try:
-            # A connection tells at once that nobody listens; attaching would try until its time-out.
+            # A connection shows at once that no process listens; attaching would try until its time-out.
             socket.create_connection(addresses.parse(place.address or ""), timeout=ATTACH_S).close()
             self._attach({rank: place}, ATTACH_S)
         except (OSError, JobFailedError):
@@ -304,7 +304,7 @@ class Job:
         self.engine.replace(rank)
 
     def _reason(self, rank: int) -> str:
-        """Why a place is lost, which its engine may know a moment later than we know that it is."""
+        """Why a place is lost; its engine may know that a moment later than this process knows of the loss."""
         until = time.monotonic() + _REASON_S
         while not (reason := self.engine.poll()[rank].reason) and time.monotonic() < until:
             time.sleep(_FIRST_LOOK_S)
@@ -324,23 +324,23 @@ class Job:
             )
 
     def _let_go(self) -> None:
-        """Stop the hosts in order, so that the script does not see the end of the agents as a failure."""
+        """Stop the hosts in good order, so that the script does not see the end of the agents as a failure."""
         attached = list(self._attached.values())
         if not attached or not runtime.is_running():
             return
         try:
             joined(attached).stop().get(timeout=_STOP_S)
         except ControlError:
-            return  # what does not stop is ended by the engine
+            return  # the engine ends what does not stop
 
 
 def _lost(hosts: HostMesh) -> tuple[int, ...]:
-    """Which hosts are lost. One that is out of reach is known to be so after the heartbeat's bound, others at once."""
+    """Which hosts are lost. Unreachable ones are known after the heartbeat's bound, others at once."""
     return hosts.lost(timeout=runtime.current().settings.heartbeat_s + ATTACH_S)
 
 
 def _is_at(place: Place, name: str) -> bool:
-    """Whether the agent of a place listens where the host of this name was attached."""
+    """Whether the agent of a place listens where the host with this name was attached."""
     if place.state is not PlaceState.RUNNING or place.address is None:
         return False
     try:

@@ -1,4 +1,4 @@
-"""`KubernetesJob`: hosts that are pods of an Indexed Job. What is asked of Kubernetes is written in `manifests`."""
+"""`KubernetesJob`: hosts that are pods of an Indexed Job. `manifests` has the requests to Kubernetes."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class KubernetesJob(Job):
 
 
 class JobTrust:
-    """What the pods and the script of a job authenticate each other with.
+    """The credentials by which the pods and the script of a job authenticate each other.
 
     ``authority`` is a folder with an authority and a secret; None: the job makes them. ``address`` is the IP at which
     this script is reached; None: any that it has.
@@ -136,7 +136,7 @@ class JobTrust:
         self._own = Authority(folder, address)
         self.tls = tls
         self.close = weakref.finalize(self, folder.close)
-        """Remove what was made; also done where a job is described and never started."""
+        """Remove what was made; this also happens if a job is described but never started."""
 
     @property
     def secret_file(self) -> Path:
@@ -156,10 +156,10 @@ class JobTrust:
         return made
 
     def files(self) -> dict[str, bytes]:
-        """What pods have to know: with TLS also an authority that signs for hosts alone.
+        """The files for the pods: with TLS also an authority that signs only for hosts.
 
         Raises:
-            CertificateError: it is not there.
+            CertificateError: it does not exist.
         """
         found = {SECRET: read_secret(self.secret_file)}
         folder = self._signs_for_pods() if self.tls else Path()
@@ -182,7 +182,7 @@ class JobTrust:
 
 
 class KubernetesEngine:
-    """Pods as places; see `Engine`. A Secret ``secret_name`` holds the files of ``trust``; None: one has to be made."""
+    """Pods as places; see `Engine`. The Secret ``secret_name`` contains the files of ``trust``; None: it makes one."""
 
     is_elastic = True
 
@@ -217,7 +217,7 @@ class KubernetesEngine:
         return [job, service, manifests.secret(self._name, self._trust.files())]
 
     def submit(self, places: int) -> None:
-        """Make the Job, and then what its pods wait for, as parts of it: it goes when the Job does."""
+        """Make the Job, and then the objects that its pods wait for, as parts of it: they are deleted with the Job."""
         job, *others = self.manifests(places)
         self._places = places
         uid = self._create(job)
@@ -225,7 +225,7 @@ class KubernetesEngine:
             self._create(manifests.owned_by(other, {"name": self._name, "uid": uid}))
 
     def poll(self) -> Sequence[Place]:
-        """What the pods' statuses tell, and that of the Job about indices that it has given up."""
+        """The places from the pods' statuses, and from the Job's status for indices that it has given up."""
         if self._is_over:
             return [Place(PlaceState.ENDED, reason="the job was cancelled")] * self._places
         newest = {pod.index: pod for pod in self._all_pods() if not pod.is_leaving}
@@ -239,19 +239,19 @@ class KubernetesEngine:
         return places
 
     def replace(self, rank: int) -> None:
-        """Delete the pod, and do not wait for its end; one that the Job has made since is left."""
+        """Delete the pod without waiting for its end; a newer pod of the Job stays."""
         pods = [pod for pod in self._all_pods() if pod.index == rank and not pod.is_leaving]
         used = [pod for pod in pods if pod.uid == self._seen.get(rank) or pod.is_over]
         for pod in used or pods[-1:]:
             self._api.delete("Pod", pod.name, grace_s=0)
 
     def log(self, rank: int) -> str:
-        """The end of what the newest pod of the rank has written."""
+        """The end of the output of the rank's newest pod."""
         pods = [] if self._is_over else [pod for pod in self._all_pods() if pod.index == rank]
         return self._api.log(pods[-1].name, manifests.CONTAINER) if pods else ""
 
     def cancel(self) -> None:
-        """Delete the Job, with which its pods go, the Service and the Secret."""
+        """Delete the Job with its pods, the Service and the Secret."""
         try:
             self._is_over = True
             self._delete()
@@ -264,11 +264,11 @@ class KubernetesEngine:
         return uid
 
     def _delete(self) -> None:
-        """Delete what this job has made, and nothing that others have made under the same name."""
+        """Delete the objects of this job, and no objects of others with the same name."""
         while self._made:
             self._api.delete(self._made[0], self._name)
             del self._made[0]
 
     def _all_pods(self) -> list[Pod]:
-        """Oldest first."""
+        """All pods of the Job, oldest first."""
         return sorted(map(Pod.of, self._api.pods(self._name)), key=lambda pod: pod.created)

@@ -1,4 +1,4 @@
-"""`Api`: the requests of a job to a Kubernetes cluster, by the official client, in plain dicts.
+"""`Api`: the requests of a job to a Kubernetes cluster, with the official client, in plain dicts.
 
 No other file knows that client; one function turns its errors into `JobError`.
 """
@@ -16,7 +16,7 @@ from typing import Any
 from skipper.control.cluster.jobs.manifests import NAME_LABEL, Manifest
 from skipper.control.model.errors import JobError, JobLibraryError
 
-_IN_CLUSTER = "KUBERNETES_SERVICE_HOST"  # which Kubernetes sets in every pod
+_IN_CLUSTER = "KUBERNETES_SERVICE_HOST"  # Kubernetes sets it in every pod
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _MOST_LINES = 20_000
 _GONE, _NOT_YET = 404, 400
@@ -26,10 +26,10 @@ class Api:
     """A namespace of a cluster.
 
     Args:
-        namespace: which; None: that of this pod, or of the context of the kubeconfig.
-        kubeconfig: the file that says how to reach the cluster; None: as a pod does, or the usual ones.
-        context: which of the kubeconfig; None: its current one.
-        timeout_s: for an answer.
+        namespace: its name; None: that of this pod, or of the context of the kubeconfig.
+        kubeconfig: the file that says how to reach the cluster; None: the pod's access, or the usual files.
+        context: the context in the kubeconfig; None: its current one.
+        timeout_s: seconds to wait for an answer.
 
     Raises:
         JobLibraryError: the client is not installed.
@@ -47,7 +47,7 @@ class Api:
         self._client: Any = None
 
     def create(self, manifest: Manifest) -> str:
-        """Make an object; its uid.
+        """Make an object; returns its uid.
 
         Raises:
             JobError: Kubernetes refuses, or cannot be reached.
@@ -56,7 +56,7 @@ class Api:
         return str(json.loads(answer)["metadata"]["uid"])
 
     def delete(self, kind: str, name: str, *, grace_s: int | None = None) -> None:
-        """Delete an object with all that belongs to it, and do not wait for its end; one that is gone is fine.
+        """Delete an object and its dependents, without waiting for their end; it may be gone already.
 
         Raises:
             JobError: Kubernetes refuses, or cannot be reached.
@@ -74,7 +74,7 @@ class Api:
         return found
 
     def job_status(self, name: str) -> Manifest:
-        """The status of a Job; one that is gone has failed.
+        """The status of a Job; a deleted one counts as failed.
 
         Raises:
             JobError: Kubernetes refuses, or cannot be reached.
@@ -84,7 +84,7 @@ class Api:
         return status
 
     def log(self, pod: str, container: str) -> str:
-        """The end of the output of a pod; empty where there is none.
+        """The end of the output of a pod; empty if there is none.
 
         Raises:
             JobError: Kubernetes refuses, or cannot be reached.
@@ -118,14 +118,14 @@ class Api:
                 raise
 
     def _options(self) -> dict[str, object]:
-        # Answers are read as they are: the client's classes refuse what a newer or older cluster leaves out.
+        # Answers are parsed here: the client's classes refuse answers of newer or older clusters with missing fields.
         return {"_preload_content": False, "_request_timeout": self._timeout_s}
 
     def _in(self) -> str:
         return self._namespace or "default"
 
     def _connected(self) -> Any:
-        """The client; it is made with the first request, so that a job can be described where there is no cluster."""
+        """The client, made at the first request, so that a job can be described without a cluster."""
         if self._client is None:
             from kubernetes import config
             from kubernetes.client import ApiClient, Configuration
@@ -162,7 +162,7 @@ def _translated() -> Iterator[None]:
 
 
 def _message(body: object) -> str:
-    """What Kubernetes says in the answer to a request that it refuses."""
+    """Kubernetes' message in the answer to a refused request."""
     try:
         return str(json.loads(body)["message"])  # type: ignore[arg-type]  # what it is not is caught
     except (ValueError, TypeError, KeyError):

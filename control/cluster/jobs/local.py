@@ -1,4 +1,4 @@
-"""`LocalJob`: hosts that are processes of this machine, each with an address of its own; to develop with."""
+"""`LocalJob`: hosts that are processes of this machine, each with an address of its own; for development."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from skipper.control.runtime.procs.children import describe_exit
 AGENT = Path(__file__).parents[1] / "hosts" / "__main__.py"
 
 _FIRST = ipaddress.IPv4Address("127.0.0.2")
-"""The address of place 0; those of others follow. All of 127.0.0.0/8 is this machine's (RFC 1122, 3.2.1.3)."""
+"""The address of place 0; the others follow. All of 127.0.0.0/8 belongs to this machine (RFC 1122, 3.2.1.3)."""
 
 _END_S = 10.0
 
@@ -61,13 +61,13 @@ class LocalJob(Job):
 
 @dataclass(frozen=True, slots=True)
 class PlaceProcess:
-    """A child process of this one, which is an agent, or has one at its other end.
+    """A child process of this one: an agent, or a connection to one.
 
     Attributes:
         rank: of its place.
-        name: that no other child of the job has.
-        popen: the process; its standard input is a pipe, by whose end the agent learns of our end.
-        log: what it writes.
+        name: its unique name in the job.
+        popen: the process; its standard input is a pipe, whose end tells the agent that this process has ended.
+        log: its output.
     """
 
     rank: int
@@ -87,7 +87,7 @@ class ProcessEngine(ABC):
 
     is_elastic = True
     kind: str
-    """What a child is, for people."""
+    """The kind of a child, for people."""
 
     def __init__(self, folder: JobFolder, certs: Path | None = None) -> None:
         self.certs = certs
@@ -105,10 +105,10 @@ class ProcessEngine(ABC):
 
     @abstractmethod
     def place_of(self, child: PlaceProcess) -> Place:
-        """The place of a child that runs."""
+        """The place of a running child."""
 
     def ask_to_end(self, child: PlaceProcess, *, is_lost: bool) -> None:
-        """Have a child end by itself; at once where its place is lost, if it can."""
+        """Ask a child to end by itself; at once if its place is lost, if it can."""
         child.hang_up()
 
     @property
@@ -122,7 +122,7 @@ class ProcessEngine(ABC):
             self._children.append(self._start(rank))
 
     def poll(self) -> Sequence[Place]:
-        """Look at each process, and at what its agent has said."""
+        """Look at each process, and at its agent's announcement."""
         return [self._place(child) for child in self._children]
 
     def replace(self, rank: int) -> None:
@@ -131,7 +131,7 @@ class ProcessEngine(ABC):
         self._children[rank] = self._start(rank)
 
     def log(self, rank: int) -> str:
-        """What was written; only what the present agent of the place has."""
+        """The output of the place's present agent."""
         return read_log(self._children[rank].log)
 
     def cancel(self) -> None:
@@ -154,13 +154,13 @@ class ProcessEngine(ABC):
         return Place(PlaceState.FAILED, name=place.name, reason=f"{self.kind} {describe_exit(status)}")
 
     def _end(self, children: Sequence[PlaceProcess], *, is_lost: bool = False) -> None:
-        """End children, and what they have started with them, and leave no zombie."""
+        """End children, with everything that they have started, and leave no zombie."""
         for child in children:
             self.ask_to_end(child, is_lost=is_lost)
         for child in children:
             try:
                 child.popen.wait(_END_S)
-            except subprocess.TimeoutExpired:  # it stands still
+            except subprocess.TimeoutExpired:  # it is stopped
                 child.popen.kill()
                 child.popen.wait()
             child.hang_up()

@@ -1,4 +1,4 @@
-"""`LoginJob`: machines that are logged in to, by ``ssh`` or whatever else gives a shell there; no engine is needed."""
+"""`LoginJob`: machines with logins, by ``ssh`` or another command that gives a shell there; no engine is needed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from skipper.control.model.errors import JobError
 from skipper.control.wire import addresses
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-T")
-"""Asks nobody for a password, and opens no terminal there."""
+"""Does not ask for a password, and opens no terminal there."""
 
 _SERVING = re.compile(r"^serving at (tcp://\S+)\s*$", re.MULTILINE)
 
@@ -87,7 +87,7 @@ class LoginJob(Job):
 def _line(
     host: str, python: str, setup: Sequence[str], port: int, certs: str | os.PathLike[str] | None, *, insecure: bool
 ) -> str:
-    """What the shell of a machine runs."""
+    """The line for the shell of a machine."""
     ip, _ = addresses.parse(addresses.SCHEME + addresses.at(host.rpartition("@")[2], port))
     words = ["-m", "skipper.control.cluster.hosts", "serve", "--address", addresses.SCHEME + addresses.at(ip, port)]
     words += ["--secret-stdin", "--until-eof"]
@@ -97,7 +97,7 @@ def _line(
 
 
 class LoginEngine(ProcessEngine):
-    """Logins as places. ``commands`` hold each machine's name, and what logs in there and starts the agent."""
+    """Logins as places. ``commands``: each machine's name, and the command that logs in and starts the agent."""
 
     kind = "the login"
 
@@ -113,7 +113,7 @@ class LoginEngine(ProcessEngine):
         except OSError as error:
             raise JobError(f"the command that logs in to {machine} cannot be run: {error}") from error
         assert popen.stdin is not None  # asked for
-        with contextlib.suppress(BrokenPipeError):  # it has ended, which `poll` tells of
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which `poll` reports
             popen.stdin.write(self.secret_file.read_bytes())
             popen.stdin.flush()
         return popen

@@ -1,4 +1,4 @@
-"""What a job asks of Kubernetes: a headless Service, an Indexed Job and a Secret, as plain dicts.
+"""A job's objects for Kubernetes: a headless Service, an Indexed Job and a Secret, as plain dicts.
 
 Field by field this is https://kubernetes.io/docs/reference/kubernetes-api/ for Kubernetes 1.31 and newer.
 """
@@ -15,7 +15,7 @@ Manifest = dict[str, Any]
 NAME_LABEL = "app.kubernetes.io/instance"
 CONTAINER = "agent"
 SECRET_FOLDER, OWN_FOLDER = "/etc/skipper", "/run/skipper"
-"""Where a pod finds the Secret, and where it keeps, in memory, what it makes of that."""
+"""Where a pod finds the Secret, and where it keeps, in memory, the files that it makes from it."""
 
 _PULL_POLICIES = (None, "Always", "IfNotPresent", "Never")
 
@@ -90,19 +90,19 @@ def service(name: str, pods: Pods) -> Manifest:
 
 
 def secret(name: str, files: Mapping[str, bytes]) -> Manifest:
-    """The Secret with what agents have to know."""
+    """The Secret with the files for agents."""
     data = {file: base64.b64encode(content).decode("ascii") for file, content in files.items()}
     head = {"apiVersion": "v1", "kind": "Secret", "metadata": _metadata(name)}
     return {**head, "type": "Opaque", "immutable": True, "data": data}
 
 
 def job(name: str, places: int, pods: Pods, *, secret_name: str, tls: bool) -> Manifest:
-    """The Job, with a pod for each place, which has its rank for an index.
+    """The Job, with one pod per place; a pod's index is its rank.
 
     Args:
         name: of the Job, and of its Service.
         places: how many pods.
-        pods: what they are.
+        pods: their description.
         secret_name: the Secret with the agents' secret, and for TLS the authority that signs each pod's certificate.
         tls: whether to use TLS.
     """
@@ -111,7 +111,7 @@ def job(name: str, places: int, pods: Pods, *, secret_name: str, tls: bool) -> M
         "parallelism": places,
         "completionMode": "Indexed",
         "backoffLimitPerIndex": pods.retries,
-        # A pod that is deleted is replaced when its end begins: that of a node that is gone may never come.
+        # A deleted pod is replaced when its end begins: on a lost node the end may never come.
         "podReplacementPolicy": "TerminatingOrFailed",
         "ttlSecondsAfterFinished": pods.keep_s,
         "template": {"metadata": {"labels": _labels(name)}, "spec": _pod(name, pods, secret_name, tls)},
@@ -122,7 +122,7 @@ def job(name: str, places: int, pods: Pods, *, secret_name: str, tls: bool) -> M
 
 
 def owned_by(manifest: Manifest, owner: Mapping[str, str]) -> Manifest:
-    """The same object as one that Kubernetes removes when it removes a Job.
+    """The same object, but owned by a Job: Kubernetes removes it with the Job.
 
     Args:
         manifest: the object.
@@ -142,7 +142,7 @@ def _metadata(name: str) -> Manifest:
 
 def _pod(name: str, pods: Pods, secret_name: str, tls: bool) -> Manifest:
     spec: Manifest = {
-        "restartPolicy": "Never",  # a pod that fails is replaced by the Job, maybe on another node
+        "restartPolicy": "Never",  # the Job replaces a failed pod, perhaps on another node
         "subdomain": name,
         "terminationGracePeriodSeconds": pods.grace_s,
         "automountServiceAccountToken": False,
@@ -156,7 +156,7 @@ def _pod(name: str, pods: Pods, secret_name: str, tls: bool) -> Manifest:
         },
         "containers": [_container(pods, tls)],
         "volumes": [
-            # 0400; Kubernetes adds reading by the group, which is the pod's own, for users other than root.
+            # 0400; for users other than root, Kubernetes adds read permission for the pod's own group.
             {"name": "secret", "secret": {"secretName": secret_name, "defaultMode": 0o400}},
             {"name": "own", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": pods.shared_memory}},
@@ -204,10 +204,10 @@ def _container(pods: Pods, tls: bool) -> Manifest:
 
 
 def _command(pods: Pods, tls: bool) -> str:
-    """What a pod runs.
+    """The command of a pod.
 
-    A pod's certificate is for its IP, which is not known before it starts: so the pod makes its certificate itself.
-    Only the owner may be able to read an agent's secret, but the group may read a Secret's file: so the pod copies it.
+    A pod's certificate is for its IP, which is unknown before it starts: so the pod makes its certificate itself. Only
+    the owner may be able to read an agent's secret, but the group can read a Secret's file: so the pod copies it.
     """
     serve = f'exec skipper host serve --address "tcp://[$POD_IP]:{pods.port}" --idle-timeout {pods.idle_timeout_s}'
     if tls:

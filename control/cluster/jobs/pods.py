@@ -1,4 +1,4 @@
-"""What the statuses of pods, and of their Job, say about places: pure functions of what Kubernetes answers."""
+"""What the statuses of pods, and of their Job, say about places: pure functions of Kubernetes' answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from skipper.control.wire import addresses
 INDEX = "batch.kubernetes.io/job-completion-index"
 
 _HOPELESS = {"InvalidImageName", "ErrImageNeverPull"}
-"""Reasons to wait that nothing but another manifest ends; the rest may pass."""
+"""Reasons to wait that only another manifest ends; others may pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,11 @@ class Pod:
 
     Attributes:
         name: its name.
-        uid: tells it from others that have had, or will have, that name.
-        index: which of the Job's.
-        created: when, as text that sorts.
+        uid: distinguishes it from earlier or later pods with that name.
+        index: its index in the Job.
+        created: its creation time, as text that sorts.
         is_leaving: whether it was deleted, and is not gone yet.
-        status: as Kubernetes has it.
+        status: its status in Kubernetes.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Pod:
 
     @staticmethod
     def of(pod: Mapping[str, Any]) -> Pod:
-        """From what Kubernetes answers."""
+        """Make it from Kubernetes' answer."""
         head = pod["metadata"]
         index = int(head["annotations"][INDEX])
         leaving = "deletionTimestamp" in head
@@ -45,12 +45,12 @@ class Pod:
 
     @property
     def is_over(self) -> bool:
-        """Whether it runs no more."""
+        """Whether it no longer runs."""
         return self.status.get("phase") in ("Succeeded", "Failed")
 
 
 def place_of(pod: Pod | None, port: int) -> Place:
-    """The place that a pod is.
+    """The place for a pod.
 
     Args:
         pod: the newest of its rank; None: there is none.
@@ -72,11 +72,11 @@ def place_of(pod: Pod | None, port: int) -> Place:
 
 
 def failure_of(status: Mapping[str, Any], index: int) -> str:
-    """Why a Job makes no more pods for an index; empty where it does.
+    """Why a Job makes no more pods for an index; empty if it still does.
 
     Args:
         status: of the Job.
-        index: which.
+        index: the index.
     """
     failed = _condition(status, "Failed")
     if failed.get("status") == "True":
@@ -87,7 +87,7 @@ def failure_of(status: Mapping[str, Any], index: int) -> str:
 
 
 def _names(text: str, index: int) -> bool:
-    """Whether it is among ``1,3-5``. Ranges are not written out: they may be of any size."""
+    """Whether an index is among ``1,3-5``. Ranges are not expanded: they may have any size."""
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
         if int(first) <= index <= int(last or first):

@@ -1,4 +1,4 @@
-"""`RankRegistry`: the actor in rank 0's process that knows which ranks have come, and tells them of the job's end."""
+"""`RankRegistry`: the actor in rank 0's process that knows which ranks have joined, and tells them the job's end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REGISTRY = "skipper-spmd-ranks"
 
 @dataclass(frozen=True, slots=True)
 class RankEntry:
-    """One rank that has come.
+    """One rank that has joined.
 
     Attributes:
         process: its process.
@@ -28,13 +28,13 @@ class RankEntry:
 
 
 def extent_of(local_world_sizes: Sequence[int]) -> Extent:
-    """The axes of ranks: ``hosts`` and ``gpus``, or ``ranks`` alone where nodes have different numbers of them."""
+    """The axes of ranks: ``hosts`` and ``gpus``, or only ``ranks`` if nodes have different numbers of them."""
     (local, *others), world = sorted(set(local_world_sizes)), len(local_world_sizes)
     return Extent(("ranks",), (world,)) if others else Extent(("hosts", "gpus"), (world // local, local))
 
 
 class RankRegistry(Actor):
-    """The ranks that have come to the job of rank 0; rank 0 itself is not among them."""
+    """The ranks that have joined the job of rank 0; rank 0 itself is not among them."""
 
     def __init__(self, world_size: int) -> None:
         self._missing = set(range(1, world_size))
@@ -59,7 +59,7 @@ class RankRegistry(Actor):
 
     @concurrent_endpoint
     async def wait_for_all(self, timeout: float) -> dict[int, RankEntry]:
-        """The ranks that have come, all but rank 0; fewer if some did not come in time."""
+        """The ranks that have joined, without rank 0; some are missing if they did not come in time."""
         try:
             async with asyncio.timeout(timeout):
                 while self._missing:

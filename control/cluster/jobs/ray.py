@@ -1,6 +1,6 @@
 """`RayJob`: hosts that a Ray cluster places, each in a bundle of a placement group.
 
-Ray is driven by a process of its own, `ray_driver`, which ends with this one; see there why.
+A separate process, `ray_driver`, uses Ray, and ends with this one; that module explains why.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DRIVER = Path(__file__).with_name("ray_driver.py")
 TIMEOUT_S = 60.0
 
 Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
-"""How Ray places bundles: on few nodes, on many, on a single one, on one each."""
+"""How Ray places bundles: on few nodes, on many, all on one, or each on its own."""
 
 _END_S = 10.0
 
@@ -116,10 +116,10 @@ class RayJob(Job):
 
 
 def bundle(cpus: float, gpus: float, others: Mapping[str, float]) -> dict[str, float]:
-    """The resources of a place, by Ray's names.
+    """The resources of a place, with Ray's names.
 
     Raises:
-        ValueError: there are none, or less than that.
+        ValueError: there are none, or one is negative.
     """
     if {"CPU", "GPU"} & set(others):
         raise ValueError("ask for CPUs and GPUs with cpus= and gpus=")
@@ -165,7 +165,7 @@ class RayEngine:
         return self._trust.certs if isinstance(self._trust, Authority) else self._trust
 
     def submit(self, places: int) -> None:
-        """Start the driver, and have it ask for the placement group."""
+        """Start the driver, and make it request the placement group."""
         files = {SECRET: self._folder.secret_file}
         if isinstance(self._trust, Authority):
             files |= {name: self._trust.path / name for name in (AUTHORITY, AUTHORITY_KEY, SIGNER)}
@@ -179,7 +179,7 @@ class RayEngine:
         self._request("submit", places)
 
     def poll(self) -> Sequence[Place]:
-        """What the actors tell."""
+        """The places from the actors' reports."""
         if self._is_over:
             return [Place(PlaceState.ENDED, reason="the job was cancelled")] * len(self._logs)
         name = self._config["name"]
@@ -189,17 +189,17 @@ class RayEngine:
         ]
 
     def replace(self, rank: int) -> None:
-        """Kill the actor, and have Ray make another in the same bundle, wherever that is by then."""
+        """Kill the actor, and make Ray start another in the same bundle, wherever that is by then."""
         self._request("replace", rank)
 
     def log(self, rank: int) -> str:
-        """The last of what was written: as much as the driver keeps, also when its node is gone."""
+        """The end of the output: as much as the driver keeps, even after its node is gone."""
         if not self._is_over:
             self._logs[rank] = self._request("log", rank)
         return self._logs[rank]
 
     def cancel(self) -> None:
-        """Remove actors and placement group, and end the driver, with which Ray would end them, too."""
+        """Remove actors and placement group, and end the driver; Ray would also end them with it."""
         try:
             if self._driver is not None:
                 self._logs = self._request("cancel") or self._logs
@@ -231,7 +231,7 @@ class RayEngine:
             raise JobError("the process that talks to Ray has ended; its standard error says why") from error
 
     def _read(self) -> bytes:
-        """The line that the driver answers."""
+        """Read the driver's answer, one line."""
         assert self._driver is not None  # the callers look
         assert self._driver.stdout is not None  # it was asked for
         deadline = time.monotonic() + self._timeout_s

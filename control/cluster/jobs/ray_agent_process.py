@@ -1,8 +1,8 @@
 """`AgentProcess`: the agent of one place of a job on a node of a Ray cluster, as a child process of a Ray actor.
 
-`ray_driver` makes the actor of it. The child process runs ``ray_agent_process.py FOLDER HOST OPTIONS``: the folder
-holds what scripts and agents authenticate each other with, and is removed when that process ends, however it ends. The
-options are those of ``skipper host serve``.
+`ray_driver` makes the actor from it. The child process runs ``ray_agent_process.py FOLDER HOST OPTIONS``: the folder
+contains the credentials of scripts and agents, and is removed when that process ends, however it ends. The options are
+those of ``skipper host serve``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 MOST_LOG_NBYTES = 1 << 20
-"""So much of an agent's output is kept, the last."""
+"""How much of an agent's output is kept: the end."""
 
 _MOST_AT_ONCE = 1 << 16
 _SERVING = b"serving at "
@@ -28,8 +28,8 @@ class AgentProcess:
     """The agent of one place.
 
     Args:
-        host: the IP that it listens at, at a port that the system picks.
-        files: what scripts and agents authenticate with: ``secret``, and for TLS the authority of the job.
+        host: the IP that it listens on, with a port that the system picks.
+        files: the credentials of scripts and agents: ``secret``, and for TLS the authority of the job.
         options: further arguments of ``skipper host serve``.
         env: environment variables for the agent, besides those of this process; None: without.
     """
@@ -46,7 +46,7 @@ class AgentProcess:
         try:
             self._agent = subprocess.Popen(
                 [sys.executable, __file__, str(folder), host, *options],
-                stdin=subprocess.PIPE,  # which ends with this process, however that ends
+                stdin=subprocess.PIPE,  # it closes with this process, however that ends
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env={name: value for name, value in variables.items() if value is not None},
@@ -63,9 +63,9 @@ class AgentProcess:
             since: how many bytes of its output the caller has already.
 
         Returns:
-            ``address``: where it listens; None before it does. ``status``: with what it ended, as
+            ``address``: where it listens; None before it does. ``status``: its exit status, as
             `subprocess.Popen.returncode`; None while it runs. ``written``: how many bytes it has written so far.
-            ``output``: what it has written since, or as much of that as is kept.
+            ``output``: what it has written after ``since``, or as much of that as is kept.
         """
         status = self._agent.poll()
         with self._lock:
@@ -74,7 +74,7 @@ class AgentProcess:
             return {"address": self._address, "status": status, "written": self._written, "output": output}
 
     def _read(self) -> None:
-        line = b""  # that is being written, until the address is known
+        line = b""  # the line that is being written, until the address is known
         assert self._agent.stdout is not None  # it was asked for
         with self._agent.stdout as output:
             while content := os.read(output.fileno(), _MOST_AT_ONCE):
@@ -89,7 +89,7 @@ class AgentProcess:
 
 
 def _folder_with(files: Mapping[str, bytes]) -> Path:
-    """A new folder with files that nobody else can read."""
+    """A new folder with files that no other user can read."""
     folder = Path(tempfile.mkdtemp(prefix="skipper-agent-"))
     for name, content in files.items():
         fd = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -99,19 +99,21 @@ def _folder_with(files: Mapping[str, bytes]) -> Path:
 
 
 class NodeAgentProcess(AgentProcess):
-    """An agent at the IP of its node of Ray; see `AgentProcess`."""
+    """An agent at the IP of its Ray node; see `AgentProcess`."""
 
     def __init__(self, files: Mapping[str, bytes], options: Sequence[str], env: Mapping[str, str]) -> None:
         import ray
 
         debugger = os.environ.get("PYTHONBREAKPOINT", "")
-        theirs = {"PYTHONBREAKPOINT": None} if debugger.startswith("ray.") else {}  # breakpoint() is ours in an agent
+        theirs = (
+            {"PYTHONBREAKPOINT": None} if debugger.startswith("ray.") else {}
+        )  # in an agent, breakpoint() is Skipper's
         super().__init__(ray.util.get_node_ip_address(), files, options, {**theirs, **env})
 
 
 def main(folder: str, host: str, options: list[str]) -> int:
     """Serve until standard input ends; returns the exit status."""
-    _remove_afterwards(folder)  # before anything makes threads, which a fork would lose
+    _remove_afterwards(folder)  # before there are threads, which a fork would lose
     from skipper.control.cluster.hosts import command
     from skipper.control.wire import addresses
     from skipper.control.wire.certificates import AUTHORITY, SECRET
@@ -126,9 +128,9 @@ def main(folder: str, host: str, options: list[str]) -> int:
 
 
 def _remove_afterwards(folder: str) -> None:
-    """Have a process wait for the end of this one, and remove the folder then: Ray kills what its actors have started.
+    """Start a process that waits for the end of this one and then removes the folder: Ray kills its actors' children.
 
-    It is no child of the actor, so that Ray does not kill it as well.
+    It is not a child of the actor, so that Ray does not kill it, too.
     """
     ours, mine = os.pipe()
     if os.fork() == 0:
@@ -136,7 +138,7 @@ def _remove_afterwards(folder: str) -> None:
         os.close(mine)
         for fd in (0, 1, 2):
             os.close(fd)
-        os.read(ours, 1)  # ends with the process that has the other end
+        os.read(ours, 1)  # returns when the process with the other end ends
         os.execvp("rm", ["rm", "-rf", "--", folder])
     os.close(ours)
 

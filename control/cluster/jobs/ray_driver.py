@@ -1,8 +1,8 @@
-"""The process of a script that talks to Ray: ``ray_driver.py``, which reads requests as lines of JSON, and answers so.
+"""The process of a script that talks to Ray: ``ray_driver.py``, which reads requests and answers as lines of JSON.
 
-It is a process of its own since `ray.init` changes the one that it is called in: handlers of SIGTERM and SIGSEGV,
-``sys.excepthook``, ``sys.path``, ``PYTHONBREAKPOINT``, some twenty threads; and since it cannot be interrupted while it
-looks for a cluster that is not there. Ray ends what this process has there when it ends, and it ends with the script.
+It is a separate process since `ray.init` changes its process: handlers of SIGTERM and SIGSEGV, ``sys.excepthook``,
+``sys.path``, ``PYTHONBREAKPOINT``, about twenty threads; and since it cannot be interrupted while it looks for a
+missing cluster. Ray ends everything of this process when it ends, and it ends with the script.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _LOOK_S = 0.2
-"""How long the actors have to answer, where one only looks."""
+"""How long the actors have to answer a poll."""
 
 _ASK_S = 5.0
-"""How long an actor has to answer, where its answer is what was asked for."""
+"""How long an actor has to answer if its answer was requested."""
 
 _REACH_S = 5.0
-"""How long the head of a cluster has to take a connection; `ray.init` would try for minutes."""
+"""How long the head of a cluster has to accept a connection; `ray.init` would try for minutes."""
 
 
 @dataclass(slots=True)
 class _RayPlace:
-    """One place: its actor, and what is known of it.
+    """One place: its actor, and what is known about it.
 
     Attributes:
         actor: Ray's handle of the actor.
-        asked: the report that it was asked for, and has not given yet.
-        since: how much of its output is known already.
-        output: the last of that.
+        asked: the requested report that has not come yet.
+        since: how many bytes of its output are known already.
+        output: the end of that output.
         address: where its agent listens; None before it does.
-        failure: why it is lost; empty while it is not.
+        failure: why it is lost; empty if it is not.
         has_ended: whether the agent has ended in good order.
     """
 
@@ -56,13 +56,13 @@ class _RayPlace:
         return self.has_ended or bool(self.failure)
 
     def described(self) -> dict[str, str | None]:
-        """As `RayJob` reads it."""
+        """The place in the form for `RayJob`."""
         state = "failed" if self.failure else "ended" if self.has_ended else "running" if self.address else "pending"
         return {"state": state, "address": self.address, "reason": self.failure}
 
 
 class Driver:
-    """A connection with a cluster, and one job there, by the config that `RayJob` makes."""
+    """A connection with a cluster, and one job there, from the config that `RayJob` makes."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._config = config
@@ -83,12 +83,12 @@ class Driver:
         self._places = [_RayPlace(self._agent_of(rank)) for rank in range(places)]
 
     def poll(self) -> list[dict[str, str | None]]:
-        """What is known of each place."""
+        """What is known about each place."""
         self._ask(self._places, _LOOK_S)
         return [place.described() for place in self._places]
 
     def replace(self, rank: int) -> None:
-        """Another actor in the same bundle, which Ray moves to another node where its own is gone."""
+        """Start another actor in the same bundle, which Ray moves to another node if its own is gone."""
         import ray
 
         with contextlib.suppress(ray.exceptions.RayError):
@@ -96,13 +96,13 @@ class Driver:
         self._places[rank] = _RayPlace(self._agent_of(rank))
 
     def log(self, rank: int) -> str:
-        """What there is of the output of an agent."""
+        """The kept output of an agent."""
         place = self._places[rank]
         self._ask([place], _ASK_S if place.address else _LOOK_S)
         return place.output.decode(errors="replace")
 
     def cancel(self) -> list[str]:
-        """End everything; what there was of the output of each agent."""
+        """End everything; returns the kept output of each agent."""
         import ray
         from ray.util.placement_group import remove_placement_group
 
@@ -136,7 +136,7 @@ class Driver:
         )
 
     def _ask(self, places: list[_RayPlace], timeout_s: float) -> None:
-        """Ask the actors of some places for reports, and take in those that come in time."""
+        """Request reports from the actors of some places, and take those that come in time."""
         import ray
 
         asked = [place for place in places if not place.is_over]
@@ -159,7 +159,7 @@ def _take_in(place: _RayPlace) -> None:
     try:
         report = ray.get(ref)
     except ray.exceptions.ActorUnavailableError:
-        return  # it may be back
+        return  # it may come back
     except ray.exceptions.RayError as error:
         place.failure = f"its actor is gone: {str(error).strip() or type(error).__name__}"
         return
@@ -173,7 +173,7 @@ def _take_in(place: _RayPlace) -> None:
 
 
 def _see_whether_reachable(address: str) -> None:
-    """Raise `ConnectionError` at once where nobody listens at an address that says a port."""
+    """Raise `ConnectionError` at once if no process listens at an address with a port."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if host and port.isdecimal():
         try:
@@ -183,10 +183,10 @@ def _see_whether_reachable(address: str) -> None:
 
 
 def main() -> None:
-    """Answer requests until the script hangs up."""
+    """Answer requests until the script closes the pipe."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what Ray prints is no answer
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the script, which then hangs up
+    os.dup2(2, 1)  # what Ray prints is not an answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the script, which then closes the pipe
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(requests,), daemon=True).start()
     driver = Driver(json.loads(requests.get()))
@@ -199,7 +199,7 @@ def main() -> None:
 def _read(requests: queue.SimpleQueue[str]) -> None:
     for line in sys.stdin:
         requests.put(line)
-    os._exit(0)  # whatever the main thread waits for: Ray ends what this process has there
+    os._exit(0)  # even if the main thread waits: Ray ends everything of this process
 
 
 def _answer(method: Callable[..., object], arguments: list[Any]) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""`SlurmJob`: hosts that Slurm places, by way of submitit."""
+"""`SlurmJob`: hosts that Slurm places, through submitit."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 TASK = Path(__file__).with_name("slurm_task.py")
 
 LOOK_S = 1.0
-"""At most one question in so many seconds."""
+"""At most one query in this many seconds."""
 
 PATIENCE_S = 60.0
-"""For so long what was known last is good while the controller does not answer: it may be restarting."""
+"""How long the last known state is used while the controller does not answer: it may be restarting."""
 
 _COMMAND_S = 30.0
 
 _ASKING = ("--noheader", "--array", "--states=all", "--format=%i|%T|%N|%r")
 
 _UNKNOWN = "Invalid job id"
-"""What Slurm says of jobs that ended so long ago that it has forgotten them."""
+"""Slurm's message for jobs that ended so long ago that it has forgotten them."""
 
 _ENDED = {"COMPLETED": "its agent has ended", "COMPLETING": "it ends", "CANCELLED": "it was cancelled"}
 _FAILED = {
@@ -189,7 +189,7 @@ class SlurmEngine:
         [self._jobs[rank]] = self._submit([self._announcements[rank]])
 
     def log(self, rank: int) -> str:
-        """What the task of a place has written; only that of its present job."""
+        """The output of a place's task; only of its present job."""
         return read_log(self._logs[self._jobs[rank]])
 
     def cancel(self) -> None:
@@ -201,12 +201,12 @@ class SlurmEngine:
             self._folder.close()
 
     def _submit(self, announcements: Sequence[Path]) -> list[str]:
-        """Have agents run that announce themselves there; returns the ids of their jobs."""
+        """Submit agents that announce themselves there; returns the ids of their jobs."""
         assert self._executor is not None  # `submit` comes first
         authority = "" if self._authority is None else str(self._authority.path)
         try:
             with self._executor.batch():
-                # The task replaces submitit's process, so that signals of Slurm are the agent's alone.
+                # The task replaces submitit's process, so that only the agent gets signals of Slurm.
                 jobs = [
                     self._executor.submit(
                         os.execv,
@@ -250,7 +250,7 @@ def _place(job_id: str, known: Place, announcement: Path) -> Place:
 
 
 class _Queue:
-    """The jobs of Slurm that are the places of one job of ours.
+    """The Slurm jobs that are the places of one Skipper job.
 
     It asks ``squeue`` as rarely as it can, since Slurm's controller serves the whole cluster.
     """
@@ -261,7 +261,7 @@ class _Queue:
         self._answered_s = float("-inf")
 
     def look(self, job_ids: Sequence[str]) -> dict[str, Place]:
-        """What Slurm says of each; a place that runs, for it, is PENDING for us until its agent listens.
+        """The place of each job from Slurm; a running one is PENDING here until its agent listens.
 
         Raises:
             JobError: the controller has not answered for some time.
@@ -298,7 +298,7 @@ def _squeue(job_ids: Sequence[str]) -> dict[str, Place]:
 
 
 def place_of(state: str, node: str, reason: str) -> Place:
-    """A place by the state of its job, of squeue(1), "JOB STATE CODES"."""
+    """The place for a job state, see squeue(1), "JOB STATE CODES"."""
     if state in _ENDED:
         return Place(PlaceState.ENDED, name=node, reason=_ENDED[state])
     if state in _FAILED:
@@ -309,10 +309,10 @@ def place_of(state: str, node: str, reason: str) -> Place:
 
 
 def scancel(job_ids: Sequence[str]) -> None:
-    """Cancel jobs, as far as they have not ended.
+    """Cancel the jobs that have not ended.
 
     Raises:
-        JobError: the controller does not answer, or does not let us.
+        JobError: the controller does not answer, or refuses.
     """
     try:
         slurm("scancel", "--quiet", *job_ids)
@@ -322,10 +322,10 @@ def scancel(job_ids: Sequence[str]) -> None:
 
 
 def slurm(*command: str) -> str:
-    """Run a program of Slurm for its output.
+    """Run a program of Slurm; returns its output.
 
     Raises:
-        JobError: it is not there, fails, or does not answer.
+        JobError: it does not exist, fails, or does not answer.
     """
     try:
         done = subprocess.run(

@@ -1,9 +1,9 @@
-"""What runs on each node of a Slurm job, and becomes its agent.
+"""The program on each node of a Slurm job, which becomes its agent.
 
     slurm_task.py ANNOUNCEMENT SECRET_FILE IDLE_S INTERFACE AUTHORITY
 
-It finds out at which IP the node is reached, has a certificate made for that where there is an authority, and serves as
-``skipper host serve`` does.
+It finds the IP of the node, makes a certificate for it if there is an authority, and serves like ``skipper host
+serve``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 
-if not __package__:  # run as a file: its folder's place on the path goes to the folder that holds the package
+if not __package__:  # it runs as a file: on the path, the folder that holds the package replaces its folder
     sys.path[0] = os.path.abspath(os.path.join(__file__, *[os.pardir] * 5))
 
 from skipper.control.cluster.hosts import command
@@ -25,8 +25,8 @@ from skipper.control.wire.addresses import address_of_device
 
 def main(announcement: str, secret_file: str, idle_s: str, interface: str, authority: str) -> int:
     """Serve until the job ends; returns the exit status."""
-    # submitit has Slurm send this a while before the time limit, to all processes of the job: whom it kills they did
-    # not ask. Those that the agent starts inherit that, and may ask for it.
+    # submitit makes Slurm send this some time before the time limit, to all processes of the job; by default it would
+    # kill them. Processes that the agent starts inherit the setting, and may change it.
     signal.signal(getattr(signal, f"SIG{os.environ.get('SUBMITIT_PREEMPT_SIGNAL', 'USR2')}"), signal.SIG_IGN)
     host = node_address(interface)
     options = ["--address", f"tcp://{addresses.at(host, 0)}", "--secret-file", secret_file, "--announce", announcement]
@@ -43,10 +43,10 @@ def node_address(interface: str) -> str:
     """The IP at which others reach this node.
 
     Args:
-        interface: the network device that has it; empty: that which Slurm itself reaches the node at.
+        interface: the network device that has it; empty: the address at which Slurm itself reaches the node.
 
     Raises:
-        JobError: there is none.
+        JobError: there is no such address.
     """
     if interface:
         host = address_of_device(interface)
@@ -56,17 +56,17 @@ def node_address(interface: str) -> str:
     host = addresses.parse(f"{_slurms_address()}:0")[0]
     submitter = os.environ.get("SLURM_SUBMIT_HOST", "")
     if addresses.is_loopback(host) and submitter not in ("", socket.gethostname()):
-        # As on Debian, where a machine's own name is 127.0.1.1 to itself.
+        # As on Debian, where a machine resolves its own name to 127.0.1.1.
         return addresses.own_address_towards(addresses.parse(f"{submitter}:0")[0])
     return host
 
 
 def _slurms_address() -> str:
-    """NodeAddr of slurm.conf; a machine's name where that does not say more."""
+    """NodeAddr of slurm.conf; by default the machine's name."""
     node = os.environ.get("SLURMD_NODENAME", "")
     try:
         said = slurm("scontrol", "show", "node", node) if node else ""
-    except JobError:  # the image that jobs run in need not have Slurm's commands
+    except JobError:  # the image of the jobs need not have Slurm's commands
         said = ""
     values = (word.removeprefix("NodeAddr=") for word in said.split() if word.startswith("NodeAddr="))
     return next(values, "") or socket.gethostname()

@@ -1,4 +1,4 @@
-"""`SpmdJob`: the processes that ``torchrun`` has started as one mesh, which the script on rank 0 steers."""
+"""`SpmdJob`: the processes of ``torchrun`` as one mesh, which the script on rank 0 controls."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger("skipper.control")
 
 PORT = 7432
-"""The port at which rank 0 listens by default."""
+"""The port on which rank 0 listens by default."""
 
 MEET_TIMEOUT_S = 300.0
 """How long ranks wait for each other, as ``torchrun`` itself does: some may still be importing."""
 
 FOLLOW_S = 2.0
-"""A process that ends only because another one has failed leaves ``torchrun`` so long to see that one first, and to end
-this one by itself: whose failure is seen first is what it reports."""
+"""How long a process that ends only because another one has failed waits, so that ``torchrun`` sees that one first and
+ends this one by itself: it reports the failure that it sees first."""
 
 _KNOCK_S = 0.05
 _CONNECT_S = 10.0
@@ -65,9 +65,9 @@ class TorchrunRank:
         local_rank: among those of its node.
         local_world_size: how many there are on its node.
         master_addr: the node of rank 0, by a name or an IP.
-        master_port: where ``torch.distributed`` meets there.
+        master_port: the port of ``torch.distributed`` there.
         run_id: what all ranks of a run have in common.
-        restart: how often the ranks of this run have been started anew.
+        restart: how often the ranks of this run have been restarted.
     """
 
     rank: int
@@ -84,7 +84,7 @@ class TorchrunRank:
         """Read RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
         Raises:
-            TorchrunError: one of them is missing, or is no number, or they contradict each other.
+            TorchrunError: one of them is missing, or is not a number, or they contradict each other.
         """
         launch = cls(
             rank=_number(environment, "RANK"),
@@ -108,7 +108,7 @@ class TorchrunRank:
 
     @property
     def name(self) -> str:
-        """A name that the ranks have in common, and no ranks before or beside them: those of a restart have another."""
+        """A name that only these ranks have in common: after a restart they have another."""
         parts = (self.run_id, self.restart, self.master_addr, self.master_port, self.world_size)
         digest = hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
         return f"torchrun-{digest[:16]}"
@@ -221,7 +221,7 @@ class SpmdJob:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._is_well = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
-        if isinstance(error, ControlError):  # now: who launched the ranks may end this one before Python tells of it
+        if isinstance(error, ControlError):  # now: the launcher may end this rank before Python reports the error
             _log.error("rank %d ends the job: %s", self.launch.rank, error)
         runtime.shutdown()
         self._procs = None
@@ -248,7 +248,7 @@ class SpmdJob:
             raise
 
     def _open(self, process: Process) -> Callable[[], None]:
-        """Let the other ranks join; returns a function that ends that."""
+        """Let the other ranks join; returns a function that stops that."""
         self._registry = get_or_spawn_controller(REGISTRY, RankRegistry, self.launch.world_size).get(self._timeout)
         if self.launch.world_size == 1:
             return lambda: None
@@ -285,19 +285,19 @@ class SpmdJob:
             self._last_loss = time.monotonic()
 
     def _end(self) -> None:
-        """The job is about to end."""
+        """End the run, before the job ends."""
         time.sleep(max(self._last_loss + FOLLOW_S - time.monotonic(), 0))
         self._is_ending = True
 
     def _dismiss(self) -> Future[None]:
-        """Let the other ranks leave, with status 0 also before the end of the job. The future ends with the last."""
+        """Let the other ranks leave, with status 0 even before the end of the job. The future ends with the last."""
         is_well = self._is_well or not self._is_ending
         self._is_ending = True
         assert self._registry is not None  # `_open` has found it
         self._registry.dismiss.call_one(is_well)
         return all_over(self._ends)
 
-    # On the others
+    # On the other ranks
 
     def _serve(self) -> NoReturn:
         """Serve as a process of rank 0's job until that job is over."""

@@ -1,4 +1,4 @@
-"""Recovery: what is done about a failure, by its type, and processes that are made anew in their place."""
+"""Recovery: what to do about a failure, by its type, and new processes in place of failed ones."""
 
 from skipper.control.cluster.recovery.policy import (
     Action,

@@ -1,6 +1,6 @@
-"""`RecoveryPolicy`: what is to be done about a failure, decided from its type and from what was done before.
+"""`RecoveryPolicy`: what to do about a failure, decided from its type and from earlier actions.
 
-A decision is a pure function of the failure, the history and the time. `Recoverable` does what is decided.
+A decision is a pure function of the failure, the history and the time. `Recoverable` carries it out.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ class RecoveryPolicy:
 _asking = threading.Lock()
 
 _jobs: dict[int, Replacer] = {}
-"""Those that have been passed to actors, by identity: a job stays in its process, and is needed for as long as that."""
+"""Jobs that have been passed to actors, by identity: a job stays in its process, and is needed as long as that."""
 
 
 def _in_this_process(pid: int, key: int, bounds: tuple[int, float, float, float, float]) -> ReplaceHost:
@@ -273,7 +273,7 @@ def _recent(history: Sequence[Attempt], action: Action, within_s: float, now_s: 
 
 
 def _delay_s(made: int, backoff_s: float, longest_backoff_s: float) -> float:
-    """What is waited after so many attempts. Doubled a hundred times it is longer than anybody waits."""
+    """The wait after ``made`` attempts. The doubling stops at a hundred, which is longer than any wait."""
     return min(backoff_s * 2.0 ** min(made - 1, 100), longest_backoff_s) if made else 0.0
 
 

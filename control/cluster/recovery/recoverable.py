@@ -1,4 +1,4 @@
-"""`Recoverable`: processes with actors on them that their owner makes anew when they fail."""
+"""`Recoverable`: processes with actors on them that their owner makes again when they fail."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _log = logging.getLogger("skipper.control")
 A = TypeVar("A", bound=Actor)
 
 _threads = DaemonThreads(8, name="control-replace-host")
-"""On which engines are asked for hosts. They may take their time, and hold up nobody's exit."""
+"""The threads for requests to engines for hosts. They may take long, and block no exit."""
 
 
 class Recoverable(Generic[A]):
@@ -172,7 +172,7 @@ class Recoverable(Generic[A]):
         return f"{self.name}.{self.life}" if self.life else self.name
 
     def _decide(self, failure: MeshFailure) -> Decision:
-        """What is to be done, which is noted as done."""
+        """Decide what to do, and note it as done."""
         now_s = time.monotonic()
         self._history = self._policy.remembered(self._history, now_s)
         is_host_lost = not all(self.hosts.alive())
@@ -187,21 +187,21 @@ class Recoverable(Generic[A]):
             self._on_made(self)
 
     def _bury(self, reason: str) -> None:
-        """Kill what is left of this life, and forget it; returns at once."""
+        """Kill the rest of this life, and forget it; returns at once."""
         procs, self._procs, self._actors = self._procs, None, None
         if procs is not None:
-            # A kill first: one that is frozen would not stop by being asked to.
+            # First a kill: a frozen process would not stop on request.
             runtime.current().remote_launch.kill_mesh(procs.uid, procs.root_members, f"was killed: {reason}")
             self._run(_end_of(procs))
 
     async def _revive(self, decision: Decision) -> None:
-        """Make the next life, as decided; what prevents that is another failure."""
+        """Make the next life, as decided; an error in that is another failure."""
         await asyncio.sleep(decision.delay_s)
         try:
             if decision.replace is not None:
                 run = contextvars.copy_context().run
                 await asyncio.get_running_loop().run_in_executor(_threads, run, decision.replace.ask)
-            self.hosts = self.hosts.latest()  # also where somebody else has had them replaced
+            self.hosts = self.hosts.latest()  # even if other code has replaced them
             self.life += 1
             self._bear()
         except (ControlError, TimeoutError) as error:
@@ -227,7 +227,7 @@ class Recoverable(Generic[A]):
 
 
 async def _end_of(procs: ProcMesh) -> None:
-    # A host that is lost cannot say that they have ended. They have: they end with their link.
+    # A lost host cannot report that they have ended. They have: they end with their link.
     with contextlib.suppress(ControlError):
         await procs.stop()
 

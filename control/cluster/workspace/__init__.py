@@ -1,4 +1,4 @@
-"""`sync_workspace`: a folder of the script on every host of a mesh, by content, moving only what is missing there."""
+"""`sync_workspace`: copies a folder of the script to every host of a mesh, by content; only missing parts are sent."""
 
 from skipper.control.cluster.workspace.api import SyncReport, sync_workspace
 

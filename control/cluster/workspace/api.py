@@ -1,4 +1,4 @@
-"""`sync_workspace`, as users call it."""
+"""The public interface of `sync_workspace`."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _sync(
             for names in receivers.reload.call(there, tuple(changed)).get(timeout):
                 reloaded.update(names)
     finally:
-        with suppress(ControlError):  # what went wrong before is what matters
+        with suppress(ControlError):  # the earlier error is the one that matters
             receivers.stop().get(timeout)
     return SyncReport(
         tuple(hosts), manifest.nbytes, moved, tuple(sorted(changed)), tuple(sorted(reloaded)), time.monotonic() - begin
@@ -146,7 +146,7 @@ def _sync(
 
 
 def _one_of_each(receivers: ActorMesh[Any], timeout: float) -> dict[str, ActorMesh[Any]]:
-    """A receiver of each host, by the host's name."""
+    """One receiver per host, by the host's name."""
     found: dict[str, tuple[str, int]] = {}
     for rank, (identity, name) in enumerate(receivers.host.call().get(timeout)):
         found.setdefault(identity, (name, rank))
@@ -159,7 +159,7 @@ def _one_of_each(receivers: ActorMesh[Any], timeout: float) -> dict[str, ActorMe
 def _bring(
     folder: Folder, target: str, manifest: FolderManifest, hosts: dict[str, ActorMesh[Any]], timeout: float
 ) -> tuple[int, dict[str, ActorMesh[Any]]]:
-    """Send every host what it misses; returns how many bytes that was, and the hosts that have their own folder."""
+    """Send every host what it lacks; returns how many bytes were sent, and the hosts that have their own folder."""
     with _token(folder) as token:
         asked = {name: receiver.begin.call_one(target, token, manifest) for name, receiver in hosts.items()}
         missing = {}
@@ -181,7 +181,7 @@ def _bring(
 
 @contextmanager
 def _token(folder: Folder) -> Iterator[str]:
-    """A secret that a file of the folder holds for as long as the context lasts."""
+    """A secret that is in a file of the folder during the context."""
     token = secrets.token_hex(16)
     name = token_name(token)
     with os.fdopen(folder.create(name), "wb") as file:
@@ -193,13 +193,13 @@ def _token(folder: Folder) -> Iterator[str]:
 
 
 def _tree(receivers: Sequence[ActorMesh[Any]]) -> tuple[Subtree, ...]:
-    """Receivers in branches of like sizes, at most `_FANOUT` at each place."""
+    """Receivers in branches of similar sizes, at most `_FANOUT` at each node."""
     groups = [receivers[start::_FANOUT] for start in range(min(_FANOUT, len(receivers)))]
     return tuple(Subtree(group[0], _tree(group[1:])) for group in groups)
 
 
 def _batches(folder: Folder, manifest: FolderManifest, needed: set[bytes]) -> Iterator[ChunkBatch]:
-    """The contents of the chunks that are needed, some at a time."""
+    """The contents of the needed chunks, in batches."""
     chunks: list[bytes] = []
     size = 0
     with ChunkReader(folder) as reader:

@@ -1,8 +1,8 @@
-"""Cutting bytes into chunks where their content says so, and naming these by their hashes.
+"""Content-defined chunking: cuts bytes into chunks at boundaries from their content, and names these by their hashes.
 
-A boundary depends on the 32 bytes before it alone, so that an insertion changes the chunks that it touches and leaves
-the others what they were, wherever they come to lie. (The idea is that of LBFS, Muthitacharoen et al., SOSP 2001; the
-hash is the gear hash of Ddelta, Xia et al., 2014, computed for all positions at once.)
+A boundary depends only on the 32 bytes before it, so that an insertion changes the chunks that it touches and leaves
+the others unchanged, wherever they move. (The idea is that of LBFS, Muthitacharoen et al., SOSP 2001; the hash is the
+gear hash of Ddelta, Xia et al., 2014, computed for all positions at once.)
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 SMALLEST = 4 << 10
 LARGEST = 64 << 10
-"""Bounds on the size of a chunk in bytes; the last of a file may be smaller. Between boundaries lie 16 KiB on average
-beyond the smallest."""
+"""Limits for the size of a chunk in bytes; the last of a file may be smaller. On average a chunk has 16 KiB more than
+the smallest."""
 
 _MASK = np.uint32(((1 << 14) - 1) << 18)  # the high bits: only they depend on the whole window
 _WINDOW = 32
 _BLOCK = 4 << 20
-"""Bytes that are hashed at once: what numpy keeps meanwhile stays in the cache's order of size."""
+"""Bytes that are hashed at once: numpy's temporary arrays stay about as large as the cache."""
 
 HASH_NBYTES = 16
 
@@ -44,7 +44,7 @@ class FileChunk:
 
 
 def _random_words() -> NDArray[np.uint32]:
-    """A word for each value of a byte, the same everywhere."""
+    """A word for each byte value, the same in every process."""
     words = [hashlib.blake2b(bytes([value]), digest_size=4, person=b"skipper gear").digest() for value in range(256)]
     return np.frombuffer(b"".join(words), dtype="<u4").astype(np.uint32)
 
@@ -58,7 +58,7 @@ def digest(data: Bytes) -> bytes:
 
 
 def cut(data: Bytes) -> Iterator[memoryview]:
-    """The chunks of some bytes, one after another, as views."""
+    """The chunks of some bytes, in order, as views."""
     view = memoryview(data).cast("B")
     begin = 0
     for candidate in _candidates(view):
@@ -74,7 +74,7 @@ def cut(data: Bytes) -> Iterator[memoryview]:
 
 
 def _candidates(view: memoryview) -> Iterator[int]:
-    """Positions after which the content says that a chunk may end."""
+    """Positions where, by the content, a chunk may end."""
     for begin in range(0, len(view), _BLOCK):
         before = min(begin, _WINDOW - 1)
         hashes = _WORDS[np.frombuffer(view[begin - before : begin + _BLOCK], dtype=np.uint8)]

@@ -1,7 +1,7 @@
-"""`Folder`: a folder by its descriptor; what is in it is reached from there, name by name, and no link is followed.
+"""`Folder`: a folder by its descriptor; its content is opened from there, name by name, without following links.
 
-Another user may prepare a target, or replace a part of it while a sync is at work. So nothing below a folder is ever
-named by a whole path: each component is opened in the one before it, and must be a folder itself.
+Another user may prepare a target, or replace a part of it during a sync. So nothing below a folder is ever opened by a
+whole path: each component is opened in the previous one, and must be a folder itself.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from skipper.control.model.errors import WorkspaceError
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _ENTER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_LINKS = 40
-"""That a path may lead over, as the kernel has it (path_resolution(7))."""
+"""How many links a path may contain, as in the kernel (path_resolution(7))."""
 
 
 class Folder:
-    """A folder that is open; a context manager.
+    """An open folder; a context manager.
 
     Args:
         fd: its descriptor, which is closed with this.
-        path: what it is called in messages.
-        is_ours: whether all that is in it must belong to this user; folders within that others may write to are then
+        path: its name in messages.
+        is_ours: whether everything in it must belong to this user; then folders in it that others may write to are
             closed to them when they are entered.
     """
 
@@ -39,10 +39,11 @@ class Folder:
 
     @contextmanager
     def parent(self, path: str) -> Iterator[tuple[int, str]]:
-        """The folder that something lies in, open, and its name there.
+        """The open folder that contains something, and its name there.
 
         Raises:
-            WorkspaceError: a component above it is no folder, or belongs to somebody else where all must be ours.
+            WorkspaceError: a component above it is not a folder, or belongs to another user although all must be this
+                user's.
             OSError: it is not there.
         """
         *above, name = path.split("/")
@@ -59,10 +60,10 @@ class Folder:
                 os.close(fd)
 
     def enter(self, fd: int, name: str) -> int:
-        """A folder in one that is open; the caller closes it.
+        """Open a folder in an open one; the caller closes it.
 
         Raises:
-            WorkspaceError: it is no folder, or belongs to somebody else where all must be ours.
+            WorkspaceError: it is not a folder, or belongs to another user although all must be this user's.
             OSError: it is not there.
         """
         try:
@@ -82,17 +83,17 @@ class Folder:
         return inner
 
     def open_file(self, path: str) -> int:
-        """A plain file, open for reading.
+        """Open a regular file for reading.
 
         Raises:
-            WorkspaceError: it is no plain file.
+            WorkspaceError: it is not a regular file.
             OSError: it cannot be opened.
         """
         with self.parent(path) as (fd, name):
             return self.open_in(fd, name)
 
     def open_in(self, fd: int, name: str) -> int:
-        """A plain file of a folder that is open; see `open_file`."""
+        """Open a regular file in an open folder; see `open_file`."""
         try:
             opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
         except OSError as error:
@@ -105,12 +106,12 @@ class Folder:
         return opened
 
     def create(self, path: str) -> int:
-        """A new file of mode 0600, open for writing and reading."""
+        """Make a file of mode 0600, open for writing and reading."""
         with self.parent(path) as (fd, name):
             return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=fd)
 
     def make_folder(self, path: str) -> None:
-        """Have a folder there: a new one of mode 0700, or the one that there is; something else makes way."""
+        """Make a folder of mode 0700, or keep an existing one; anything else there is removed."""
         with self.parent(path) as (fd, name):
             try:
                 os.mkdir(name, 0o700, dir_fd=fd)
@@ -121,14 +122,14 @@ class Folder:
                 os.mkdir(name, 0o700, dir_fd=fd)
 
     def link(self, path: str, to: str) -> None:
-        """Have a symbolic link there, in place of any file or link."""
+        """Make a symbolic link, in place of any file or link."""
         with self.parent(path) as (fd, name):
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=fd)
             os.symlink(to, name, dir_fd=fd)
 
     def rename(self, path: str, to: str) -> None:
-        """Put a file in the place of another one."""
+        """Replace another file by a file."""
         with self.parent(path) as (fd, name), self.parent(to) as (new_fd, new_name):
             os.replace(name, new_name, src_dir_fd=fd, dst_dir_fd=new_fd)
 
@@ -138,12 +139,12 @@ class Folder:
             os.unlink(name, dir_fd=fd)
 
     def remove_if_empty(self, path: str) -> None:
-        """Remove a folder; one that holds something stays."""
+        """Remove a folder; it stays if it is not empty."""
         with self.parent(path) as (fd, name), suppress(OSError):
             os.rmdir(name, dir_fd=fd)
 
     def remove(self, path: str, *, ignore_errors: bool = False) -> None:
-        """Remove a folder with all that is in it, or a file or link; no link is followed."""
+        """Remove a folder with its content, or a file or link; no link is followed."""
         with self.parent(path) as (fd, name):
             try:
                 is_folder = stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
@@ -158,7 +159,7 @@ class Folder:
         """Set the permissions of a file or a folder.
 
         Raises:
-            WorkspaceError: it is neither, or belongs to somebody else.
+            WorkspaceError: it is neither, or belongs to another user.
         """
         with self.parent(path) as (fd, name):
             opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
@@ -173,7 +174,7 @@ class Folder:
                 os.close(opened)
 
     def check_owner(self, status: os.stat_result, path: str) -> None:
-        """See to it that something belongs to this user, where all must.
+        """Check that something belongs to this user, if everything must.
 
         Raises:
             WorkspaceError: it does not.
@@ -184,7 +185,7 @@ class Folder:
             )
 
     def close(self) -> None:
-        """Close the descriptor; again is free."""
+        """Close the descriptor; another call does nothing."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
@@ -197,19 +198,19 @@ class Folder:
 
 
 def open_source(path: str) -> Folder:
-    """A folder to read from, by whatever path it has."""
+    """Open a folder to read from, by any path."""
     return Folder(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), path)
 
 
 def open_target(path: str) -> Folder:
-    """A folder of this user to write to; what is missing of its path is made, with mode 0700.
+    """Open a folder of this user to write to; missing components of its path are made, with mode 0700.
 
-    Nobody else may have a say in what it is or holds: it belongs to this user, who alone may write to it, and every
-    folder and every link on the way to it belongs to this user or root. Others may write to a folder on the way only
-    if it is sticky, as ``/tmp`` is.
+    No other user may influence what it is or contains: it belongs to this user, only this user may write to it, and
+    every folder and every link above it belongs to this user or root. Others may write to a folder above it only if
+    that is sticky, like ``/tmp``.
 
     Raises:
-        WorkspaceError: that is not so, or the path leads over too many links.
+        WorkspaceError: that is not so, or the path has too many links.
         OSError: it cannot be made or opened.
     """
     waiting = _names(path)
@@ -247,11 +248,11 @@ def _names(path: str) -> list[str]:
 
 
 def _step(fd: int, name: str) -> int:
-    """What has this name in a folder, be it a link; a new folder where there is nothing."""
+    """Open what has this name in a folder, even a link; make a folder if there is nothing."""
     while True:
         with suppress(FileNotFoundError):
             return os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
-        with suppress(FileExistsError):  # somebody was faster: the next look tells who
+        with suppress(FileExistsError):  # another process was faster: the next look shows which
             os.mkdir(name, 0o700, dir_fd=fd)
 
 

@@ -1,4 +1,4 @@
-"""`FolderSync`: makes a folder on one host hold what a manifest says."""
+"""`FolderSync`: gives a folder on one host the content of a manifest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from skipper.control.cluster.workspace.manifest import OURS, ChunkReader, Entry,
 from skipper.control.model.errors import WorkspaceError
 
 MARKER = OURS + "workspace"
-"""The file in every folder that was made by a sync. It names the sync that is at work, which holds a lock on it."""
+"""The file in every folder that a sync has made. It names the running sync, which holds a lock on it."""
 
 _STAGING = OURS + "staging-"
 _MOST_TOKEN = 4096
@@ -24,12 +24,12 @@ _MOST_TOKEN = 4096
 class FolderSync:
     """One sync of one folder: `missing`, then `add` as often as needed, then `commit`; or `close` at any time.
 
-    Nothing that was there changes before `commit`, which puts the new files beside the old ones first and then renames
-    them one by one; a reader sees each file as it was or as it will be.
+    No existing file changes before `commit`, which first writes the new files next to the old ones and then renames
+    them one by one; a reader sees each file either old or new.
 
     Args:
         target: the folder, whose marker `open_sync` has locked; it is closed with this.
-        manifest: what it is to hold; it has been checked.
+        manifest: its content; it has been checked.
         marker: the marker, open.
     """
 
@@ -53,10 +53,10 @@ class FolderSync:
         return self._wanted.keys() - self._at_hand.keys()
 
     def add(self, chunks: Iterable[bytes | memoryview]) -> int:
-        """Keep chunks that have been sent. Those that are here already, and others miss, are not kept.
+        """Keep received chunks. Chunks that are here already, and that only others lack, are not kept.
 
         Returns:
-            How many bytes they had.
+            How many bytes they have.
 
         Raises:
             WorkspaceError: the workspace has no such chunk.
@@ -77,7 +77,7 @@ class FolderSync:
         return nbytes
 
     def commit(self) -> tuple[str, ...]:
-        """Make the folder what the manifest says.
+        """Give the folder the content of the manifest.
 
         Returns:
             The files whose content has changed, by their paths in the folder.
@@ -97,7 +97,7 @@ class FolderSync:
             self._shape(entry, before.get(entry.path))
         for entry, path in written:
             self._target.rename(path, entry.path)
-        for entry in reversed(self._manifest.entries):  # a folder after what is in it: it may be closed to us then
+        for entry in reversed(self._manifest.entries):  # a folder after its content: it may be unwritable then
             if not stat.S_ISLNK(entry.mode):
                 self._target.chmod(entry.path, entry.permissions)
         return tuple(entry.path for entry in changed)
@@ -110,14 +110,14 @@ class FolderSync:
         self._target.close()
 
     def _check_room(self) -> None:
-        """Refuse what the disk cannot hold before any of it is sent."""
+        """Refuse content that is too large for the disk before any of it is sent."""
         disk = os.fstatvfs(self._target.fd)
         needed, free = sum(self._wanted[name][2] for name in self.missing), disk.f_bavail * disk.f_frsize
         if needed > free:
             raise WorkspaceError(f"{self._target.path} has {free} bytes free, and the sync needs {needed} more")
 
     def _write(self, entry: Entry) -> str:
-        """The new content of a file, in a file of its own."""
+        """Write the new content of a file into a staging file."""
         path = f"{self._staging}/{secrets.token_hex(8)}"
         with os.fdopen(self._target.create(path), "wb") as file, ChunkReader(self._target) as chunks:
             for chunk in entry.chunks:
@@ -125,7 +125,7 @@ class FolderSync:
         return path
 
     def _clear(self, wanted: dict[str, Entry], before: dict[str, Entry]) -> None:
-        """Remove what is not wanted, or not of that kind; what is in a folder before the folder."""
+        """Remove what is not wanted, or has another kind; the content of a folder before the folder."""
         for path, entry in reversed(before.items()):
             new = wanted.get(path)
             if new is not None and stat.S_IFMT(new.mode) == stat.S_IFMT(entry.mode):
@@ -133,7 +133,7 @@ class FolderSync:
             if not entry.is_folder:
                 self._target.unlink(path)
             elif new is None:
-                self._target.remove_if_empty(path)  # it may hold something that is excluded
+                self._target.remove_if_empty(path)  # it may contain something excluded
             else:
                 self._target.remove(path)
 
@@ -147,18 +147,18 @@ class FolderSync:
 
 
 def open_sync(target: str, manifest: FolderManifest, token: str) -> FolderSync | None:
-    """Make a folder the target of a sync.
+    """Open a folder as the target of a sync.
 
     Args:
-        target: the folder; it is made if it is not there.
-        manifest: what it is to hold.
+        target: the folder; it is made if it does not exist.
+        manifest: its content.
         token: names this sync.
 
     Returns:
-        The sync; None where another host has the same folder in hand for the same sync, by a shared file system.
+        The sync; None if another host syncs the same folder for the same sync, on a shared file system.
 
     Raises:
-        WorkspaceError: the folder holds something and was not made by a sync, so that nothing in it may be replaced;
+        WorkspaceError: the folder is not empty and was not made by a sync, so that nothing in it may be replaced;
             another sync is running on it; others may write to it, or replace it; or the manifest reaches beyond it.
         OSError: it cannot be made, read or written.
     """
@@ -171,7 +171,7 @@ def open_sync(target: str, manifest: FolderManifest, token: str) -> FolderSync |
             return None
         try:
             for name in os.listdir(folder.fd):
-                if name.startswith(_STAGING):  # of one that was killed
+                if name.startswith(_STAGING):  # from a killed sync
                     folder.remove(name)
             return FolderSync(folder, manifest, marker)
         except BaseException:
@@ -183,7 +183,7 @@ def open_sync(target: str, manifest: FolderManifest, token: str) -> FolderSync |
 
 
 def _locked_marker(folder: Folder, token: str) -> IO[str] | None:
-    """The marker of a folder, which names this sync now; None where it does so already."""
+    """The marker of a folder, which now names this sync; None if it did so already."""
     names = os.listdir(folder.fd)
     if MARKER not in names and names:
         raise WorkspaceError(f"{folder.path} is not empty and was not made by sync_workspace: choose another target")

@@ -1,4 +1,4 @@
-"""`FolderManifest`: what a folder holds, as names of chunks. `scan` reads it off the disk; `check` is for others."""
+"""`FolderManifest`: a folder's content, as names of chunks. `scan` reads it from disk; `check` is for received ones."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from skipper.control.cluster.workspace.folder import OTHERS_WRITE, Folder
 from skipper.control.model.errors import WorkspaceError
 
 OURS = ".skipper-"
-"""How names begin of what a sync keeps in a folder for itself; it is in no manifest."""
+"""Prefix of the names of a sync's own files in a folder; they are in no manifest."""
 
 MAX_ENTRIES = 1 << 20
 MAX_CHUNKS = 1 << 26
-"""Bounds on what a manifest may name; so many of the smallest chunks are 256 GiB."""
+"""Limits for a manifest; this many of the smallest chunks are 256 GiB."""
 
 _MOST_PATH_NBYTES = 4095
 _MOST_NAME_NBYTES = 255
-"""Of Linux: PATH_MAX without the zero at its end, and NAME_MAX (limits.h)."""
+"""Limits of Linux: PATH_MAX without its final zero, and NAME_MAX (limits.h)."""
 
 _MOST_LINKS = 40
 _MOST_PATTERNS = 1024
@@ -31,7 +31,7 @@ _PERMISSIONS = 0o777 & ~OTHERS_WRITE
 
 _Stamp = tuple[int, int, int, int, int]
 _known: dict[str, tuple[_Stamp, tuple[FileChunk, ...]]] = {}
-"""The chunks of files that this process has read, with what the system said of the file then."""
+"""The chunks of files that this process has read, with the file's status at that time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Entry:
 
     Attributes:
         path: relative to the folder, with slashes.
-        mode: type and permissions, as ``st_mode`` has them.
+        mode: type and permissions, as in ``st_mode``.
         chunks: of a file, in their order.
         link: where a symbolic link points.
     """
@@ -57,22 +57,22 @@ class Entry:
 
     @property
     def is_folder(self) -> bool:
-        """Whether it holds others."""
+        """Whether it is a folder."""
         return stat.S_ISDIR(self.mode)
 
     @property
     def permissions(self) -> int:
-        """Those that it gets: none to write for others, and no set-user-ID, set-group-ID or sticky bit."""
+        """Its permissions at the target: others cannot write; no set-user-ID, set-group-ID or sticky bit."""
         return self.mode & _PERMISSIONS
 
 
 @dataclass(frozen=True, slots=True)
 class FolderManifest:
-    """Everything in a folder but what is excluded; folders come before what is in them.
+    """Everything in a folder except what is excluded; folders come before their content.
 
     Attributes:
-        entries: see there.
-        exclude: patterns of names that are left alone, as `fnmatch` has them.
+        entries: its entries.
+        exclude: patterns of excluded names, as for `fnmatch`.
     """
 
     entries: tuple[Entry, ...]
@@ -80,11 +80,11 @@ class FolderManifest:
 
     @property
     def nbytes(self) -> int:
-        """Of all files together."""
+        """The size of all files together."""
         return sum(chunk.nbytes for entry in self.entries for chunk in entry.chunks)
 
     def places(self) -> dict[bytes, tuple[str, int, int]]:
-        """Where each chunk lies: path, offset and size; one place for each, if there are several."""
+        """The place of each chunk: path, offset and size; one of them if there are several."""
         found: dict[bytes, tuple[str, int, int]] = {}
         for entry in self.entries:
             offset = 0
@@ -95,24 +95,25 @@ class FolderManifest:
 
 
 def scan(folder: Folder, exclude: Sequence[str]) -> FolderManifest:
-    """Read a folder. Files that have not changed since this process read them last are not read again.
+    """Read a folder. Files that have not changed since this process last read them are not read again.
 
-    What is neither a file nor a folder nor a symbolic link is passed over.
+    Anything but files, folders and symbolic links is skipped.
 
     Raises:
-        WorkspaceError: something in it was replaced meanwhile, or belongs to somebody else where all must be ours.
+        WorkspaceError: something in it was replaced during the scan, or belongs to another user although all must be
+            this user's.
         OSError: something in it cannot be read.
     """
     return FolderManifest(tuple(_entries(folder, folder.fd, "", exclude)), tuple(exclude))
 
 
 def check(manifest: FolderManifest) -> None:
-    """See to it that a manifest, wherever it came from, says nothing that reaches beyond its folder.
+    """Check that a manifest, wherever it came from, does not reach beyond its folder.
 
     Raises:
-        WorkspaceError: a path is absolute, holds ``..`` or names something that a sync keeps for itself; an entry is of
-            no kind that a workspace has, is there twice, or lies in what is no folder; a link leads outside; a chunk
-            has another size than chunks have; there is too much of something.
+        WorkspaceError: a path is absolute, contains ``..`` or names a sync's own file; an entry has an unknown kind, is
+            there twice, or is inside of something other than a folder; a link leads outside; a chunk has an invalid
+            size; there is too much of something.
     """
     _require(len(manifest.entries) <= MAX_ENTRIES, f"it has more than {MAX_ENTRIES} entries")
     _require(len(manifest.exclude) <= _MOST_PATTERNS, f"it has more than {_MOST_PATTERNS} patterns")
@@ -149,7 +150,7 @@ def check(manifest: FolderManifest) -> None:
 
 
 class ChunkReader:
-    """Reads chunks from files of a folder, as a manifest says where they lie; a context manager.
+    """Reads chunks from files of a folder, at the places in a manifest; a context manager.
 
     A file stays open until another one is read from, since chunks of one file follow each other.
     """
@@ -163,7 +164,7 @@ class ChunkReader:
         """The bytes of a chunk.
 
         Raises:
-            WorkspaceError: they are not those of this name any more.
+            WorkspaceError: the bytes there have another name by now.
             OSError: the file cannot be read.
         """
         if self._file is None or path != self._path:
@@ -176,7 +177,7 @@ class ChunkReader:
         return data
 
     def close(self) -> None:
-        """Close the file that is open."""
+        """Close the open file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -189,7 +190,7 @@ class ChunkReader:
 
 
 def is_excluded(name: str, exclude: Sequence[str]) -> bool:
-    """Whether something of this name is left alone, and all that is in it."""
+    """Whether something with this name, with its content, is excluded."""
     return name.startswith(OURS) or any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude)
 
 
@@ -239,7 +240,7 @@ def _check_path(path: str, exclude: Sequence[str]) -> None:
 
 
 def _is_text(text: object, most_nbytes: int) -> bool:
-    """Whether the system can take this for a path."""
+    """Whether this is a valid path for the system."""
     if not isinstance(text, str) or "\0" in text:
         return False
     try:
@@ -249,7 +250,7 @@ def _is_text(text: object, most_nbytes: int) -> bool:
 
 
 def _leads_outside(path: str, link: str, links: Mapping[str, str]) -> bool:
-    """Whether a link leads out of its folder on the way to where it points; ``links`` are all that the folder holds."""
+    """Whether a link leads out of its folder on the way to its target; ``links`` are all links in the folder."""
     here = path.split("/")[:-1]
     followed, waiting = 0, [link]
     while waiting:
@@ -270,7 +271,7 @@ def _leads_outside(path: str, link: str, links: Mapping[str, str]) -> bool:
                 here.pop()
                 followed += 1
                 if followed > _MOST_LINKS:
-                    return False  # it leads nowhere: the system follows no more
+                    return False  # it leads nowhere: the system stops following
                 waiting.append(onward)
     return False
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from skipper.control.api.views import ActorMesh
 
 _TAKE_TIMEOUT_S = 600.0
-"""For one batch to reach the last host below."""
+"""How long one batch may take to reach the last host below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +45,21 @@ class ChunkBatch:
 
 @dataclass(frozen=True, slots=True)
 class Subtree:
-    """A receiver and the receivers below it, to which it passes on what it gets."""
+    """A receiver and the receivers below it, to which it forwards what it gets."""
 
     receiver: ActorMesh[Any]
     below: tuple[Subtree, ...]
 
 
 def token_name(token: str) -> str:
-    """The name of the file that tells a folder from others. It does not give away the content of the file."""
+    """The name of the file that identifies a folder. It does not reveal the content of the file."""
     return f"{OURS}token-{blake2b(token.encode(), digest_size=8).hexdigest()}"
 
 
 def token_is_in(target: str, token: str) -> bool:
     """Whether a folder is the one into which the script has put the token.
 
-    The name of the file is no proof: other users can see it, and put such a file into a folder of theirs.
+    The name of the file is not a proof: other users can see it, and put such a file into one of their folders.
     """
     try:
         fd = os.open(os.path.join(target, token_name(token)), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -70,28 +70,28 @@ def token_is_in(target: str, token: str) -> bool:
 
 
 class WorkspaceReceiver(Actor):
-    """There is one in each process; one on each host takes the folder in."""
+    """There is one in each process; one per host receives the folder."""
 
     def __init__(self) -> None:
         self._sync: FolderSync | None = None
 
     @endpoint
     def host(self) -> tuple[str, str]:
-        """An id of this host that no other has, and its name for people."""
+        """A unique id of this host, and its name for people."""
         return this_network(), socket.gethostname()
 
     @endpoint
     def begin(self, target: str, token: str, manifest: FolderManifest) -> set[bytes] | None:
-        """Look at what is here already.
+        """Find out what is here already.
 
         Args:
             target: the folder.
-            token: what `token_name` names a file by that lies in the script's folder, and what that file holds.
-            manifest: what the folder is to hold.
+            token: the content of a file in the script's folder; `token_name` makes its name.
+            manifest: the content for the folder.
 
         Returns:
-            The chunks that are missing; None where the target is the very folder of the script, or that of another
-            host, by a file system that is shared.
+            The missing chunks; None if the target is the script's folder itself, or that of another host, on a shared
+            file system.
         """
         self._close()
         if token_is_in(target, token):
@@ -101,7 +101,7 @@ class WorkspaceReceiver(Actor):
 
     @endpoint
     def take(self, batch: ChunkBatch, below: tuple[Subtree, ...]) -> int:
-        """Keep chunks that are missing here, and pass all of them on.
+        """Keep chunks that are missing here, and forward all of them.
 
         Returns:
             How many bytes have been moved, here and below.
@@ -120,7 +120,7 @@ class WorkspaceReceiver(Actor):
 
     @endpoint
     def commit(self) -> tuple[str, ...]:
-        """Make the folder what the manifest says. Returns the files that have changed."""
+        """Give the folder the content of the manifest. Returns the files that have changed."""
         if self._sync is None:
             return ()
         try:
@@ -130,7 +130,7 @@ class WorkspaceReceiver(Actor):
 
     @endpoint
     def reload(self, target: str, changed: tuple[str, ...]) -> list[str]:
-        """Import the modules anew whose files have changed.
+        """Reload the modules whose files have changed.
 
         Returns:
             Their names.
@@ -148,7 +148,7 @@ class WorkspaceReceiver(Actor):
 
 
 def reload_modules(files: set[str]) -> list[str]:
-    """Import modules anew that came from some of these files, given as real paths, each after those that it imports.
+    """Reload modules from some of these files, given as real paths, each after the modules that it imports.
 
     Returns:
         Their names, in that order.
@@ -162,7 +162,7 @@ def reload_modules(files: set[str]) -> list[str]:
     graph = {name: loaded.keys() & set(_imports(module)) - {name} for name, module in loaded.items()}
     try:
         names = list(TopologicalSorter(graph).static_order())
-    except CycleError:  # modules that import one another: there is no order in which all see the new ones
+    except CycleError:  # modules import each other: there is no order in which all see the new ones
         names = list(loaded)
     for name in names:
         importlib.reload(loaded[name])
@@ -170,7 +170,7 @@ def reload_modules(files: set[str]) -> list[str]:
 
 
 def _imports(module: ModuleType) -> Iterator[str]:
-    """What its file imports now, by absolute names; of ``from a import b`` both ``a`` and ``a.b``."""
+    """What its file imports now, by absolute names; for ``from a import b`` both ``a`` and ``a.b``."""
     package = module.__name__ if hasattr(module, "__path__") else module.__name__.rpartition(".")[0]
     with open(str(module.__file__), "rb") as file:
         tree = ast.parse(file.read())
