@@ -27,11 +27,11 @@ _TITLES: dict[Family, str] = {
 _SHOWN = {
     "read": "One-sided reads of each library over their size, in GB/s",
     "write": "One-sided writes of each library over their size, in GB/s",
-    "actors": "Actors: each library beside plain gRPC and sockets",
-    "store": "Store of tensors: each library beside memcpy",
-    "engine": "Tensor engine: each library beside plain gRPC and memcpy",
+    "actors": "Actors: each library compared with plain gRPC and sockets",
+    "store": "Store of tensors: each library compared with memcpy",
+    "engine": "Tensor engine: each library compared with plain gRPC and memcpy",
 }
-"""What the pictures show, by the last word of their names."""
+"""Captions of the pictures, by the last word of their names."""
 
 _BEGIN = "<!-- written by `make bench-peers`: begin -->"
 _END = "<!-- written by `make bench-peers`: end -->"
@@ -57,18 +57,18 @@ def page(
     environment: Environment,
     pictures: Sequence[str],
 ) -> str:
-    """Lay everything out.
+    """Make the page.
 
     Args:
         found: Figures by row and peer.
-        standings: How ours stands.
-        reasons: Why there are none, by row and peer.
-        rows: Which were asked for.
-        peers: Who took part.
-        versions: What is installed for each, where it is not this project's own.
-        rounds: How many there were.
+        standings: How Skipper compares.
+        reasons: Why there is no figure, by row and peer.
+        rows: The requested rows.
+        peers: The peers that took part.
+        versions: The installed version of each, unless it is this project.
+        rounds: The number of rounds.
         environment: Of the run.
-        pictures: File names beside the page.
+        pictures: File names, in the folder of the page.
     """
     families = [family for family in FAMILIES if any(row.family == family for row in rows)]
     lines = [
@@ -150,7 +150,7 @@ def _peer_lines(peers: Sequence[PeerLibrary], versions: Mapping[str, str], famil
 def _reason_lines(
     reasons: Mapping[tuple[str, str], str], rows: Sequence[Row], peers: Sequence[PeerLibrary]
 ) -> Iterator[str]:
-    """Rows of one peer and one reason stand together."""
+    """Rows with the same peer and reason are grouped."""
     titles = {peer.name: peer.title for peer in peers}
     grouped: dict[tuple[str, str], list[str]] = {}
     for row in rows:
@@ -164,14 +164,14 @@ def _reason_lines(
 
 
 def summary(page: Path, folder: Path) -> str:
-    """What a document in ``folder`` says of a run.
+    """What a document in ``folder`` says about a run.
 
     Args:
         page: Of the run.
-        folder: Where the document lies, which links lead from.
+        folder: The document's folder, from which links start.
 
     Raises:
-        BenchmarkError: It is no page of a run.
+        BenchmarkError: It is not the page of a run.
     """
     text = page.read_text(encoding="utf-8")
     standing = _STANDING.search(text)
@@ -185,7 +185,7 @@ def summary(page: Path, folder: Path) -> str:
 
 
 def _with_anchors(table: Sequence[str]) -> Iterator[str]:
-    """The lines of a table of rows, of which each can be linked to, as ``#row-call``."""
+    """The lines of a table of rows, each with an anchor for links, such as ``#row-call``."""
     left = list(ROWS)
     for line in table:
         title = line.removeprefix("| ").partition(" |")[0]
@@ -193,12 +193,12 @@ def _with_anchors(table: Sequence[str]) -> Iterator[str]:
         if row is None:
             yield line
         else:
-            left.remove(row)  # the next row of this title is another one
+            left.remove(row)  # the next row with this title is another one
             yield f'| <a id="row-{row.name}"></a>{title} |{line.partition(" |")[2]}'
 
 
 def _described(picture: re.Match[str]) -> str:
-    """What a picture shows, for who cannot see it."""
+    """The caption of a picture, for readers who cannot see it."""
     return _SHOWN.get(Path(picture["name"]).stem.rpartition("_")[2], picture["words"])
 
 
@@ -206,7 +206,7 @@ def renewed(document: Path, page: Path) -> str:
     """The text of a document with the summary of a run in its place.
 
     Raises:
-        BenchmarkError: The document has no such place, or the page is none of a run.
+        BenchmarkError: The document has no such place, or the page is not the page of a run.
     """
     text = document.read_text(encoding="utf-8")
     if _BLOCK.search(text) is None:
