@@ -1,4 +1,4 @@
-"""`Port`, `PortReceiver` and `Channel`: messages beside the calls."""
+"""`Port`, `PortReceiver` and `Channel`: messages besides calls."""
 
 from __future__ import annotations
 

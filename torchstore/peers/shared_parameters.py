@@ -37,7 +37,7 @@ def share_memory_(module: Module) -> Module:
     moved: dict[int, torch.Tensor] = {}
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
-        # `_apply` also offers gradients, which are not ours to move.
+        # `_apply` also passes gradients, which must not be moved.
         if id(tensor) not in wanted:
             return tensor
         if id(tensor) not in moved:
@@ -51,7 +51,7 @@ def share_memory_(module: Module) -> Module:
 
 
 def _moved(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in shared memory, of the same kind; the tensor itself where there is nothing to do."""
+    """A copy in shared memory, of the same kind; the tensor itself if there is nothing to do."""
     if is_dtensor(tensor):
         local = tensor.to_local()
         copy = _moved(local)
@@ -64,7 +64,7 @@ def _moved(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _shared_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Shared memory of the same shape; strides are kept where the tensor is dense."""
+    """Shared memory with the same shape; strides are kept if the tensor is dense."""
     flat = dataplane.empty((tensor.numel(),), tensor.dtype)
     strides = torch.empty_like(tensor, device="meta").stride()
     return flat.as_strided(tensor.shape, strides)
@@ -72,7 +72,7 @@ def _shared_like(tensor: torch.Tensor) -> torch.Tensor:
 
 def _fsdp_shards(module: torch.nn.Module) -> Iterator[Any]:
     """FSDP2's own records of the parameters that it has sharded."""
-    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())  # nobody's, where not imported
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())  # no class, if it is not imported
     for child in module.modules():
         if isinstance(child, kind):
             state = child._get_fsdp_state()
@@ -82,7 +82,7 @@ def _fsdp_shards(module: torch.nn.Module) -> Iterator[Any]:
 
 
 def _move_padded(shard: Any) -> None:
-    """FSDP2 pads shards of uneven size, in new memory: give it shared memory in place of that."""
+    """FSDP2 pads shards of uneven size, in new memory: replace that by shared memory."""
     padded, local = shard._sharded_param_data, shard.sharded_param._local_tensor
     if padded.device.type != "cpu" or padded.numel() == 0 or dataplane.is_shared(padded):
         return

@@ -1,9 +1,9 @@
-"""The board: shared memory with the newest versions of small values, which readers on the controller's host look up.
+"""The board: shared memory with the newest versions of small values, for readers on the controller's host.
 
-Once a small value has been asked for, the controller posts it, and every version after it, in memory that other
-processes of its host map. A reader copies the record that it was told of and sees by itself whether that is what it
-wants: a digest tells a whole record from one that is just being written, a serial number that no two records ever have
-in common tells whose record it is. In any other case it asks the controller, as if there were no board.
+Once a reader has requested a small value, the controller posts it, and every later version, in memory that other
+processes of its host map. A reader copies the record at the place that it knows and checks it: a digest distinguishes a
+complete record from one that is being written, and a serial number, unique for every record, identifies the record's
+value. In any other case it asks the controller, as if there were no board.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from skipper.torchstore.support.lru_cache import LRUCache
 
 PAGE_NBYTES = 1 << 20
 _PAGES = 64
-_SMALLEST_NBYTES = 128  # of a record's room; each larger kind has twice the room of the one before
-_KEPT_PLACES = 4096  # by each reader
-_READS = 3  # of a record that is being written
+_SMALLEST_NBYTES = 128  # of a record's space; each larger kind has twice the space of the previous one
+_KEPT_PLACES = 4096  # places kept by each reader
+_READS = 3  # attempts to read a record that is being written
 
 _DIGEST_NBYTES = 8
-_HEAD = struct.Struct("<QQI")  # serial, version, length of the value; after the digest of all that follows that
+_HEAD = struct.Struct("<QQI")  # serial, version, length of the value; the digest of all of it comes first
 _VALUE_AT = _DIGEST_NBYTES + _HEAD.size
 _BLANK = bytes(_VALUE_AT)
 
@@ -40,9 +40,9 @@ class BoardPlace(NamedTuple):
     """Where a value is posted.
 
     Attributes:
-        page: Which of the board's pages.
+        page: The number of the board's page.
         offset: Of the record in it, in bytes.
-        nbytes: Room of the record.
+        nbytes: Space of the record.
         serial: Its number, never 0.
     """
 
@@ -52,7 +52,7 @@ class BoardPlace(NamedTuple):
     serial: int
 
 
-_ANSWER = struct.Struct("<QIIIQ")  # version, and the place; its serial is 0 where the value is not posted
+_ANSWER = struct.Struct("<QIIIQ")  # version, and the place; its serial is 0 if the value is not posted
 
 
 def pack_answer(version: int, place: BoardPlace | None, value: bytes) -> bytes:
@@ -61,10 +61,10 @@ def pack_answer(version: int, place: BoardPlace | None, value: bytes) -> bytes:
 
 
 def open_answer(packed: bytes) -> tuple[int, BoardPlace | None, bytes]:
-    """Undo `pack_answer`: the version, where later ones will be, and the value.
+    """The inverse of `pack_answer`: the version, the place of later ones, and the value.
 
     Raises:
-        StoreError: It is cut short, or says that a value is posted where none can be.
+        StoreError: It is cut short, or gives an impossible place for a posted value.
     """
     if len(packed) < _ANSWER.size:
         raise StoreError(f"the controller's answer has {len(packed)} bytes, and {_ANSWER.size} or more were expected")
@@ -82,12 +82,12 @@ class _Posted:
 
 
 class ValueBoard:
-    """The controller's side. To be used in one thread."""
+    """The controller's side. For one thread."""
 
     def __init__(self) -> None:
         self._pages: list[tuple[memoryview, RDMABuffer]] = []
         self._used = PAGE_NBYTES  # of the last page
-        self._free: dict[int, list[tuple[int, int]]] = {}  # by room: page and offset
+        self._free: dict[int, list[tuple[int, int]]] = {}  # by space: page and offset
         self._posted: dict[str, _Posted] = {}
         self._serials = count(1)
 
@@ -95,7 +95,7 @@ class ValueBoard:
         return key in self._posted
 
     def place(self, key: str, version: int, value: bytes) -> BoardPlace | None:
-        """Where a value, posted now if it was not, and the versions after it are to be found; None: nowhere."""
+        """The place of a value and its later versions; posts the value if it was not posted. None: there is no place."""
         posted = self._posted.get(key)
         if posted is not None:
             return posted.place
@@ -106,7 +106,7 @@ class ValueBoard:
         return place
 
     def post(self, key: str, version: int, value: bytes) -> None:
-        """Replace what is posted of a key; an empty value, or one for which there is no room, takes it down."""
+        """Replace the posted value of a key; an empty value, or one without space, removes it."""
         posted = self._posted[key]
         if not value or _VALUE_AT + len(value) > posted.place.nbytes:
             self._take_down(key)
@@ -119,7 +119,7 @@ class ValueBoard:
         return self._pages[page][1]
 
     def close(self) -> None:
-        """Take everything down."""
+        """Remove everything."""
         for _, buffer in self._pages:
             buffer.drop()
         self._pages.clear()
@@ -147,7 +147,7 @@ class ValueBoard:
         try:
             memory = dataplane.empty_array(PAGE_NBYTES, np.uint8)
             self._pages.append((memory.data, RDMABuffer(memory, writable=False)))
-        except DataplaneError:  # the system has no memory left: readers go on asking
+        except DataplaneError:  # the system has no memory left: readers continue to ask
             return False
         self._used = 0
         return True
@@ -164,7 +164,7 @@ class ValueBoard:
 
 
 class BoardReader:
-    """What one client knows of the board. Thread-safe."""
+    """What one client knows about the board. Thread-safe."""
 
     def __init__(self) -> None:
         self._places: LRUCache[str, BoardPlace] = LRUCache(_KEPT_PLACES)
@@ -172,24 +172,24 @@ class BoardReader:
         self._lock = Lock()
 
     def learn(self, key: str, place: BoardPlace) -> None:
-        """A value is posted there."""
+        """Note where a value is posted."""
         with self._lock:
             self._places.put(key, place)
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Look for them no more."""
+        """Stop looking for these keys."""
         with self._lock:
             for key in keys:
                 self._places.pop(key)
 
     def missing_page(self, key: str) -> int | None:
-        """The page that has to be asked for before a key can be looked for; None: none."""
+        """The page to request before a key can be looked up; None: none."""
         with self._lock:
             place = self._places.get(key)
         return None if place is None or place.page in self._pages else place.page
 
     def add_page(self, page: int, buffer: RDMABuffer) -> None:
-        """Look there from now on, if the memory can be mapped here."""
+        """Use a page from now on, if its memory can be mapped here."""
         try:
             mapped = buffer.backend in ("shm", "local")
             if mapped:
@@ -199,7 +199,7 @@ class BoardReader:
         self._pages[page] = buffer if mapped else None
 
     def look(self, key: str) -> tuple[int, bytes] | None:
-        """The newest version of a value, and its bytes; None: ask for it."""
+        """The newest version of a value, and its bytes; None: ask the controller."""
         with self._lock:
             place = self._places.get(key)
         page = None if place is None else self._pages.get(place.page)
@@ -210,7 +210,7 @@ class BoardReader:
             try:
                 page.at(place.offset, place.nbytes).read_into(record).get()
             except DataplaneError:
-                break  # the controller will say what has become of the store, or nobody will
+                break  # the controller, if it still exists, reports the state of the store
             serial, version, nbytes = _HEAD.unpack_from(record, _DIGEST_NBYTES)
             if serial != place.serial:
                 break

@@ -1,6 +1,6 @@
 """A storage volume: an actor that owns memory into which publishers write one-sidedly.
 
-It is asked twice in the life of an arena, to allocate and to free it; writing and reading pass it by.
+It gets two requests in the life of an arena, to allocate and to free it; writes and reads do not involve it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Arena:
     writer: ProcessId
     memory: torch.Tensor
     buffer: RDMABuffer
-    cut: dict[str, int] = field(default_factory=dict)  # bytes given back to the system, by stretch
+    cut: dict[str, int] = field(default_factory=dict)  # bytes given back to the system, by range
 
     @property
     def nbytes(self) -> int:
@@ -47,7 +47,7 @@ class StorageVolume(Actor):
 
     @endpoint
     def identify(self) -> tuple[str, ProcessId]:
-        """The volume's id and the process that its memory lives and dies with."""
+        """The volume's id, and the process that owns its memory."""
         return self._id, this_process()
 
     @endpoint
@@ -55,7 +55,7 @@ class StorageVolume(Actor):
         """Make an arena of ``nbytes`` that ``writer`` may write to until it is freed.
 
         Returns:
-            A binding whose only buffer is the arena; its id is what `free` takes.
+            A binding whose only buffer is the arena; `free` takes its id.
 
         Raises:
             VolumeFullError: It would not fit next to the others.
@@ -72,7 +72,7 @@ class StorageVolume(Actor):
     def free(self, arenas: tuple[str, ...]) -> None:
         """Drop arenas. A handle that is still used raises an error. Unknown ids are ignored.
 
-        Stretches (`sections.section_id`) of an arena give their pages back to the system: they are not read any more.
+        Ranges (`sections.section_id`) of an arena give their pages back to the system: they are not read any more.
         """
         for name in arenas:
             whole, offset, nbytes = open_section_id(name)
@@ -84,7 +84,7 @@ class StorageVolume(Actor):
 
     @endpoint
     def free_writer(self, writer: ProcessId, keep: tuple[str, ...]) -> None:
-        """Drop the arenas of a dead publisher, but those that hold versions: they outlive it."""
+        """Drop the arenas of a dead publisher, except those with versions: they outlive it."""
         self._drop(lambda name, arena: arena.writer == writer and name not in keep)
 
     @endpoint

@@ -1,4 +1,4 @@
-"""Which rank of an SPMD job writes to which volume: on any number of hosts, and without variables of a launcher."""
+"""Which rank of an SPMD job writes to which volume: on any number of hosts, without a launcher's variables."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from skipper.torchstore.spmd.ranks import place_of
 
 
 class HostVolumes(HostStrategy):
-    """One volume for each host. Two hosts of one name, and HOSTNAME of the one from which srun was started, differ."""
+    """One volume per host, even if two hosts have the same name, or srun has passed on HOSTNAME of its own host."""
 
     @classmethod
     def get_volume_id(cls) -> str:
-        """The host's name, and what tells it from others of that name."""
+        """The host's name, and an id that distinguishes it from others with that name."""
         return f"{socket.gethostname()}-{zlib.crc32(this_network().encode()):08x}"
 
     @classmethod
@@ -27,7 +27,7 @@ class HostVolumes(HostStrategy):
 
 
 class RankVolumes(LocalRankStrategy):
-    """One volume for each rank, named by its number among all ranks."""
+    """One volume per rank, named by its number among all ranks."""
 
     def __init__(self, store_name: str) -> None:
         self._store_name = store_name
@@ -38,10 +38,10 @@ class RankVolumes(LocalRankStrategy):
         return str(current_rank().rank)
 
     def choose(self, volumes: tuple[str, ...]) -> str:
-        """That of this rank; for a process that a rank has started, that of the rank, if it has inherited its RANK.
+        """The volume of this rank; a process that a rank has started uses the rank's volume, if it has inherited RANK.
 
         Raises:
-            StrategyError: This process is no rank, nor has it anything from one.
+            StrategyError: This process is not a rank, and has not inherited RANK from one.
         """
         place = place_of(self._store_name)
         if place is not None:

@@ -3,7 +3,7 @@
     backend        what the process knows of it
     peer, staging  an owner: copies, batches, atomic operations; GPU memory through host memory
     run            one operation from its submission to its end
-    connector      makes the connection to one owner, and makes it anew
+    connector      makes the connection to one owner, and makes it again
     engine         posts, waits for completions, keeps deadlines (lock: its mutex)
     connection     the ports of this process (rails), connections over them, send queues and their credits
     handshake      how two processes tell each other their queue pairs
