@@ -95,7 +95,7 @@ class ValueBoard:
         return key in self._posted
 
     def place(self, key: str, version: int, value: bytes) -> BoardPlace | None:
-        """The place of a value and its later versions; posts the value if it was not posted. None: there is no place."""
+        """The place of a value and its later versions; posts the value if needed. None: there is no place."""
         posted = self._posted.get(key)
         if posted is not None:
             return posted.place
