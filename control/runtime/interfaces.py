@@ -144,9 +144,10 @@ class MeshPlaces:
     Attributes:
         mesh: the mesh.
         rank_of: its first member in each process.
+        lost: the processes of whose end it was told. That of one that was forgotten since may be learned once more.
     """
 
-    __slots__ = ("_alive", "mesh", "rank_of")
+    __slots__ = ("_alive", "lost", "mesh", "rank_of")
 
     def __init__(self, mesh: OwnedMesh) -> None:
         self.mesh = mesh
@@ -154,12 +155,15 @@ class MeshPlaces:
         for rank, member in enumerate(mesh.root_members):
             self.rank_of.setdefault(member.id, rank)
         self._alive: set[str] | None = None
+        self.lost: set[str] = set()
 
     def lose(self, process_id: str, is_gone: Callable[[str], bool]) -> bool:
         """Note that a process is gone; returns whether it was the last."""
         if self._alive is None:
             self._alive = {each for each in self.rank_of if not is_gone(each)}
         self._alive.discard(process_id)
+        if process_id in self.rank_of:
+            self.lost.add(process_id)
         return not self._alive
 
 
@@ -199,8 +203,9 @@ class OwnedMeshes:
         self._places.pop(uid, None)
 
     def with_member_in(self, process_id: str) -> list[tuple[OwnedMesh, int]]:
-        """The meshes with members in a process, each with the rank of the first. On the loop thread."""
-        found = [(mesh, self._places_of(mesh).rank_of.get(process_id)) for mesh in self.all()]
+        """The meshes with members in a process that they have not lost, each with its first rank. On the loop thread."""
+        places = [self._places_of(mesh) for mesh in self.all()]
+        found = [(each.mesh, each.rank_of.get(process_id)) for each in places if process_id not in each.lost]
         return [(mesh, rank) for mesh, rank in found if rank is not None]
 
     def lose(self, process_id: str, is_gone: Callable[[str], bool]) -> None:

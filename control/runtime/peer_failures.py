@@ -128,7 +128,7 @@ class PeerFailures:
             except ControlError as error:
                 reason = f"so is the process that launched it: {error}"
             if not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._told_of_end, peer, reason)
+                self._loop.call_soon_threadsafe(self._told_by_launcher, peer, reason)
 
         exit_reason.add_done_callback(told)
 
@@ -151,6 +151,11 @@ class PeerFailures:
         """Give up a process on another host: its launcher has not reported its end, so it may live."""
         self._remote_launch.give_up(peer, reason)
         self._told_of_end(peer, reason)
+
+    def _told_by_launcher(self, peer: ProcessRef, reason: str) -> None:
+        # Where its end is known already, that may be forgotten again by now, with so many others: it is no second end.
+        if peer.id in self._watched:
+            self._told_of_end(peer, reason)
 
     def _told_of_end(self, peer: ProcessRef, reason: str) -> None:
         if (timer := self._late.pop(peer.id, None)) is None:

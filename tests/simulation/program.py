@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from skipper.control.runtime import peer_failures
 from tests.simulation import faults, schedule
 from tests.simulation.schedule import Outcome
 
@@ -85,6 +86,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="begin no schedule after so long (default: 60, or no bound)")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="how many play at a time")
     parser.add_argument("--hosts", type=int, help="how many hosts each job has (default: as the seed says)")
+    parser.add_argument("--remembered", type=int, help="how many dead processes each remembers (default: as it does)")
     parser.add_argument("--plant", choices=sorted(faults.PLANTED), help="plant a fault that has to be found")
     parser.add_argument("--planted", action="store_true", help="plant each fault, and find it")
     asked = parser.parse_args()
@@ -97,6 +99,8 @@ def main() -> None:
         found = _find_planted(asked)
         print(json.dumps(found))
         sys.exit(None in found.values())
+    if asked.remembered is not None:
+        peer_failures._KEPT_REASONS = asked.remembered
     if asked.plant:
         faults.PLANTED[asked.plant]()
     if asked.seed is not None:

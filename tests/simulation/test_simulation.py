@@ -32,6 +32,13 @@ def test_no_schedule_breaks_an_invariant() -> None:
     assert {"kill", "break", "stall", "freeze", "vanish", "partition"} <= summary["faults"].keys()
 
 
+def test_whoever_ends_more_processes_than_it_remembers_is_told_of_each_once() -> None:
+    """In a job of some hundred hosts, what is known of the first that end is forgotten before the last has ended."""
+    status, summary, complaints = run("--count", "40", "--hosts", "6", "--remembered", "8")
+    assert (status, complaints) == (0, "")
+    assert summary["processes"] > 40 * 12
+
+
 def test_a_seed_plays_the_same_schedule_again() -> None:
     first, again = (run("--seed", "42", hash_seed=seed)[1] for seed in ("1", "2"))
     assert first == again
