@@ -91,6 +91,9 @@ def _owners_are_told_twice() -> None:
 
     def process_gone(self: Any, peer: Any, loss: Any, is_gone: Any) -> None:
         original(self, peer, loss, lambda process_id: False)
+        for owner in self._owners():
+            for places in owner.meshes._places.values():
+                places.lost.discard(peer.id)
         original(self, peer, loss, is_gone)
 
     original = Ownership.process_gone
