@@ -203,7 +203,7 @@ class OwnedMeshes:
         self._places.pop(uid, None)
 
     def with_member_in(self, process_id: str) -> list[tuple[OwnedMesh, int]]:
-        """The meshes with members in a process that they have not lost, each with its first rank. On the loop thread."""
+        """The meshes that have members in a process and have not lost it, with its first rank. On the loop thread."""
         places = [self._places_of(mesh) for mesh in self.all()]
         found = [(each.mesh, each.rank_of.get(process_id)) for each in places if process_id not in each.lost]
         return [(mesh, rank) for mesh, rank in found if rank is not None]
