@@ -6,7 +6,7 @@ Both become what `dataclasses` makes of them, in a fraction of the time.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -19,14 +19,14 @@ def growing(cls: type[T]) -> type[T]:
     left out.
     """
     quickly_pickled(cls)
-    fields = dataclasses.fields(cls)  # type: ignore[arg-type]  # it is one
-    slots = _slots_of(cls)
+    names = _names_of(cls)
+    defaults = {field.name: field.default for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # it is one
 
     def set_state(self: T, state: Sequence[Any]) -> None:
-        for put, value in zip(slots, state, strict=False):
-            put(self, value)
-        for put, field in zip(slots[len(state) :], fields[len(state) :], strict=True):
-            put(self, field.default)
+        for name, value in zip(names, state, strict=False):
+            _put(self, name, value)
+        for name in names[len(state) :]:
+            _put(self, name, defaults[name])
 
     cls.__setstate__ = set_state  # type: ignore[attr-defined]
     return cls
@@ -34,21 +34,23 @@ def growing(cls: type[T]) -> type[T]:
 
 def quickly_pickled(cls: type[T]) -> type[T]:
     """Have a frozen dataclass with slots look its fields up once, not for each object that is pickled or unpickled."""
-    slots = _slots_of(cls)
-    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]  # it is one
+    names = _names_of(cls)
 
     def get_state(self: T) -> list[Any]:
         return [getattr(self, name) for name in names]
 
     def set_state(self: T, state: Sequence[Any]) -> None:
-        for put, value in zip(slots, state, strict=True):
-            put(self, value)
+        for name, value in zip(names, state, strict=True):
+            _put(self, name, value)
 
     cls.__getstate__ = get_state  # type: ignore[method-assign, assignment]
     cls.__setstate__ = set_state  # type: ignore[attr-defined]
     return cls
 
 
-def _slots_of(cls: type) -> list[Callable[[Any, Any], None]]:
-    """What sets the fields of an object of a class, although it is frozen."""
-    return [getattr(cls, field.name).__set__ for field in dataclasses.fields(cls)]
+def _names_of(cls: type) -> list[str]:
+    """The names of the fields. A class that is pickled by value has no slots yet when its functions are unpickled."""
+    return [field.name for field in dataclasses.fields(cls)]
+
+
+_put = object.__setattr__
