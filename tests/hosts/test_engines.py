@@ -155,6 +155,10 @@ def test_an_engine_that_comes_late_gets_the_current_version_from_another_engine(
     assert capture.nbytes_between(net.machines[0].address, net.machines[2].address) < NBYTES // 2
 
 
+def holds_no_more(now: dict[str, int], before: dict[str, int]) -> bool:
+    return all(now[what] <= before[what] for what in before)
+
+
 def test_five_trainers_in_succession_feed_the_same_engines_of_other_machines(net: Network, start: Starts) -> None:
     engines = [start(machine) for machine in net.machines[1:3]]
     held: list[list[dict[str, int]]] = []
@@ -169,8 +173,9 @@ def test_five_trainers_in_succession_feed_the_same_engines_of_other_machines(net
                 assert engine.do("load", after=step - 1) == [step, 10 * number + step, 10 * number + step]
         kill(trainer)
         held.append([engine.do("resources") for engine in engines])
-    for first, last in zip(held[1], held[-1], strict=True):
-        assert last == first
+    for engine, second in zip(engines, held[1], strict=True):  # the first trainer's modules are imported by then
+        # A thread of the last trainer's connections may still be about to end.
+        wait_until(lambda: holds_no_more(engine.do("resources"), second), f"it holds what it did: {second}")  # noqa: B023
     for engine, machine in zip(engines, net.machines[1:3], strict=True):
         assert engine.do("leave") is True
         kill(engine)
