@@ -217,9 +217,8 @@ class Relays:
             self._loop.call_soon_threadsafe(self._loop.call_later, delay_s, call, *arguments)
 
     def _forget(self, caster: ProcessRef) -> None:
+        """Forget a caster that is gone, and what waits for a message that was lost with it: nothing comes past a gap."""
         with self._lock:
-            while (order := self._orders.get(caster.id)) is not None and order.skip():
-                self._go_on(caster)
             self._orders.pop(caster.id, None)
             for relay in [relay for relay in self._relays.values() if relay.origin.id == caster.id]:
                 self._close(relay)

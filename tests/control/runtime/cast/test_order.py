@@ -344,6 +344,27 @@ def test_what_died_with_a_node_of_a_route_that_was_given_up_is_not_waited_for_fo
     assert process.seen == [1, 3]
 
 
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.one_of(ACTIONS, st.tuples(st.just("kill"), st.integers(1, SIZE - 1))), min_size=8, max_size=50),
+    st.lists(st.integers(0, 99), min_size=1, max_size=20),
+)
+def test_of_a_caster_that_dies_nothing_comes_past_what_was_lost_with_it(actions: list[Any], order: list[int]) -> None:
+    world = World()
+    for name, *arguments in actions:
+        getattr(world, name)(*arguments)
+    world.kill(0)
+    turn = 0
+    while world.step(order[turn % len(order)] + turn):
+        turn += 1
+    for process in world.processes[1:]:
+        later: Any = process.relays._loop
+        for call, arguments in later.later:
+            call(*arguments)
+        if process.me.id not in world.dead:
+            assert process.seen == world.said[process.me.id][: len(process.seen)], process.me.name
+
+
 @given(st.permutations(range(1, 9)), st.integers(0, 8))
 def test_numbers_come_out_in_order(numbers: list[int], begins_at: int) -> None:
     order: ArrivalOrder[str] = ArrivalOrder()
