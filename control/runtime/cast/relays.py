@@ -217,7 +217,7 @@ class Relays:
             self._loop.call_soon_threadsafe(self._loop.call_later, delay_s, call, *arguments)
 
     def _forget(self, caster: ProcessRef) -> None:
-        """Forget a caster that is gone, and what waits for a message that was lost with it: nothing comes past a gap."""
+        """Forget a caster that is gone, and what waits for a message that was lost with it: that leaves no gap."""
         with self._lock:
             self._orders.pop(caster.id, None)
             for relay in [relay for relay in self._relays.values() if relay.origin.id == caster.id]:
