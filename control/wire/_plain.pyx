@@ -50,26 +50,11 @@ def pickle_arguments(tuple args not None, dict kwargs not None):
     cdef char *end = pickled + MOST_NBYTES_
     cdef Containers containers
     containers.depth = containers.count = 0
-    cdef char *at = _begin(pickled)
-    at[0] = b"("
-    at += 1
-    for value in args:
-        at = _put_value(at, end, value, &containers)
-        if at == NULL:
-            return None
-    at[0], at[1] = b"t", b"}"
-    at += 2
-    if kwargs:
-        at[0] = b"("
-        at += 1
-        for name, value in kwargs.items():
-            at = _put_value(at, end, name, &containers)
-            if at != NULL:
-                at = _put_value(at, end, value, &containers)
-            if at == NULL:
-                return None
-        at[0] = b"u"
-        at += 1
+    cdef char *at = _put_items(_begin(pickled), end, args, b"t", &containers)
+    if at != NULL:
+        at = _put_dict(at, end, kwargs, &containers)
+    if at == NULL:
+        return None
     at[0] = b"\x86"
     return _ended(pickled, at + 1)
 
@@ -135,9 +120,10 @@ cdef char *_put_container(char *at, char *end, values, kind, Containers *contain
         return NULL
     containers.depth += 1
     if kind is tuple:
-        at = _put_tuple(at, end, values, containers)
+        at = _put_items(at, end, values, b"t", containers)
     elif kind is list:
-        at = _put_list(at, end, values, containers)
+        at[0] = b"]"
+        at = _put_items(at + 1, end, values, b"e", containers)
     else:
         at = _put_dict(at, end, values, containers)
     containers.depth -= 1
@@ -158,31 +144,25 @@ cdef bint _is_first(container, Containers *containers) noexcept:
     return True
 
 
-cdef char *_put_tuple(char *at, char *end, tuple values, Containers *containers) except? NULL:
+cdef char *_put_items(char *at, char *end, values, char what, Containers *containers) except? NULL:
+    """Write the values of a tuple or list, and ``what`` they become."""
     at[0] = b"("
     at += 1
     for value in values:
         at = _put_value(at, end, value, containers)
         if at == NULL:
             return NULL
-    at[0] = b"t"
-    return at + 1
-
-
-cdef char *_put_list(char *at, char *end, list values, Containers *containers) except? NULL:
-    at[0], at[1] = b"]", b"("
-    at += 2
-    for value in values:
-        at = _put_value(at, end, value, containers)
-        if at == NULL:
-            return NULL
-    at[0] = b"e"
+    at[0] = what
     return at + 1
 
 
 cdef char *_put_dict(char *at, char *end, dict values, Containers *containers) except? NULL:
-    at[0], at[1] = b"}", b"("
-    at += 2
+    at[0] = b"}"
+    at += 1
+    if not values:
+        return at
+    at[0] = b"("
+    at += 1
     for key, value in values.items():
         at = _put_value(at, end, key, containers)
         if at != NULL:
