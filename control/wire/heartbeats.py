@@ -54,7 +54,6 @@ class Heartbeats:
     ) -> None:
         self._me = me
         self._script_id = script_id
-        self._pid = pid
         self._links = links
         self._silence_s = silence_s
         self._unresponsive_s = unresponsive_s
