@@ -18,6 +18,11 @@ from skipper.control.services.replica_controller import ReplicaController
 from skipper.control.services.request_sequencer import RequestSequencer
 from skipper.control.services.router import Router
 from skipper.control.wire.link import Link
+from skipper.torchstore.clients.controller_link import ControllerLink, HeldLeases
+from skipper.torchstore.controller.history import History
+from skipper.torchstore.controller.journal import Journal
+from skipper.torchstore.controller.state import Answers
+from skipper.torchstore.controller.volumes import Volumes
 
 
 def _order_is_not_kept() -> None:
@@ -153,6 +158,70 @@ def _pairs_that_are_cut_stay() -> None:
     RequestSequencer._refuse = lambda self, port, method, error: self._pass_on(port, method, error)  # type: ignore[method-assign]
 
 
+def _a_journal_loses_a_record() -> None:
+    """One of eight changes is not written."""
+
+    def append(self: Any, record: bytes) -> None:
+        if sum(record) % 8:
+            original(self, record)
+
+    original = Journal.append
+    Journal.append = append  # type: ignore[method-assign]
+
+
+def _requests_that_come_again_are_done_again() -> None:
+    """A controller does not look whether it has answered a request."""
+    Answers.find = lambda self, client, request: None  # type: ignore[method-assign]
+
+
+def _memory_is_reused_while_it_is_read() -> None:
+    """Versions are retired though readers hold leases."""
+
+    def reap(self: Any) -> Any:
+        leases = [(version, dict(version.leases)) for version in self.draining]
+        for version, _ in leases:
+            version.leases.clear()
+        return original(self)
+
+    original = History.reap
+    History.reap = reap  # type: ignore[method-assign]
+
+
+def _leases_of_the_dead_are_kept() -> None:
+    """A reader that dies holds its versions for ever."""
+
+    def process_died(self: Any, process: Any, reason: str) -> None:
+        leases = [(version, dict(version.leases)) for version in self._all()]
+        original(self, process, reason)
+        for version, before in leases:
+            version.leases.update(before)
+
+    original = History.process_died
+    History.process_died = process_died  # type: ignore[method-assign]
+
+
+def _leases_are_not_given_back_again() -> None:
+    """A release that its controller did not get is not sent to the next one, which takes the lease for held."""
+
+    def after(self: Any, life: int, timeout: float) -> Any:
+        leases, batches = original(self, life, timeout)
+        return leases | given_back, batches
+
+    def give_back(self: Any, leases: Any, batch: int, call: Any) -> None:
+        given_back.update(leases)
+        call(self.actor)
+
+    given_back: set[tuple[str, int]] = set()
+    original = HeldLeases.after
+    HeldLeases.after = after  # type: ignore[method-assign]
+    ControllerLink.give_back = give_back  # type: ignore[method-assign]
+
+
+def _memory_of_dead_publishers_is_kept() -> None:
+    """Nobody tells the volumes that a publisher is dead."""
+    Volumes.free_writer = lambda self, writer, keep: None  # type: ignore[method-assign]
+
+
 PLANTED: dict[str, Callable[[], None]] = {
     plant.__name__.strip("_").replace("_", "-"): plant
     for plant in (
@@ -175,6 +244,12 @@ PLANTED: dict[str, Callable[[], None]] = {
         _dead_replicas_are_not_replaced,
         _requests_wait_for_replicas_out_of_reach,
         _pairs_that_are_cut_stay,
+        _a_journal_loses_a_record,
+        _requests_that_come_again_are_done_again,
+        _memory_is_reused_while_it_is_read,
+        _leases_of_the_dead_are_kept,
+        _leases_are_not_given_back_again,
+        _memory_of_dead_publishers_is_kept,
     )
 }
 """By name. Each is planted for good into the process that calls it."""

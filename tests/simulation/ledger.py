@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from skipper.control import ActorMesh, Future, MeshFailure
     from tests.simulation.processes import Cluster, SimulatedProcess
     from tests.simulation.services import Served
+    from tests.simulation.stores import Stored
     from tests.simulation.world import World
 
 
@@ -148,6 +149,8 @@ class Ledger:
         """What others than the script own."""
         self.served: Served | None = None
         """A service, where the job has one."""
+        self.stored: Stored | None = None
+        """A store, where the job has one."""
         self.is_stopping = False
         """Whether everything is stopped in good order."""
         self.answers = self.errors = 0
@@ -201,14 +204,14 @@ class Ledger:
         )
 
     def _is_out_of_reach(self, who: SimulatedProcess, other: SimulatedProcess) -> bool:
-        above = self._above(other)
+        above = self.above(other)
         ends = [other] if above is None else [other, above]
         if who is not other and any(end.is_dead for end in ends):
             return True
         pairs = [(who, end) for end in ends] + ([] if above is None else [(above, other)])
         return any(frozenset((one.id, another.id)) in self.hurt for one, another in pairs)
 
-    def _above(self, process: SimulatedProcess) -> SimulatedProcess | None:
+    def above(self, process: SimulatedProcess) -> SimulatedProcess | None:
         """Who tells others that a process has ended."""
         if process.is_host:
             return self.cluster.script
@@ -232,6 +235,8 @@ class Ledger:
                 yield from self._not_come(sayer)
         if self.served is not None:
             yield from self.served.missing()
+        if self.stored is not None:
+            yield from self.stored.missing()
         yield from self._not_told()
         yield from self._not_ended()
         for owned in self.owned:
@@ -242,7 +247,7 @@ class Ledger:
         """What the script has lost ends, as long as its launcher is there to end it."""
         script = self.cluster.script
         for process in self.cluster.processes:
-            above = self._above(process)
+            above = self.above(process)
             if process.is_dead or above is None or not above.is_host or self._is_out_of_reach(script, above):
                 continue
             if self.cluster.root.has_lost(process.id):

@@ -97,7 +97,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return False
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        self._world.violation(f"{self._owner}: {context.get('message')}: {context.get('exception')!r}")
+        if not self._owner.is_dead:  # whose tasks nobody ends
+            self._world.violation(f"{self._owner}: {context.get('message')}: {context.get('exception')!r}")
 
 
 class ActorLoop(VirtualLoop):

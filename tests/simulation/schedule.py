@@ -15,12 +15,15 @@ from skipper.control.model import settings as bounds
 from skipper.control.model.errors import ControlError, LinkError, SupervisionError
 from skipper.control.wire.process_ref import ProcessRef
 from tests.simulation import ledger as ledgers
-from tests.simulation import processes, services
+from tests.simulation import memory as memories
+from tests.simulation import processes, services, stores
 from tests.simulation import world as worlds
 from tests.simulation.ledger import Ledger, Owned, Sayer
+from tests.simulation.memory import Memories
 from tests.simulation.network import Ether, VirtualStream, Weather
 from tests.simulation.processes import Cluster, SimulatedProcess
 from tests.simulation.services import Served
+from tests.simulation.stores import Part, Stored
 from tests.simulation.world import BEGIN_S, ProcessKilledError, World
 
 QUIET_HEARTBEAT_S = 600.0
@@ -33,6 +36,10 @@ _AFTER_S = 0.02
 _LOOK_S = 2.0
 SERVING = 0.25
 """The part of the jobs that have a service."""
+STORING = 0.25
+"""The part of the jobs that have a store."""
+_STORE_S = 4.0
+"""A store is used for so long, with the time that it takes to begin."""
 BOUND_S = 90.0
 """Everything ends within this, after the last that happens to the job."""
 
@@ -152,6 +159,7 @@ class Schedule:
         self.cluster = Cluster(world, Ether(world, weather), hosts)
         self.ledger = Ledger(world, self.cluster)
         ledgers.play(self.ledger)
+        memories.play(Memories(world, self.cluster))
         self.cluster.root.on_failure = self.ledger.told
         self.faults: list[str] = []
         self.crowds: list[ActorMesh[Any]] = []
@@ -164,6 +172,10 @@ class Schedule:
         self.until_s = BEGIN_S + chance.choice((1.0, 3.0, 5.0))
         self.service_chance = random.Random(f"service {seed}")
         self.is_serving = self.service_chance.random() < SERVING
+        self.store_chance = random.Random(f"store {seed}")
+        self.is_storing = self.store_chance.random() < STORING
+        if self.is_storing:
+            self.until_s = max(self.until_s, BEGIN_S + _STORE_S)
 
     def play(self) -> Outcome:
         """Let it all happen."""
@@ -171,6 +183,8 @@ class Schedule:
         world.at(BEGIN_S, cluster.script, self._begin)
         if self.is_serving:
             world.at(BEGIN_S, cluster.script, self._serve)
+        if self.is_storing:
+            world.at(BEGIN_S, cluster.script, self._store)
         acts = [BEGIN_S + self.chance.random() * (self.until_s - BEGIN_S) for _ in range(self.chance.randrange(20, 60))]
         for when_s in acts:
             world.at(when_s, cluster.script, self._act)
@@ -182,7 +196,7 @@ class Schedule:
         quiet = 0
         while world.now_s < bound_s and quiet < 2:  # what is not missing any more does not come twice, either
             world.run(world.now_s + _LOOK_S)
-            quiet = 0 if any(self._missing()) else quiet + 1
+            quiet = 0 if self._is_frozen() or any(self._missing()) else quiet + 1
         for what in self._missing():
             world.violation(what)
         if self.stops and not world.wrong:
@@ -198,9 +212,17 @@ class Schedule:
             world.digest,
         )
 
+    def _is_frozen(self) -> bool:
+        """Whether a process does nothing for some time; nobody need wait for it, so that only its end shows it."""
+        now_s = self.world.now_s
+        return any(each.stalled_until_s > now_s and not each.is_dead for each in self.cluster.processes)
+
     def close(self) -> None:
         """Let go of everything."""
         worlds.forget_tasks()
+        stores.forget()
+        memories.current().close_all()
+        memories.play(None)
         worlds.play(None)
         ledgers.play(None)
 
@@ -210,8 +232,7 @@ class Schedule:
         told = sum(self.cluster.root.told.values())
         ends: list[Any] = []
         self.ledger.is_stopping = True
-        served = [] if self.ledger.served is None else [self.ledger.served.service]
-        world.at(world.now_s, script, lambda: ends.extend(each.stop() for each in (*served, *self.procs)))
+        world.at(world.now_s, script, self._stop, ends)
         bound_s = world.now_s + 2 * bounds.settings().stop_timeout_s
         while world.now_s < bound_s and any(self._left(ends)):
             world.run(world.now_s + _LOOK_S)
@@ -219,6 +240,19 @@ class Schedule:
             world.violation(what)
         if sum(self.cluster.root.told.values()) != told:
             world.violation("the script was told of failures by a stop in good order")
+
+    def _stop(self, ends: list[Any]) -> None:
+        """Stop what there is, a store first: its processes are its own."""
+        served = [] if self.ledger.served is None else [self.ledger.served.service]
+        procs = self.procs if self.ledger.stored is None else [*self.procs, *self.ledger.stored.procs]
+
+        def stop(_: object) -> None:
+            ends.extend(each.stop() for each in (*served, *procs))
+
+        if self.ledger.stored is None:
+            stop(None)
+        else:
+            self.ledger.stored.teardown().add_done_callback(stop)
 
     def _left(self, ends: list[Any]) -> Iterator[str]:
         """What has not been stopped."""
@@ -253,6 +287,23 @@ class Schedule:
             if chance.random() < 0.5:
                 when_s = BEGIN_S + chance.random() * (self.until_s - BEGIN_S)
                 self.world.at(when_s, None, self._break_within_service, is_broken)
+
+    def _store(self) -> None:
+        chance = self.store_chance
+        hosts = self._all_hosts() if self.cluster.hosts and chance.random() < 0.7 else None
+        stored = self.ledger.stored = Stored(self.ledger, chance, hosts)
+        acts = [BEGIN_S + chance.uniform(0.3, 1.0) * (self.until_s - BEGIN_S) for _ in range(chance.randrange(10, 50))]
+        for when_s in acts:
+            self.world.at(when_s, self.cluster.script, stored.act)
+        for part, likelihood in (
+            (Part.CONTROLLER, 0.6),
+            (Part.CONTROLLER, 0.6),
+            (Part.VOLUME, 0.4),
+            (Part.CLIENT, 0.3),
+        ):
+            if chance.random() < likelihood:
+                when_s = chance.choice(acts) + chance.expovariate(1 / _AFTER_S)
+                self.world.at(when_s, None, self._kill_of_store, stored, part)
 
     def _spawn_crowd(self) -> None:
         hosts = self._hosts()
@@ -340,7 +391,7 @@ class Schedule:
 
     def _befall(self) -> None:
         chance, cluster = self.chance, self.cluster
-        alive = [each for each in cluster.processes if not each.is_dead]
+        alive = [each for each in cluster.processes if not (each.is_dead or self._is_spared(each))]
         mortal = [each for each in alive if each is not cluster.script]
         if not mortal:
             return
@@ -353,6 +404,8 @@ class Schedule:
         elif what < 0.7:
             self._break()
         elif what < 0.8 or not self.is_silent:
+            if self.ledger.stored is not None:  # which has to survive that, too
+                victim = chance.choice([each for each in cluster.processes if not each.is_dead])
             seconds = chance.random() * (SURVIVED * self.heartbeat_s if self.is_silent else 3.0)
             self._note("stall", f"{victim} does nothing for {seconds:.3f} s")
             victim.stall(seconds)
@@ -377,7 +430,19 @@ class Schedule:
         self.ledger.hurt.add(frozenset((one.id, other.id)))
 
     def _break(self) -> None:
-        self._break_one([stream for stream in self.cluster.ether.streams if stream.other_owner], self.chance)
+        streams = [stream for stream in self.cluster.ether.streams if stream.other_owner]
+        spared = [each for each in streams if self._is_spared(each.owner) or self._is_spared(each.other_owner)]
+        self._break_one([stream for stream in streams if stream not in spared], self.chance)
+
+    def _is_spared(self, process: SimulatedProcess | None) -> bool:
+        stored = self.ledger.stored
+        return stored is not None and process is not None and stored.spares(process)
+
+    def _kill_of_store(self, stored: Stored, part: Part) -> None:
+        victim = stored.victim(part)
+        if victim is not None and not victim.is_dead:
+            self._note("kill", f"{victim}, of the store, is killed")
+            victim.die()
 
     def _break_within_service(self, is_chosen: Callable[[VirtualStream], bool]) -> None:
         """Break all such streams of one process."""
@@ -499,6 +564,8 @@ def begin() -> None:
     worlds.install()
     processes.install()
     services.install()
+    memories.install()
+    stores.install()
     gc.disable()  # `program` has schedules played by processes that end soon
     gc.collect()
     gc.freeze()

@@ -219,8 +219,10 @@ class Served:
             yield f"the service is not whole: {self._states}"
         if not self._is_answering:
             yield "the service does not answer"
-        alive = [each for each in self._processes() if not (each.is_dead or self.ledger.is_lost(script, each.id))]
-        if len(alive) != self.count * self.procs:
+        alive = [each for each in self._processes() if not each.is_dead]
+        known = [each for each in alive if not self.ledger.is_lost(script, each.id)]
+        # A process that may be taken for lost need not be: one that froze while it was being dialed.
+        if not len(known) <= self.count * self.procs <= len(alive):
             yield f"{self.count} replicas have {len(alive)} processes: {', '.join(map(str, alive))}"
 
     def _look(self) -> None:

@@ -243,7 +243,7 @@ def _token_hex(nbytes: int | None = None) -> str:
     return _token_bytes(nbytes).hex()
 
 
-class _Thread:
+class Thread:
     """What `Ending` does on a thread of its own happens in a moment; while it waits, other things do."""
 
     def __init__(self, target: Callable[..., object], args: Sequence[Any], name: str, daemon: bool) -> None:
@@ -256,7 +256,7 @@ class _Thread:
 
 
 class _Threads:
-    Thread = _Thread
+    Thread = Thread
 
 
 def install() -> None:
