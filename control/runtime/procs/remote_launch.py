@@ -55,7 +55,8 @@ class RemoteLaunch:
         self._asked: dict[str, list[Promise[str]]] = {}
         """Futures for the addresses of processes that are not up yet. On the loop thread."""
         self._to_end: set[str] = set()
-        self._ours: set[str] = set()
+        self._ours: dict[str, ProcessRef] = {}
+        """The host of each process that was launched there for an actor of this process."""
         self._adopted: dict[int, Callable[[], Future[None]]] = {}
         self._lock = threading.Lock()
         self._unknown: dict[str, list[Promise[str]]] = {}
@@ -135,7 +136,7 @@ class RemoteLaunch:
 
         answer.add_done_callback(told)
         for member in order.members:
-            self._ours.add(member.id)
+            self._ours[member.id] = host
             self._watch(member)
 
     def stop_mesh(self, uid: int, members: Sequence[ProcessRef], timeout: float) -> Future[None]:
@@ -163,11 +164,12 @@ class RemoteLaunch:
     def give_up(self, process: ProcessRef, reason: str) -> None:
         """Have a process killed that was launched for this one and is lost to it; its launcher thinks it is alive.
 
-        Others might still reach it, and wait for what it does not pass on.
+        Others might still reach it, and wait for what it does not pass on. A process that has dialed this one has not
+        said who launched it.
         """
-        if process.launcher is not None:
+        if (host := self._ours.get(process.id)) is not None:
             verdict = f"was killed because its owner's process has lost the connection to it: {reason}"
-            self._requester.request(process.launcher, KILL_GIVEN_UP, (process.id, verdict))
+            self._requester.request(host, KILL_GIVEN_UP, (process.id, verdict))
 
     def _launchers(self, members: Sequence[ProcessRef]) -> tuple[bool, tuple[ProcessRef, ...]]:
         """Whether this process has launched some of these, and the other launchers: members may have been replaced."""
@@ -260,7 +262,7 @@ class RemoteLaunch:
     def gone(self, peer: ProcessRef, reason: str) -> None:
         """End what the process had launched here, and the futures that wait for it."""
         self._to_end.discard(peer.id)
-        self._ours.discard(peer.id)
+        self._ours.pop(peer.id, None)
         if (known := self._hosts.pop(peer.id, None)) is not None:
             known[1].set_result(reason)
         for promise in self._asked.pop(peer.id, ()):
