@@ -277,7 +277,7 @@ class RemoteStore:
         actor = self.info.volumes[volume]
         end, clock = time.monotonic() + check_seconds("timeout", timeout), 0
         while True:
-            allocated = actor.allocate.call_one(this_process(), nbytes)
+            allocated = actor.allocate.call_one(this_process(), nbytes, self.info.client)
             try:
                 self.calls += 1
                 return await ask(allocated, timeout)

@@ -489,8 +489,8 @@ class StoreController(Actor):
         if self._volumes is not None:
             for volume, arenas in effects.freed.items():
                 self._volumes.free(volume, tuple(arenas))
-            for process, kept in effects.dead:
-                self._volumes.free_writer(process, kept)
+            for dead in effects.dead:
+                self._volumes.free_writer(dead.process, dead.kept, dead.clients_below)
 
     def _process_died(self, process: ProcessId) -> None:
         volumes = self._volumes.living_in(process) if self._volumes is not None else []

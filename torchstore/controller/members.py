@@ -36,6 +36,11 @@ class Members:
         self._alive.add(process)
         return number
 
+    @property
+    def upcoming(self) -> int:
+        """The number that the next client gets; those of all clients until now are lower."""
+        return self._numbers.upcoming
+
     def holds(self, process: ProcessId) -> bool:
         """Whether a process has a client, and has not died."""
         return process in self._alive

@@ -101,17 +101,32 @@ class Command(NamedTuple):
     oldest: int = 0
 
 
+class DeadWriter(NamedTuple):
+    """A process that no longer uses its memory.
+
+    Attributes:
+        process: The process.
+        kept: The parts of its memory that versions still use.
+        clients_below: Its clients have lower numbers. If the process joins the job again, its next client has this
+            number or a higher one.
+    """
+
+    process: ProcessId
+    kept: tuple[str, ...]
+    clients_below: int
+
+
 @dataclass(slots=True)
 class Effects:
     """What volumes must learn. Telling them twice does no harm.
 
     Attributes:
         freed: Arenas, and ranges of arenas, by volume.
-        dead: Processes that no longer use their memory, each with the parts that versions still use.
+        dead: Processes that have died, or have left the job.
     """
 
     freed: dict[str, list[str]] = field(default_factory=dict)
-    dead: list[tuple[ProcessId, tuple[str, ...]]] = field(default_factory=list)
+    dead: list[DeadWriter] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.freed or self.dead)
@@ -133,7 +148,7 @@ class StoreState:
         self._known = KnownRecords()
         self._batches = Batches(self.index, self._known, self._ledger, self._shared)
         self._answers = Answers()
-        self._dead: LRUCache[ProcessId, bool] = LRUCache(_DEAD)
+        self._dead: LRUCache[ProcessId, int] = LRUCache(_DEAD)
         self._effects: Effects | None = None
         self.on_change: Callable[[History], None] = _nothing
 
@@ -184,8 +199,10 @@ class StoreState:
 
     def all_effects(self) -> Effects:
         """What volumes may not have learned from a controller that is gone."""
-        kept = self.index.memory_of([process for process, _ in self._dead.items()])
-        return Effects(self._ledger.freed_by_volume(), [(process, tuple(arenas)) for process, arenas in kept.items()])
+        numbers = dict(self._dead.items())
+        kept = self.index.memory_of(list(numbers))
+        dead = [DeadWriter(process, tuple(arenas), numbers[process]) for process, arenas in kept.items()]
+        return Effects(self._ledger.freed_by_volume(), dead)
 
     def mark(self) -> tuple[int, int]:
         """A value that changes when memory was freed, or versions were retired for that."""
@@ -205,12 +222,12 @@ class StoreState:
         for client in self.members.process_died(process):
             self._answers.forget(client)
         self.homes.pop(process, None)
-        self._dead.put(process, True)
+        self._dead.put(process, self.members.upcoming)
         self._ledger.forget(process)
         self._batches.process_died(process)
         kept = self.index.process_died(process, list(volumes))
         if not volumes:
-            self._noted().dead.append((process, tuple(kept)))
+            self._noted().dead.append(DeadWriter(process, tuple(kept), self.members.upcoming))
 
     # Publishing -----------------------------------------------------------------------------------------
 

@@ -81,10 +81,10 @@ class Volumes:
         """Drop arenas, or give back the memory of ranges of them."""
         self.actors[volume].free.call(arenas)
 
-    def free_writer(self, writer: ProcessId, keep: tuple[str, ...]) -> None:
-        """Drop the arenas of a dead publisher, except those with versions."""
+    def free_writer(self, writer: ProcessId, keep: tuple[str, ...], clients_below: int) -> None:
+        """Drop the arenas of a dead publisher, except those with versions; see `StorageVolume.free_writer`."""
         for actor in self.actors.values():
-            actor.free_writer.call(writer, keep)
+            actor.free_writer.call(writer, keep, clients_below)
 
     async def stop(self) -> None:
         """Drop all memory and stop the volumes."""

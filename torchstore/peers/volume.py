@@ -17,7 +17,11 @@ from skipper.dataplane import RDMABuffer
 from skipper.torchstore.algebra.manifest import Binding
 from skipper.torchstore.algebra.sections import open_section_id
 from skipper.torchstore.errors import VolumeFullError
+from skipper.torchstore.protocol.messages import StaleClientError
+from skipper.torchstore.support.lru_cache import LRUCache
 from skipper.torchstore.support.process import ProcessId, this_process
+
+_DEAD = 256
 
 
 @dataclass(slots=True)
@@ -44,6 +48,7 @@ class StorageVolume(Actor):
         self._id = id_func()
         self._limit = limit
         self._arenas: dict[str, _Arena] = {}
+        self._dead: LRUCache[ProcessId, int] = LRUCache(_DEAD)
 
     @endpoint
     def identify(self) -> tuple[str, ProcessId]:
@@ -51,15 +56,20 @@ class StorageVolume(Actor):
         return self._id, this_process()
 
     @endpoint
-    def allocate(self, writer: ProcessId, nbytes: int) -> Binding:
+    def allocate(self, writer: ProcessId, nbytes: int, client: int) -> Binding:
         """Make an arena of ``nbytes`` that ``writer`` may write to until it is freed.
+
+        ``client`` is the number that the store has given to the writer's client.
 
         Returns:
             A binding whose only buffer is the arena; `free` takes its id.
 
         Raises:
             VolumeFullError: It would not fit next to the others.
+            StaleClientError: The store has taken the writer for dead since it gave out this number.
         """
+        if client < (self._dead.get(writer) or 0):
+            raise StaleClientError(f"{writer} has died, or has left the job")
         if self._limit is not None and nbytes + self._nbytes() > self._limit:
             raise VolumeFullError(self._id, nbytes, self._limit)
         memory = dataplane.empty((nbytes,), torch.uint8)
@@ -83,8 +93,13 @@ class StorageVolume(Actor):
                 self._arenas.pop(whole).buffer.drop()
 
     @endpoint
-    def free_writer(self, writer: ProcessId, keep: tuple[str, ...]) -> None:
-        """Drop the arenas of a dead publisher, except those with versions: they outlive it."""
+    def free_writer(self, writer: ProcessId, keep: tuple[str, ...], clients_below: int) -> None:
+        """Drop the arenas of a dead publisher, except those with versions: they outlive it.
+
+        The publisher's last requests may arrive later than this message. So `allocate` refuses those of its clients
+        with numbers below ``clients_below``.
+        """
+        self._dead.put(writer, max(clients_below, self._dead.get(writer) or 0))
         self._drop(lambda name, arena: arena.writer == writer and name not in keep)
 
     @endpoint

@@ -11,6 +11,11 @@ class Serial:
     def __init__(self, first: int = 1) -> None:
         self._next = first
 
+    @property
+    def upcoming(self) -> int:
+        """The number that `next` will return."""
+        return self._next
+
     def __next__(self) -> int:
         number = self._next
         self._next += 1

@@ -109,7 +109,7 @@ def test_nothing_is_told_to_a_volume_before_it_is_written(memory: JournalMemory)
     end = journal_of(recorder)._end
     recorder.do(Command("process_died", (PROCESS, ())))
     ((effects, written),) = told
-    assert effects.dead == [(PROCESS, ())]
+    assert effects.dead == [(PROCESS, (), client + 1)]
     assert written > end
     with pytest.raises(StaleClientError):
         recorder.do(Command("reserve", (client, "k"), client, 1))
