@@ -8,6 +8,10 @@ underscore and promises nothing; so the names used of it are checked once, and o
 
 from __future__ import annotations
 
+import ctypes
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -15,7 +19,7 @@ from grpc._cython import cygrpc as core
 
 from skipper.control.model.errors import WireError
 
-__all__ = ["NO_COMPRESSION", "core", "missing_in", "server_certificates"]
+__all__ = ["NO_COMPRESSION", "WakePeriod", "core", "missing_in", "server_certificates", "wake_period"]
 
 NO_COMPRESSION = (("grpc.per_message_decompression", 0), ("grpc.per_message_compression", 0))
 """For every channel and server: incoming messages are not decompressed.
@@ -74,6 +78,58 @@ _NEEDED = {
 def server_certificates(authority: bytes, certificate: bytes, key: bytes) -> Any:
     """The certificates that a server shows and accepts from now on."""
     return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
+
+
+class WakePeriod:
+    """How often threads that wait in gRPC wake up to look for signals of the operating system.
+
+    gRPC wakes each of them five times a second: a script with a thousand hosts had a tenth of a core to do with that.
+    Only the main thread can take signals, and streams have other threads. So the more streams wait, the more seldom
+    they wake. gRPC keeps the period in a variable of its C interface, and changes it itself for gevent.
+
+    Args:
+        module: gRPC's core. Nothing is changed if it has no such variable.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._lock = threading.Lock()
+        self._streams = 0
+        capsule = getattr(module, "__pyx_capi__", {}).get("g_interrupt_check_period_ms")
+        self._period_ms: ctypes.c_int | None = None
+        if capsule is not None:
+            pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+            pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+            self._period_ms = ctypes.c_int.from_address(pointer_of(capsule, b"int"))
+
+    @property
+    def period_ms(self) -> int | None:
+        """The present period; None if it is not known."""
+        return None if self._period_ms is None else self._period_ms.value
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """A thread waits for the events of a stream until the end of the block."""
+        self._add(1)
+        try:
+            yield
+        finally:
+            self._add(-1)
+
+    def _add(self, streams: int) -> None:
+        with self._lock:
+            self._streams += streams
+            if self._period_ms is not None:
+                wanted_ms = _PERIOD_MS * self._streams // _FEW
+                self._period_ms.value = min(max(wanted_ms, _PERIOD_MS), _LONGEST_PERIOD_MS)
+
+
+_PERIOD_MS = 200
+_FEW = 16
+_LONGEST_PERIOD_MS = 5000
+"""A script that calls gRPC itself, from its main thread, takes Ctrl-C after at most this time."""
+
+wake_period = WakePeriod(core)
+"""That of this process."""
 
 
 def missing_in(module: Any) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 from skipper.control.wire._poller import serve_here
 from skipper.control.wire.certificates import Certificates, Tls
 from skipper.control.wire.frames import MAX_MESSAGE_NBYTES
-from skipper.control.wire.grpc_core import NO_COMPRESSION, core, server_certificates
+from skipper.control.wire.grpc_core import NO_COMPRESSION, core, server_certificates, wake_period
 from skipper.control.wire.message_stream import CLOSED, Metadata, Status, User
 
 METHOD = "/skipper.control.v1.Link/Connect"
@@ -161,6 +161,10 @@ class OutgoingStream(GrpcStream):
     def run(self) -> None:
         """Serve the stream in this thread, to its end."""
         serve_here()
+        with wake_period.waiting():
+            self._run()
+
+    def _run(self) -> None:
         try:
             while not self._is_drained():
                 event = self._call.next_event()
