@@ -1,7 +1,7 @@
-"""What an engine's workers and their trainer tell each other past the engine's own calls, which answer nothing.
+"""Messages between an engine's workers and their trainer that the engine's own calls, without results, cannot carry.
 
-The board is one actor of the trainer's job, in its script's process, which need not have the engine installed. A worker
-that reads in the background says there that it has begun, and how it ended. The trainer says there what it has sent
+The board is one actor of the trainer's job, in the script's process, where the engine need not be installed. A worker
+that reads in the background reports there when it begins and how it ends. The trainer reports there what it has sent
 last, for engines that start later.
 """
 
@@ -15,7 +15,7 @@ from skipper.torchstore.support.blocking import run
 from skipper.torchstore.support.deadlines import ask
 
 ASK_S = 30.0
-"""Bound on each question to the board."""
+"""Timeout of each call to the board."""
 
 _NAME = "torchstore/engines"
 _KEPT_UPDATES = 8
@@ -23,13 +23,13 @@ _KEPT_UPDATES = 8
 
 @dataclass(frozen=True)
 class LastSend:
-    """What engines that come later load.
+    """The last send, for engines that start later.
 
     Attributes:
-        number: How many sends there were in this job.
-        connection: A `TorchStoreInitInfo`, as a dict.
-        pieces: Each a `TorchStoreUpdateInfo`, as a dict.
-        why_gone: Why it cannot be read any more; empty: it can.
+        number: The number of sends in this job until now.
+        connection: The `TorchStoreInitInfo`, as a dict.
+        pieces: The `TorchStoreUpdateInfo` of each piece, as a dict.
+        why_gone: Why it can no longer be read; empty if it can.
     """
 
     number: int
@@ -43,8 +43,8 @@ class ReaderState:
     """A worker that reads in the background.
 
     Attributes:
-        ended: How it ended: an empty text, or what went wrong. None: it reads.
-        answered: The last question that it has answered.
+        ended: How it ended: an empty text, or the error. None while it reads.
+        answered: The number of the last question that it has answered.
     """
 
     ended: str | None = None
@@ -60,49 +60,49 @@ class EngineBoard(Actor):
 
     @endpoint
     def begun(self, update: str, reader: str) -> None:
-        """A worker begins to read."""
+        """Record that a worker begins to read."""
         self._updates.setdefault(update, {})[reader] = ReaderState()
         while len(self._updates) > _KEPT_UPDATES:  # of trainers that died
             self._updates.pop(next(iter(self._updates)))
 
     @endpoint
     def ended(self, update: str, reader: str, failure: str) -> None:
-        """It has read and loaded everything, or not."""
-        if reader in self._updates.get(update, {}):  # else nobody waits any more
+        """Record how a worker's read has ended: everything was read and loaded, or an error."""
+        if reader in self._updates.get(update, {}):  # otherwise nobody waits any more
             self._updates[update][reader].ended = failure
 
     @endpoint
     def answer(self, update: str, reader: str, number: int) -> None:
-        """It lives."""
+        """Record that a worker is alive."""
         if reader in self._updates.get(update, {}):
             self._updates[update][reader].answered = number
 
     @endpoint
     def readers(self, update: str) -> dict[str, ReaderState]:
-        """Those of an update."""
+        """Return the workers of an update."""
         return self._updates.get(update, {})
 
     @endpoint
     def forget(self, update: str) -> None:
-        """The update is over."""
+        """Forget an update that has ended."""
         self._updates.pop(update, None)
 
     @endpoint
     def sent(self, connection: dict[str, Any], pieces: list[dict[str, Any]], why_gone: str) -> None:
-        """The trainer has sent a version."""
+        """Record that the trainer has sent a version."""
         self._last = LastSend(1 if self._last is None else self._last.number + 1, connection, pieces, why_gone)
 
     @endpoint
     def last_send(self) -> LastSend | None:
-        """The last one, of whichever trainer."""
+        """Return the last send, of any trainer."""
         return self._last
 
 
 def tell(method: str, *arguments: Any) -> Any:
-    """Call a method of the board of the job that this process is in.
+    """Call a method of the board in this process' job.
 
     Raises:
-        ControlError: The job is over, or the board does not answer.
+        ControlError: The job has ended, or the board does not answer.
     """
 
     async def call() -> Any:

@@ -1,8 +1,9 @@
 """Ray's transport of tensors between actors (Ray Direct Transport), by one-sided reads; for Ray 2.60.
 
-Ray carries references and a handle of some 150 bytes for each tensor; the actor that gets one, or the script, reads the
-tensor out of the memory of the actor that made it, which takes no part. `torchstore.adapters.register_ray` makes the
-transport known: ``ray/experimental/rdt/tensor_transport_manager.py`` is the interface.
+Ray carries references, and a handle of about 150 bytes for each tensor. The actor (or the script) that gets a reference
+reads the tensor from the memory of the actor that made it; that actor does nothing for it.
+`torchstore.adapters.register_ray` registers the transport. Its interface is
+``ray/experimental/rdt/tensor_transport_manager.py``.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from skipper import dataplane
 from skipper.dataplane import Operation, RDMAAction, RDMABuffer
 
 TRANSPORT = "SKIPPER"
-"""The name under which Ray knows this; methods of actors may write it in small letters."""
+"""The name of this transport in Ray; methods of actors may also write it in lower case."""
 
 _BOUND_MS = "RAY_rdt_fetch_fail_timeout_milliseconds"
 _DEFAULT_BOUND_MS = 60_000
-"""Ray's own bound on a fetch, and the environment's name for it: ``ray/_private/ray_constants.py``."""
+"""Ray's own timeout of a fetch, and its environment variable: ``ray/_private/ray_constants.py``."""
 
 
 @dataclass
 class RemoteTensors(TensorTransportMetadata):  # type: ignore[misc]  # Ray is typed in part
-    """What Ray carries of an object's tensors in place of their bytes.
+    """The description of an object's tensors that Ray carries in place of their bytes.
 
     Attributes:
-        handles: Of each tensor, as `RDMABuffer.deserialize` takes it; None of one without elements.
+        handles: The handle of each tensor, for `RDMABuffer.deserialize`; None for a tensor without elements.
     """
 
     handles: list[bytes | None] = field(default_factory=list)
@@ -41,17 +42,17 @@ class RemoteTensors(TensorTransportMetadata):  # type: ignore[misc]  # Ray is ty
 
 @dataclass
 class PendingRead(FetchRequest):  # type: ignore[misc]
-    """A fetch under way: the tensors have their values once the operation has succeeded."""
+    """A fetch in progress: the tensors have their values when the operation has succeeded."""
 
     operation: Operation
 
 
 class TensorTransport(TensorTransportManager):  # type: ignore[misc]
-    """One for each process of Ray, which makes it; its methods are called from several threads.
+    """The transport in one process of Ray, which creates it and calls its methods from several threads.
 
-    A tensor is registered where it lies, so what its actor writes into it later is what others read from then on, as
-    with every transport of Ray's; one that is not contiguous is copied once, when the object is made. It stays
-    registered until Ray has no reference to the object any more.
+    A tensor is registered in its own memory. If its actor changes it later, others read the new values, as with every
+    transport of Ray. A tensor that is not contiguous is copied once, when the object is made. It stays registered until
+    Ray has no more references to the object.
     """
 
     def __init__(self) -> None:
@@ -69,24 +70,24 @@ class TensorTransport(TensorTransportManager):  # type: ignore[misc]
 
     @staticmethod
     def can_abort_transport() -> bool:
-        """A read that fails leaves nobody waiting, so Ray need not kill the two actors."""
+        """Nobody waits after a failed read, so Ray need not kill the two actors."""
         return True
 
     def actor_has_tensor_transport(self, actor: Any) -> bool:
-        """Ray asks before it submits a task; whether there is a way between two actors shows when they use it."""
+        """Ray asks before it submits a task; whether two actors can reach each other is known only when they try."""
         return True
 
     def extract_tensor_transport_metadata(self, obj_id: str, rdt_object: Sequence[torch.Tensor]) -> RemoteTensors:
-        """Register the tensors of an object that was made in this process, on whatever devices they are.
+        """Register the tensors of an object that was made in this process.
 
         Args:
-            obj_id: Ray's name of the object. One that is known, as when a task is repeated, is not registered anew.
-            rdt_object: The tensors: on CPUs or CUDA, all of one kind.
+            obj_id: Ray's id of the object. A known object, of a repeated task for example, is not registered again.
+            rdt_object: The tensors: all on CPUs, or all on CUDA devices.
 
         Raises:
-            BackendUnavailableError: There is no way by which others could read that memory.
-            ConfigurationError: There is no secret to prove handles by.
-            TypeError: A tensor has no plain memory: it is sparse, say, or a DTensor.
+            BackendUnavailableError: No backend lets other processes read that memory.
+            ConfigurationError: There is no secret that proves handles.
+            TypeError: A tensor has no plain memory: it is sparse, for example, or a DTensor.
             ValueError: They are on devices of several kinds.
         """
         kinds = sorted({tensor.device.type for tensor in rdt_object})
@@ -105,7 +106,7 @@ class TensorTransport(TensorTransportManager):  # type: ignore[misc]
     def get_communicator_metadata(
         self, src_actor: Any, dst_actor: Any, backend: str | None = None
     ) -> CommunicatorMetadata:
-        """Handles say where the memory is: the two actors need to know nothing of each other."""
+        """Handles say where the memory is, so the two actors need no information about each other."""
         return CommunicatorMetadata()
 
     def recv_multiple_tensors(
@@ -126,22 +127,22 @@ class TensorTransport(TensorTransportManager):  # type: ignore[misc]
         communicator_metadata: CommunicatorMetadata,
         target_buffers: Sequence[torch.Tensor] | None = None,
     ) -> PendingRead:
-        """Begin to read the tensors of an object, all in one batch.
+        """Start to read the tensors of an object, all in one batch.
 
         Args:
             obj_id: Ray's name of the object.
-            tensor_transport_metadata: What its maker has said of it.
+            tensor_transport_metadata: The metadata from the actor that made the object.
             communicator_metadata: Not needed.
-            target_buffers: Where to read them to, of the same shapes and dtypes, on any device; None: into new tensors,
-                on a device of the maker's kind.
+            target_buffers: The destinations, of the same shapes and dtypes, on any device; None: new tensors, on a
+                device of the same kind as in the actor that made the object.
 
         Returns:
-            The read, for `wait_fetch_complete`. It ends by itself, in an error at the latest after Ray's own bound on a
-            fetch (60 s, or what ``RAY_rdt_fetch_fail_timeout_milliseconds`` says).
+            The read, for `wait_fetch_complete`. It ends by itself: with an error at the latest after Ray's own timeout
+            of a fetch (60 s, or the value of ``RAY_rdt_fetch_fail_timeout_milliseconds``).
 
         Raises:
-            ConfigurationError: There is no secret to know handles by.
-            DescriptorError: A handle was made under a secret that this process does not know.
+            ConfigurationError: There is no secret to verify handles with.
+            DescriptorError: A handle was made with a secret that this process does not have.
             ValueError: A target buffer does not fit.
         """
         tensors = list(target_buffers) if target_buffers is not None else _empty_for(tensor_transport_metadata)
@@ -153,15 +154,15 @@ class TensorTransport(TensorTransportManager):  # type: ignore[misc]
         return PendingRead(obj_id, tensors, action.submit(bound_s))
 
     def wait_fetch_complete(self, fetch_request: PendingRead, timeout: float = -1) -> list[torch.Tensor]:
-        """The tensors of a read, when they are there.
+        """Wait for a read, and return its tensors.
 
         Args:
-            fetch_request: What `fetch_multiple_tensors` has returned.
-            timeout: Seconds; 0 looks and does not wait, a negative one waits as long as the read may take.
+            fetch_request: The read that `fetch_multiple_tensors` has returned.
+            timeout: In seconds. 0: do not wait; negative: wait as long as the read may take.
 
         Raises:
-            DataplaneError: It has failed: the maker is dead (`OwnerDiedError`), say, or cannot be reached.
-            TransferTimeoutError: It goes on after the timeout, or has taken longer than it may.
+            DataplaneError: The read has failed: the owner of the memory is dead (`OwnerDiedError`) or unreachable, say.
+            TransferTimeoutError: The read is not finished after the timeout, or has taken longer than it may.
         """
         operation = fetch_request.operation
         if timeout == 0 and not operation.done():
@@ -178,7 +179,7 @@ class TensorTransport(TensorTransportManager):  # type: ignore[misc]
         tensor_transport_metadata: RemoteTensors,
         communicator_metadata: CommunicatorMetadata,
     ) -> None:
-        """Ray calls it of two-sided transports alone.
+        """Ray calls this only for two-sided transports.
 
         Raises:
             NotImplementedError: Always.
@@ -188,7 +189,7 @@ class TensorTransport(TensorTransportManager):  # type: ignore[misc]
     def garbage_collect(
         self, obj_id: str, tensor_transport_meta: RemoteTensors, tensors: Sequence[torch.Tensor]
     ) -> None:
-        """End the registration of an object that was made here: handles to it are stale from then on, everywhere."""
+        """End the registration of an object that was made here: from then on, all handles to it are stale."""
         with self._lock:
             buffers = self._buffers.pop(obj_id, [])
         for buffer in buffers:
@@ -196,11 +197,11 @@ class TensorTransport(TensorTransportManager):  # type: ignore[misc]
                 buffer.drop()
 
     def abort_transport(self, obj_id: str, communicator_metadata: CommunicatorMetadata) -> None:
-        """There is nothing to do: a read that has failed is over, and one that goes on ends by its own bound."""
+        """Do nothing: a failed read has ended, and a running one ends by its own timeout."""
 
 
 def _register(tensor: torch.Tensor) -> RDMABuffer | None:
-    """A tensor as others may read it; None without elements."""
+    """A tensor, registered for other processes; None if it has no elements."""
     if not tensor.numel():
         return None
     plain = tensor.detach().resolve_conj().resolve_neg()

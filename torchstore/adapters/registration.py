@@ -1,4 +1,4 @@
-"""Telling vLLM and Ray what they can use of this library, without importing what that needs before it is used."""
+"""Register this library's transports with vLLM and Ray. What they need is imported only when it is used."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from importlib import import_module
 from typing import Any
 
 BACKEND = "torchstore"
-"""The name under which vLLM and verl know these engines."""
+"""The name of these engines in vLLM and verl."""
 
 
 def register_vllm() -> None:
     """Register the weight transfer engine "torchstore" with vLLM, for workers and trainers.
 
     It enables ``weight_transfer_config={"backend": "torchstore"}``. It is an entry point of the group
-    ``vllm.general_plugins``, which vLLM loads in each of its processes; a trainer has to call it. It may be called
-    again.
+    ``vllm.general_plugins``, which vLLM loads in each of its processes; a trainer must call it. Repeated calls do
+    nothing.
 
     Raises:
         ImportError: vLLM is not installed, or older than its weight transfer engines for trainers.
@@ -32,8 +32,8 @@ def register_vllm() -> None:
 def register_ray() -> None:
     """Register ``tensor_transport="skipper"`` with Ray, for tensors on CPUs and CUDA.
 
-    Call it before the definition of classes whose methods use that transport: Ray's decorator looks it up. It may be
-    called again.
+    Call it before you define classes whose methods use that transport: Ray's decorator looks it up. Repeated calls do
+    nothing.
 
     Raises:
         ImportError: Ray is not installed, or older than its interface for custom transports.

@@ -1,8 +1,8 @@
 """TRL's asynchronous trainers over the store: ``WeightTransferProtocol`` of ``trl/experimental/async_grpo``, TRL 1.16.
 
-TRL gathers the weights one by one on all ranks of the trainer, and hands them to its main process, which alone has one
-of these. It puts them into a store of its own, in buckets; each worker of vLLM reads its part of a bucket beside its
-model, which changes when all of them are there.
+TRL gathers the weights one by one on all ranks of the trainer and passes them to its main process, the only one with a
+`TorchStoreWeightTransfer`. That puts them into a store of its own, in buckets. Each vLLM worker reads its part of a
+bucket into memory next to its model; the model changes when all buckets have arrived.
 """
 
 from __future__ import annotations
@@ -28,36 +28,35 @@ from skipper.torchstore.adapters.weights import buckets
 from skipper.torchstore.support.blocking import run
 
 _stores = count()
-"""Numbers of the stores of this process: a worker that has read one takes the next for another."""
+"""Numbers of the stores of this process, so that a worker does not confuse one store with the next."""
 
 
 class TorchStoreWeightTransfer:
-    """What ``AsyncGRPOTrainer(weight_transfer=...)`` takes, in the trainer's main process.
+    """A weight transfer for ``AsyncGRPOTrainer(weight_transfer=...)``, in the trainer's main process.
 
-    TRL asks for a pause before it gathers anything. This one pauses the server later, when the workers have read all
-    weights, for as long as their models change. A sync that fails leaves them the weights that they had, and the server
-    running.
+    TRL requests a pause before it gathers anything. This class pauses the server later: when the workers have read all
+    weights, and only while their models change. If a sync fails, the workers keep their old weights, and the server
+    runs.
 
     Args:
-        server_url: Of vLLM's server, as in TRL's configuration; it runs with ``VLLM_SERVER_DEV_MODE=1`` and
+        server_url: The URL of vLLM's server, as in TRL's configuration. It runs with ``VLLM_SERVER_DEV_MODE=1`` and
             ``--weight-transfer-config '{"backend": "torchstore"}'``.
-        mode: What becomes of requests that are under way at the pause, see `PausingHTTPClient`. TRL's own is "keep".
+        mode: What happens to requests in progress at the pause; see `PausingHTTPClient`. TRL's own mode is "keep".
         bucket_nbytes: How many bytes of weights are put at a time; they are copied.
         background: The workers read and load into a second set of weights while they generate, and exchange the sets at
-            the end; with ``mode="step"`` nothing is paused for that. A worker then has the memory of its weights once
-            more.
-        second_set_nbytes: With ``background``: limit of the second set and one load together, on each worker; None:
-            what is free there.
-        serve_at: Where workers on other hosts join, as `control.serve_job` takes it; None: on this host alone.
-        secret_file: Of several hosts, as `control.serve_job` takes it; so the next three.
+            the end; with ``mode="step"`` nothing is paused for that. A worker then needs memory for its weights twice.
+        second_set_nbytes: With ``background``: the limit of the second set and one load together, on each worker; None:
+            the free memory.
+        serve_at: The address where workers on other hosts join, for `control.serve_job`; None: they cannot join.
+        secret_file: For several hosts, see `control.serve_job`; the next three arguments as well.
         certs: See ``secret_file``.
         insecure: See ``secret_file``.
         data_plane: See ``secret_file``.
-        start_timeout: Bound on the wait for the server, in seconds.
-        timeout: Bound on each step, in seconds.
+        start_timeout: Timeout of the wait for the server, in seconds.
+        timeout: Timeout of each step, in seconds.
 
     Attributes:
-        last_send: Where the time of the last sync went; None before the first.
+        last_send: The durations of the steps of the last sync; None before the first.
     """
 
     def __init__(
@@ -91,16 +90,16 @@ class TorchStoreWeightTransfer:
         self._version = 0
 
     def init_weight_transfer(self) -> None:
-        """Begin a store, and have the server's workers join its job; TRL calls it when training begins.
+        """Start a store, and let the server's workers join its job; TRL calls it when training begins.
 
         Raises:
             TimeoutError: The server does not answer.
-            ValueError: ``secret_file`` and the like without ``serve_at``, or what `control.serve_job` says of them.
-            requests.HTTPError: It runs without the backend, or its workers cannot join.
+            ValueError: ``secret_file`` or similar without ``serve_at``, or `control.serve_job` refuses them.
+            requests.HTTPError: The server runs without the backend, or its workers cannot join.
         """
         self.destroy()
         self._client.wait_until_ready(self._start_timeout)
-        self._served = control.serve_job(**self._serve_at)  # first: what begins before is not reached from other hosts
+        self._served = control.serve_job(**self._serve_at)  # first: other hosts do not reach what was started before
         self._store_name = f"trl-{next(_stores)}"
         run(lambda: ts.initialize(store_name=self._store_name, timeout=self._timeout), begins_job=True)
         address = self._served.address or str(self._served.path)
@@ -108,21 +107,21 @@ class TorchStoreWeightTransfer:
         self._client.init_weight_transfer_engine(asdict(connection))
 
     def pause(self) -> None:
-        """Nothing yet: `send_weights` pauses the server, when its workers have read the weights."""
+        """Do nothing yet: `send_weights` pauses the server when its workers have read the weights."""
 
     def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """Put the weights and have the workers load them.
+        """Put the weights and let the workers load them.
 
-        The iterator is taken to its end in any case, since the other ranks gather along.
+        The iterator is always consumed to its end, because the other ranks gather at the same time.
 
         Args:
-            iterator: Names and whole tensors of the model's parameters; an adapter of LoRA is merged by TRL.
+            iterator: Names and whole tensors of the model's parameters; TRL merges a LoRA adapter.
 
         Raises:
             RuntimeError: `init_weight_transfer` was not called; with ``background`` also: the workers could not read or
                 load them.
-            StoreError: The store is dead, or a volume of it.
-            requests.HTTPError: The workers could not read or load them: the server's log says why.
+            StoreError: The store or one of its volumes is dead.
+            requests.HTTPError: The workers could not read or load them; the server's log says why.
         """
         self._version += 1
         seconds: Counter[str] = Counter()
@@ -143,10 +142,10 @@ class TorchStoreWeightTransfer:
         self.last_send = SendRecord(self._version, **seconds)
 
     def resume(self) -> None:
-        """Nothing any more: the server runs again when `send_weights` has ended, whichever way."""
+        """Do nothing: the server runs again when `send_weights` has ended, even with an error."""
 
     def destroy(self) -> None:
-        """Let go of the store; the server keeps its weights. It may be called again, and so may the rest after it."""
+        """Release the store; the server keeps its weights. This and the other methods may be called again."""
         served, self._served = self._served, None
         if served is not None:
             served.close()

@@ -1,9 +1,9 @@
 """verl's checkpoint engine over the store; written against verl 0.9.1, ``verl/checkpoint_engine/base.py``.
 
-verl imports this module on its workers where ``checkpoint_engine.custom_backend_module`` names it; importing it
-registers the backend ``torchstore``. The process of the first actor rank becomes the root of a job, and the rollout
-workers join it: through a file on its host, from other hosts at an address (``serve_at``). Rollout workers that outlive
-the actor join the job of the next one.
+verl imports this module on its workers if ``checkpoint_engine.custom_backend_module`` names it; the import registers
+the backend ``torchstore``. The process of the first actor rank becomes the root of a job, and the rollout workers join
+it: through a file on its host, from other hosts at an address (``serve_at``). Rollout workers that outlive the actor
+join the job of the next one.
 """
 
 from __future__ import annotations
@@ -24,35 +24,36 @@ from skipper.torchstore.adapters.weights import buckets
 from skipper.torchstore.support.blocking import run
 
 GATES = ("*.gate.weight", "*_gate.weight", "*.router.*", "*.e_score_correction_bias")
-"""What gates of experts are called in the models of transformers: Mixtral, Qwen, DeepSeek, gpt-oss, Llama 4."""
+"""The names of expert gates in the models of transformers: Mixtral, Qwen, DeepSeek, gpt-oss, Llama 4."""
 
 
 @CheckpointEngineRegistry.register(BACKEND)
 class TorchStoreCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # verl is not there to be typed
     """Sends the actor's weights to rollout workers, bucket by bucket, each as one version of one key.
 
-    Receivers wait by push for the bucket that they need, read it one-sidedly from the store's volume, and take the
-    next; the actor does not wait for them. Its first rank alone puts; the others only run the collectives of the
-    generator.
+    Receivers wait until the store announces the bucket that they need, read it one-sidedly from the store's volume, and
+    continue with the next. The actor does not wait for them. Only its first rank puts; the others only run the
+    collectives of the generator.
 
     Args:
-        bucket_size: Bytes of weights in one bucket, as verl's configuration says.
+        bucket_size: Bytes of weights in one bucket, from verl's configuration.
         is_master: Whether this is the first actor rank.
         address: A job (see `control.join`) whose script has initialized the store; None: the first actor rank serves
-            its own, with a store of its own.
-        serve_at: Where workers on other hosts join the job of the first actor rank, as `control.serve_job` takes it:
-            ``tcp://eth0:0`` is any port of that network device, on whichever host the rank is. None: nowhere.
-        secret_file: Of several hosts, as `control.serve_job` and `control.join` take it; so the next three.
+            its own job, with its own store.
+        serve_at: The address where workers on other hosts join the job of the first actor rank, for
+            `control.serve_job`: ``tcp://eth0:0`` means any port of that network device, on the rank's host. None: other
+            hosts cannot join.
+        secret_file: For several hosts, see `control.serve_job` and `control.join`; the next three arguments as well.
         certs: See ``secret_file``.
         insecure: See ``secret_file``.
-        data_plane: See ``secret_file``; without certificates, or with this, the weights go one-sidedly between hosts.
-        store_name: Name of the store.
+        data_plane: See ``secret_file``; without certificates, or with this, weights are read one-sidedly between hosts.
+        store_name: The name of the store.
         key: Prefix of the keys of the buckets.
-        rollout_dtype: What floating-point weights are converted to before they are sent; None: nothing is.
-        keep_dtype: Names (patterns as the shell has them) of weights that are sent as they are all the same. Gates of
-            experts choose other experts when they are rounded, so trainers and engines have them in float32.
-        device: Where receivers want the tensors.
-        timeout: Bound on each step, in seconds.
+        rollout_dtype: The dtype to which floating-point weights are converted before the put; None: no conversion.
+        keep_dtype: Names (shell patterns) of weights that are sent without conversion. Rounded expert gates choose
+            other experts, so trainers and engines have them in float32.
+        device: The device for the tensors of receivers.
+        timeout: Timeout of each step, in seconds.
 
     Raises:
         ValueError: ``rollout_dtype`` names no dtype.
@@ -95,15 +96,15 @@ class TorchStoreCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # ver
         self._takes_part = False
 
     def prepare(self) -> dict[str, Any]:
-        """Begin a round: the first actor rank starts or joins the store, and says where it is.
+        """Begin a round: the first actor rank starts or joins the store, and returns its address.
 
         Returns:
-            What `build_topology` gets of this worker.
+            This worker's entry for `build_topology`.
         """
         if not self.is_master:
             return {}
         if self._address is None:
-            self._address = self._serve()  # first: what begins before is not reached from other hosts
+            self._address = self._serve()  # first: other hosts do not reach what was started before
             run(lambda: ts.initialize(store_name=self._store_name, timeout=self._timeout), begins_job=True)
         elif not self._round:
             self._join(self._address)
@@ -115,7 +116,7 @@ class TorchStoreCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # ver
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """Tell the first actor rank and every rollout worker where the store is, and the round's number.
+        """Give the first actor rank and every rollout worker the place of the store and the round's number.
 
         Returns:
             Arguments of `init_process_group` for the actor's ranks and for the rollout's.
@@ -129,11 +130,11 @@ class TorchStoreCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # ver
         return actor, rollout
 
     def init_process_group(self, rank: int, master_metadata: dict[str, Any]) -> None:
-        """Join the job of the store, if this worker sends or receives.
+        """Join the store's job, if this worker sends or receives.
 
         Args:
             rank: 0 for the sender, from 1 on for receivers, negative for actor ranks that do not send.
-            master_metadata: What the first actor rank's `prepare` returned.
+            master_metadata: The result of the first actor rank's `prepare`.
         """
         self._takes_part = rank >= 0
         self._round = master_metadata["round"]
@@ -141,18 +142,18 @@ class TorchStoreCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # ver
             self._join(master_metadata["address"])
 
     def finalize(self) -> None:
-        """End a round. Job and store stay, and the next round is written into the same memory."""
+        """End a round. The job and the store stay; the next round is written into the same memory."""
         self._takes_part = False
 
     @torch.no_grad()
     async def send_weights(
         self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None
     ) -> dict[str, float]:
-        """Put the weights of the model; on actor ranks that do not send, only take them from their generator.
+        """Put the weights of the model; on actor ranks that do not send, only consume the generator.
 
         Args:
             weights: Names and whole tensors.
-            global_steps: The trainer's step, which travels along.
+            global_steps: The trainer's step, which is sent with them.
 
         Returns:
             Bytes and seconds, for the trainer's metrics; empty where nothing was sent.
@@ -174,10 +175,10 @@ class TorchStoreCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # ver
         return {"torchstore/sent_nbytes": float(nbytes), "torchstore/send_s": time.perf_counter() - began}
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, torch.Tensor]]:
-        """Take the weights of this round, as they come.
+        """Receive the weights of this round, as they arrive.
 
         Args:
-            global_steps: Not needed: the round says which weights these are.
+            global_steps: Not needed: the round identifies the weights.
 
         Yields:
             Names and whole tensors, in memory of their own.
@@ -201,15 +202,15 @@ class TorchStoreCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # ver
             yield name, tensor if is_kept or self.rollout_dtype is None else tensor.to(self.rollout_dtype)
 
     def _serve(self) -> str:
-        """Open the job of this process; where it is joined."""
+        """Open the job of this process. Returns the address where others join it."""
         if self._serve_at is None:
             return str(control.serve_job().path)
         served = control.serve_job(address=self._serve_at, data_plane=self._data_plane, **self._trust)
-        assert served.address is not None  # it was asked for
+        assert served.address is not None  # it was requested
         return served.address
 
     def _join(self, address: str) -> None:
-        """Join the job of an actor, in the place of that of an actor before it."""
+        """Join the job of an actor, and leave that of an earlier actor."""
         trust = self._trust if address.startswith("tcp://") else {}
         control.join(address, timeout=self._timeout, replace=True, **trust)
 

@@ -1,4 +1,4 @@
-"""A trainer's weights: which rank puts which, as the DTensors that its shards are parts of, and in bounded pieces."""
+"""A trainer's weights: which rank puts which, as DTensors made of its shards, in pieces of bounded size."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class WeightOwnership:
 
     Args:
         metadata: For each weight ``name``, ``shape``, ``dtype``, ``owners`` (ranks; None: all) and ``placements``.
-        ranks: How many trainer ranks there are.
+        ranks: The number of trainer ranks.
 
     Attributes:
-        is_staged: Whether some weights belong to some ranks only, as in a pipeline.
-        is_shared: Whether every rank has a part of some weight to put that no other rank has.
+        is_staged: Whether some weights belong only to some ranks, as in a pipeline.
+        is_shared: Whether every rank puts a part of some weight that no other rank has.
 
     Raises:
-        ValueError: A weight has no owner, or one that is no rank.
+        ValueError: A weight has no owner, or an owner that is not a rank.
     """
 
     def __init__(self, metadata: Sequence[Any], ranks: int) -> None:
@@ -36,12 +36,12 @@ class WeightOwnership:
         self.is_shared = ranks == 1 or self.is_staged or any(meta.placements is not None for meta in metadata)
 
     def pieces(self, nbytes: int) -> dict[int, list[list[Any]]]:
-        """What each rank puts of the whole weights, one piece after the other: those of which it is the first owner.
+        """The whole weights that each rank puts, one piece after the other: those of which it is the first owner.
 
         A piece has at most ``nbytes`` bytes, or is a single weight.
 
         Returns:
-            By rank, for those that put anything and for rank 0, at least one piece each.
+            The pieces by rank, at least one each, for ranks that put anything and for rank 0.
         """
         pieces: dict[int, list[list[Any]]] = {0: [[]]}
         filled: dict[int, int] = {}
@@ -57,7 +57,7 @@ class WeightOwnership:
 
 
 def as_dtensors(local: Iterable[tuple[str, torch.Tensor]], metadata: Sequence[Any]) -> dict[str, torch.Tensor]:
-    """This rank's parts of its parameters; no memory is copied and nothing is communicated.
+    """This rank's parts of its parameters, as DTensors, without copies or communication.
 
     Args:
         local: Names and local shards.
@@ -74,14 +74,14 @@ def as_dtensors(local: Iterable[tuple[str, torch.Tensor]], metadata: Sequence[An
 
 
 def mesh_of(device_type: str, owners: Sequence[int], shape: Sequence[int]) -> DeviceMesh:
-    """A mesh that says which rank has which place, over which nothing can be communicated.
+    """A mesh that only describes the positions of ranks, without communication.
 
-    Every public way to a mesh makes process groups (or takes those that are there), and all ranks of the job have to
-    do that together, in the same order. Here the ranks of one stage of a pipeline describe what they have and the
-    others know nothing of it. So this is the one place that uses an argument that torch does not promise to keep.
+    Every public function for a mesh creates process groups (or uses existing ones), and all ranks of the job must call
+    it together, in the same order. Here the ranks of one pipeline stage describe what they have, without the other
+    ranks. So this is the only code that uses an argument of torch without a promise of stability.
 
     Raises:
-        RuntimeError: This torch does not have it.
+        RuntimeError: This version of torch does not have it.
     """
     from torch.distributed.device_mesh import DeviceMesh
 

@@ -1,8 +1,8 @@
 """vLLM's weight transfer over the store, for vLLM 0.32 and 0.33: ``vllm/distributed/weight_transfer/base.py``.
 
-A trainer publishes and drives the workers through vLLM's own client; each worker joins the trainer's job and reads, of
-what was published, the elements that belong to its rank, by a plan of what the model's own ``load_weights`` does with
-them. `torchstore.adapters.register_vllm` makes both engines known.
+A trainer publishes weights and controls the workers through vLLM's own client. Each worker joins the trainer's job and
+reads only the elements that belong to its rank, by a plan that records what the model's own ``load_weights`` does.
+`torchstore.adapters.register_vllm` registers both engines.
 """
 
 from skipper.torchstore.adapters.vllm.clients import PausingHTTPClient

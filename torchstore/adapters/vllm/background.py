@@ -1,4 +1,4 @@
-"""Reads an update in a thread of the worker, into a second set of weights, while the worker goes on computing."""
+"""Read an update in a thread of the worker, into a second set of weights, while the worker continues to compute."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from skipper.torchstore.adapters.vllm.second_set import SecondSet
 
 
 class BackgroundReader:
-    """A thread for one update. It begins at once.
+    """A thread for one update, which starts at once.
 
     Args:
-        reader: Of the update, into the second set.
-        second_set: Which it is.
-        timeout: Bound on the wait for its end, in seconds.
-        ended: Called in the thread when it ends, with what went wrong or an empty text.
+        reader: Reads the update into the second set.
+        second_set: The second set.
+        timeout: Timeout of the wait for its end, in seconds.
+        ended: Called in the thread when it ends, with the error or an empty text.
 
     """
 
@@ -40,24 +40,24 @@ class BackgroundReader:
         self._thread.start()
 
     def add(self, info: TorchStoreUpdateInfo) -> None:
-        """Have the next piece read, after those before."""
+        """Let the thread read the next piece, after the earlier ones."""
         self._pieces.put(info)
 
     def give_up(self) -> None:
-        """Have no further piece read; the one that is being read ends by itself."""
+        """Read no further piece; the one that is being read ends by itself."""
         self._pieces.put(None)
 
     def wait(self, timeout: float) -> bool:
-        """Wait until it has ended; whether it has."""
+        """Wait until it has ended. Returns whether it has."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def result(self) -> None:
-        """Wait until it has ended, and see whether it has read everything.
+        """Wait until it has ended, and check that it has read everything.
 
         Raises:
-            TimeoutError: It goes on after the timeout.
-            Exception: What went wrong in the thread.
+            TimeoutError: It has not ended in time.
+            Exception: The error in the thread.
         """
         if not self.wait(self._timeout):
             raise TimeoutError(f"the weights were not read after {self._timeout:g} s")
@@ -65,7 +65,7 @@ class BackgroundReader:
             raise self._failure
 
     def flip(self) -> UpdateRecord:
-        """Put the second set in the place of the first, when `result` has come; in the thread that computes."""
+        """Replace the first set by the second one, after `result` has returned; called in the thread that computes."""
         begin = time.perf_counter()
         self._second_set.flip()
         return self._reader.record(flip=self._second_set.flip_by, flip_s=time.perf_counter() - begin)
@@ -74,11 +74,11 @@ class BackgroundReader:
         try:
             with torch.no_grad(), config_beside(self._second_set.vllm_config):
                 self._read()
-        except Exception as error:  # noqa: BLE001  (belongs to whoever finishes the update)
+        except Exception as error:  # noqa: BLE001  (the call that finishes the update raises it)
             self._failure = error
         finally:
             failure = self._failure
-            with suppress(Exception):  # the trainer may be gone, and then nobody waits
+            with suppress(Exception):  # the trainer may be gone; then nobody waits
                 self._ended("" if failure is None else f"{type(failure).__name__}: {failure}")
 
     def _read(self) -> None:

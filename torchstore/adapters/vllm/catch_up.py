@@ -1,4 +1,4 @@
-"""An engine that comes up after a send loads what was sent by itself."""
+"""An engine that starts after a send loads by itself what was sent."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _log = logging.getLogger(__name__)
 def catch_up(
     job: str, form: LoadForm, known: RecordedLoads, device: torch.device, group: Any
 ) -> tuple[TorchStoreInitInfo | None, UpdateRecord | None]:
-    """Load what the trainer of a job has sent last; all ranks of an engine call this, and load the same version.
+    """Load the last send of a job's trainer; all ranks of an engine call this, and load the same version.
 
     Args:
-        job: As `control.join` takes it.
-        form: Of the model.
-        known: Its plans, which grow.
-        device: Of the model.
-        group: The ranks of the engine, see `workers_of`.
+        job: The address of the job, for `control.join`.
+        form: The load form of the model.
+        known: The plans recorded so far; new ones are added.
+        device: The device of the model.
+        group: The ranks of the engine; see `workers_of`.
 
     Returns:
-        The connection to the trainer, or None if it has sent nothing, and what the load took. That is None if nothing
-        could be loaded: the log has a warning, and the model keeps the weights that it had.
+        The connection to the trainer, or None if it has sent nothing; and the costs of the load, or None if nothing
+        could be loaded. Then the log has a warning, and the model keeps its weights.
     """
     connection: TorchStoreInitInfo | None = None
     record: UpdateRecord | None = None
@@ -56,7 +56,7 @@ def catch_up(
         if is_same and reader is not None:
             reader.load()
             number, record = own, reader.record()
-            continue  # there may be a newer one by now
+            continue  # there may be a newer send by now
         if is_same and (own == number or last is None or last.why_gone):
             break
         time.sleep(_AGAIN_S)
@@ -66,7 +66,7 @@ def catch_up(
 
 
 def _look(job: str) -> tuple[LastSend | None, str]:
-    """The last send, and its number as a text, or why there is none that can be read."""
+    """The last send, and its number as a text, or the reason why none can be read."""
     try:
         control.join(job, timeout=_JOIN_S, replace=True)
         last: LastSend | None = tell("last_send")
@@ -80,7 +80,7 @@ def _look(job: str) -> tuple[LastSend | None, str]:
 def _read(
     last: LastSend, form: LoadForm, known: RecordedLoads, device: torch.device
 ) -> tuple[UpdateReader | None, str]:
-    """Read all pieces of a send; the number of the send, or what went wrong, as when a newer one has replaced it."""
+    """Read all pieces of a send. Returns its number, or the error, for example if a newer send replaced it."""
     connection = TorchStoreInitInfo(**last.connection)
     reader = UpdateReader(form, known, connection, device, part_nbytes=None, version_of=lambda version: version)
     try:

@@ -11,19 +11,19 @@ PauseMode = Literal["wait", "keep", "abort", "step"]
 
 
 class PausingHTTPClient(HTTPVLLMWeightSyncClient):  # type: ignore[misc]  # vLLM is not there to be typed
-    """Any client with ``pause`` and ``resume`` is asked for them around the load; this one is vLLM's with both.
+    """vLLM's client, with ``pause`` and ``resume``: the trainer calls these of any client before and after the load.
 
     The server runs with ``VLLM_SERVER_DEV_MODE=1``.
 
     Args:
-        base_url: Of the server.
-        mode: What becomes of requests that are under way: "wait" lets them end, so that each answer is one version's,
-            "keep" goes on with them and the new weights, "abort" ends them. "step" pauses nothing: the weights change
-            between two steps of the engine, which goes on with the requests and the new weights. That is meant for
+        base_url: The URL of the server.
+        mode: What happens to requests in progress. "wait" lets them finish, so that each answer comes from one version;
+            "keep" continues them with the new weights; "abort" ends them. "step" pauses nothing: the weights change
+            between two steps of the engine, which continues the requests with the new weights. That is meant for
             ``background``, where the change takes no time.
-        recompute: Whether requests that go on, with "keep" or "step", compute once more what they had of the old
-            weights. Else they go on with that, which takes no time, and new requests may find it in the prefix cache.
-        timeout: Of each request, in seconds.
+        recompute: Whether requests that continue, with "keep" or "step", compute again what they had computed with the
+            old weights. Otherwise they reuse it, which takes no time, and new requests may find it in the prefix cache.
+        timeout: Timeout of each request, in seconds.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class PausingHTTPClient(HTTPVLLMWeightSyncClient):  # type: ignore[misc]  # vLLM
         """Wait for a server that is starting.
 
         Raises:
-            TimeoutError: It does not answer after ``timeout`` seconds.
+            TimeoutError: It does not answer within ``timeout`` seconds.
         """
         deadline = time.monotonic() + timeout
         while not self._is_ready():
@@ -46,20 +46,20 @@ class PausingHTTPClient(HTTPVLLMWeightSyncClient):  # type: ignore[misc]  # vLLM
             time.sleep(0.5)
 
     def pause(self) -> None:
-        """Have no new request begin; returns when none runs, and nothing of the old weights is cached."""
+        """Let no new request begin; returns when none runs, and nothing from the old weights is cached."""
         if self._mode == "step":
             return
         self._post(f"pause?mode={self._mode}&clear_cache=true")
 
     def resume(self) -> None:
-        """Serve again; requests that were kept compute once more what they had of the old weights."""
+        """Serve again; kept requests compute again what they had computed with the old weights."""
         if self._mode in ("keep", "step") and self._recompute:
             self._post("reset_prefix_cache?reset_running_requests=true")
         if self._mode != "step":
             self._post("resume")
 
     def _is_ready(self) -> bool:
-        import requests  # as vLLM does, when it is used
+        import requests  # at the first use, as vLLM does
 
         try:
             return bool(requests.get(f"{self.base_url}/health", timeout=5).ok)

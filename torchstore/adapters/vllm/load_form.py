@@ -1,9 +1,10 @@
-"""A model of vLLM in the form that its `load_weights` fills, which is not the form that it runs in.
+"""A vLLM model in the form that its `load_weights` fills, which differs from the form in which it runs.
 
-After loading vLLM changes many layers: it packs, transposes or quantizes their weights. To load again, it puts tensors
-of the first form, without memory, in their places ("layerwise reload"), gives each layer memory when all of its weights
-have come, processes it, and copies the result over the weights in use. Here a plan is recorded on those tensors, and
-vLLM is handed what was read by it: tensors of this rank alone, in place of whole ones to be cut.
+After a load, vLLM changes many layers: it packs, transposes or quantizes their weights. To load again, it replaces the
+weights by tensors of the original form without memory ("layerwise reload"). When all weights of a layer have arrived,
+it gives the layer memory, processes it, and copies the result over the weights in use. This module records a plan on
+those tensors, and passes to vLLM what was read by the plan: only this rank's parts, not whole tensors that vLLM would
+have to slice.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from skipper import torchstore as ts
 from skipper.torchstore.plans.regions import RecordedTensor, WholeTensors, dtype_of
 
-_CALL_S = 1.0  # longer than calls take
+_CALL_S = 1.0  # longer than a call takes
 
 Tensors = dict[str, torch.Tensor]
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
@@ -31,8 +32,8 @@ class RecordedLoad:
     """How a model takes some weights.
 
     Attributes:
-        plan: What of them goes where; complete for the parameters that it names, or with others to come.
-        loaded: The parameters that `load_weights` says it has loaded; None: it does not say.
+        plan: Which parts of them go where; the parameters in it are filled completely, or together with later weights.
+        loaded: The parameters that `load_weights` reports as loaded; None: it reports nothing.
     """
 
     plan: ts.LoadPlan
@@ -43,8 +44,8 @@ class LoadForm:
     """One model of a worker.
 
     Args:
-        model: As vLLM runs it.
-        model_config: vLLM's, of that model.
+        model: The model that vLLM runs.
+        model_config: vLLM's configuration of that model.
     """
 
     def __init__(self, model: torch.nn.Module, model_config: Any) -> None:
@@ -54,10 +55,10 @@ class LoadForm:
         self._ties: dict[str, list[str]] = {}
 
     def record(self, shapes: Shapes) -> RecordedLoad:
-        """Record what the model's `load_weights` does with weights of these shapes; the model stays as it is.
+        """Record what the model's `load_weights` does with weights of these shapes; the model does not change.
 
         Raises:
-            RecordingError: It does not take them, or takes values from elsewhere.
+            RecordingError: It refuses them, or takes values from another source.
         """
         loaded: list[Any] = []
 
@@ -74,24 +75,24 @@ class LoadForm:
                 plan = ts.record_plan(model, shapes, load_weights=load)
         finally:
             for layer in model.modules():
-                layers.get_layerwise_info(layer).load_numel_total = 0  # it is no fault that none has come
+                layers.get_layerwise_info(layer).load_numel_total = 0  # no weights yet is not an error
             layers.finalize_layerwise_reload(model, self._config)
         return RecordedLoad(plan, None if loaded[0] is None else frozenset(loaded[0]))
 
     def begin(self) -> None:
-        """Have the model take weights; until `end` it cannot run."""
+        """Prepare the model for new weights; until `end` it cannot run."""
         self._ties = _ties(self._model)
         layerwise().initialize_layerwise_reload(self._model)
 
     def place(self, staged: Mapping[str, torch.Tensor], whole: Mapping[str, torch.Tensor]) -> None:
-        """Give the model some of its weights. All those of a layer come in one call.
+        """Give the model some of its weights. All weights of a layer come in one call.
 
         Args:
             staged: This rank's parameters, complete, in the form in which they were recorded.
             whole: Checkpoint tensors for the model's own `load_weights`.
         """
         layers, model = layerwise(), self._model
-        # A layer whose weight is another one's, too, may keep a form of its own of it: the head of tied embeddings.
+        # A layer that shares its weight with another one may keep its own form of it: the head of tied embeddings.
         ties = {tied: tensor for name, tensor in staged.items() for tied in self._ties.get(name, ())}
         staged = {**staged, **ties}
         names = {name: name.rpartition(".") for name in staged}
@@ -110,13 +111,13 @@ class LoadForm:
             tensor.weight_loader(tensor, staged[name])
 
     def names_of(self, path: str) -> set[str]:
-        """What a layer takes from a checkpoint, by full names, while the model takes weights."""
+        """The tensors that a layer takes from a checkpoint, by full names, between `begin` and `end`."""
         layer = self._model.get_submodule(path)
         own = dict(layer.named_parameters(recurse=False)) | dict(layer.named_buffers(recurse=False))
         return {f"{path}.{name}" for name in own if name not in layer._non_persistent_buffers_set}
 
     def end(self) -> None:
-        """Have the model run with what it was given, and with the old weights where it was given nothing."""
+        """Let the model run with the weights that it was given, and with the old ones elsewhere."""
         try:
             layerwise().finalize_layerwise_reload(self._model, self._config)
         finally:
@@ -126,7 +127,7 @@ class LoadForm:
 
     @contextmanager
     def reloading(self) -> Iterator[None]:
-        """`begin`, and `end` in any case."""
+        """`begin` at the start of the block, and `end` at its end, even after an error."""
         self.begin()
         try:
             yield
@@ -134,20 +135,20 @@ class LoadForm:
             self.end()
 
     def missing(self, loaded: frozenset[str]) -> list[str]:
-        """Parameters that were not loaded, by vLLM's own rule: where it quantizes, some never are."""
+        """Parameters that were not loaded, by vLLM's own rule: in quantized models, some never are."""
         if getattr(self._config, "quantization", None) is not None:
             return []
         return sorted({name for name, _ in self._model.named_parameters()} - loaded)
 
 
 def empty_for(recorded: RecordedTensor, device: torch.device) -> torch.Tensor:
-    """Memory of a parameter's recorded form: zeros, also in padding that nobody fills."""
+    """Memory of a parameter's recorded form: zeros, also in padding that is never filled."""
     tensor = torch.empty_strided(recorded.shape, recorded.strides, dtype=dtype_of(recorded.dtype), device=device)
     return tensor.zero_()
 
 
 def module_of(tensors: Mapping[str, torch.Tensor]) -> torch.nn.Module:
-    """A module that has these tensors by these names, for `load_by_plan`."""
+    """A module with these tensors under these names, for `load_by_plan`."""
     root = torch.nn.Module()
     for name, tensor in tensors.items():
         module, (*path, attribute) = root, name.split(".")
@@ -160,7 +161,7 @@ def module_of(tensors: Mapping[str, torch.Tensor]) -> torch.nn.Module:
 
 
 def parts_of(plan: ts.LoadPlan, nbytes: int | None) -> Iterator[ts.LoadPlan]:
-    """A plan in parts whose parameters have at most ``nbytes`` bytes, or are those of one layer; None: all of it."""
+    """A plan in parts with at most ``nbytes`` bytes of parameters, or of one layer; None: the whole plan."""
     layers: dict[str, list[str]] = {}
     for name in plan.parameters:
         layers.setdefault(name.rpartition(".")[0], []).append(name)
@@ -176,13 +177,13 @@ def parts_of(plan: ts.LoadPlan, nbytes: int | None) -> Iterator[ts.LoadPlan]:
 
 
 def all_whole(plan: ts.LoadPlan, reason: str) -> ts.LoadPlan:
-    """The same weights, each of them given whole to `load_weights`."""
+    """The same weights, each passed whole to `load_weights`."""
     groups = tuple(WholeTensors((name,), reason) for name in plan.checkpoint)
     return ts.LoadPlan({}, plan.checkpoint, (), (), groups, plan.skipped)
 
 
 def filled_numel(plan: ts.LoadPlan) -> dict[str, int]:
-    """How many elements of each parameter a plan fills."""
+    """The number of elements of each parameter that a plan fills."""
     found = dict.fromkeys(plan.parameters, 0)
     regions = [(copy.parameter, copy.into) for copy in plan.copies] + [
         (fill.parameter, fill.into) for fill in plan.fills
@@ -202,7 +203,7 @@ def _part(plan: ts.LoadPlan, names: list[str], whole: tuple[WholeTensors, ...]) 
 
 
 def _ties(model: torch.nn.Module) -> dict[str, list[str]]:
-    """The other names of parameters that have several, by the first."""
+    """The other names of parameters with several names, by the first name."""
     first: dict[int, str] = {}
     found: dict[str, list[str]] = {}
     for name, tensor in model.named_parameters(remove_duplicate=False):
@@ -213,12 +214,12 @@ def _ties(model: torch.nn.Module) -> dict[str, list[str]]:
 
 
 def _copy(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
-    """Called by vLLM as a parameter's loader, by the names of its arguments."""
+    """Called by vLLM as a parameter's loader, with keyword arguments."""
     param.data.copy_(loaded_weight)
 
 
 def _own_loader(tensor: torch.Tensor) -> Any:
-    """A parameter's loader without those by which vLLM defers it."""
+    """A parameter's loader, without the wrappers by which vLLM defers it."""
     loader: Any = getattr(tensor, "weight_loader", None) or _default_loader()
     while loader.__name__ == "online_process_loader":
         loader = loader.__wrapped__
@@ -237,16 +238,16 @@ def layerwise() -> Any:
 
 
 def config_context(vllm_config: Any) -> AbstractContextManager[Any]:
-    """VLLM's configuration, for code that processes weights outside of vLLM's own calls."""
+    """Set vLLM's configuration, for code that processes weights outside of vLLM's own calls."""
     found: AbstractContextManager[Any] = import_module("vllm.config").set_current_vllm_config(vllm_config)
     return found
 
 
 @contextmanager
 def config_beside(vllm_config: Any) -> Iterator[None]:
-    """The same in a thread beside the one that computes.
+    """The same in a thread other than the one that computes.
 
-    vLLM has one configuration for all threads, which its calls set and put back. This begins between two of them.
+    vLLM has one configuration for all threads, which its calls set and reset. This begins between two such calls.
     """
     current: Any = import_module("vllm.config").get_current_vllm_config_or_none
     end = time.monotonic() + _CALL_S
@@ -261,7 +262,7 @@ def _default_loader() -> Any:
 
 
 def _part_of_a_model() -> AbstractContextManager[None]:
-    """While only some weights are loaded; versions of vLLM that check for all of them have a way to say so."""
+    """A block in which only some weights are loaded; vLLM's check for all of them, in some versions, is off."""
     try:
         validation: Any = import_module("vllm.model_executor.model_loader.mtp_validation")
     except ImportError:

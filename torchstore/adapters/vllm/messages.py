@@ -1,4 +1,4 @@
-"""What a trainer tells vLLM's workers, through vLLM's own client: everything fits into JSON."""
+"""The messages of a trainer to vLLM's workers, through vLLM's own client: all of them fit into JSON."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, Weight
 
 @dataclass
 class TorchStoreInitInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not there to be typed
-    """The message with which the trainer initializes a worker.
+    """The message by which the trainer initializes a worker.
 
     Attributes:
-        address: The trainer's job, as `control.join` takes it: a path, or ``tcp://HOST:PORT``; never a secret.
-        store_name: Which store.
-        timeout: Bound on each step, in seconds.
+        address: The trainer's job, for `control.join`: a path, or ``tcp://HOST:PORT``; never a secret.
+        store_name: The name of the store.
+        timeout: Timeout of each step, in seconds.
         staging_nbytes: See `TorchStoreTrainerInitInfo`.
         background: See `TorchStoreTrainerInitInfo`.
         second_set_nbytes: See `TorchStoreTrainerInitInfo`.
@@ -41,15 +41,15 @@ class TorchStoreUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     """The message about one piece of an update, from the trainer to a worker.
 
     Attributes:
-        key: Where it was put.
-        version: Which version of that.
-        names: Of the weights.
-        dtype_names: Theirs, as in ``"bfloat16"``.
-        shapes: Of the whole weights.
-        is_last: Whether this piece is the update's last one.
-        is_aborted: There is no piece: the update that has begun changes nothing.
-        update: Of an update in the background its name, under which workers say on the board how far they are.
-        question: There is no piece: the worker says on the board that it lives, by this number, above 0.
+        key: The key under which it was put.
+        version: The version of that key.
+        names: The names of the weights.
+        dtype_names: Their dtypes, such as ``"bfloat16"``.
+        shapes: The shapes of the whole weights.
+        is_last: Whether this is the last piece of the update.
+        is_aborted: There is no piece: the update in progress changes nothing.
+        update: The name of an update in the background, under which workers report their progress on the board.
+        question: There is no piece: the worker confirms on the board, with this number (above 0), that it is alive.
     """
 
     key: str
@@ -70,16 +70,16 @@ class TorchStoreUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 
 ABORT = asdict(TorchStoreUpdateInfo("", 0, [], [], [], is_aborted=True))
-"""What the workers are told where an update cannot be completed."""
+"""The message to the workers if an update cannot be completed."""
 
 
 def describe(key: str, version: int, weights: Mapping[str, Any], *, is_last: bool) -> dict[str, Any]:
-    """What the workers are told of a piece."""
+    """The message to the workers about a piece."""
     dtypes = [str(weight.dtype).removeprefix("torch.") for weight in weights.values()]
     shapes = [list(weight.shape) for weight in weights.values()]
     return asdict(TorchStoreUpdateInfo(key, version, list(weights), dtypes, shapes, is_last))
 
 
 def question(update: str, number: int) -> dict[str, Any]:
-    """What the workers are asked while they read in the background."""
+    """The question to the workers while they read in the background."""
     return asdict(TorchStoreUpdateInfo("", 0, [], [], [], update=update, question=number))

@@ -1,4 +1,4 @@
-"""The ranks of one engine of vLLM, which tell each other how something has gone."""
+"""The ranks of one vLLM engine, which exchange the results of their steps."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ _SAID_NBYTES = 2048
 
 
 def workers_of(parallel_config: Any) -> Any:
-    """VLLM's group of the workers of this engine; None: it has one worker."""
+    """The group (of vLLM) of this engine's workers; None: it has one worker."""
     if getattr(parallel_config, "world_size", 1) == 1:
         return None
     state: Any = import_module("vllm.distributed.parallel_state")
     group = state.get_world_group()
     if group.world_size == parallel_config.world_size:
         return group
-    # With data parallelism the world has several engines, of which each answers for itself.
+    # With data parallelism the world has several engines, each with its own result.
     tensor_group = state.get_tp_group()
     return tensor_group if tensor_group.world_size == parallel_config.world_size else None
 
 
 def all_say(own: str, group: Any) -> list[str]:
-    """Exchange a text with the other ranks, which call this, too; what each of them says, in the order of their ranks.
+    """Exchange a text with the other ranks, which also call this. Returns the texts of all, in the order of ranks.
 
-    Of a long text the others get the beginning.
+    Of a long text, the others get only the beginning.
     """
     if group is None:
         return [own]

@@ -9,16 +9,16 @@ from typing import Any
 from skipper.torchstore.adapters.board import ReaderState, tell
 from skipper.torchstore.adapters.vllm.messages import question
 
-_LOOK_S = (0.002, 0.05)  # between looks at the board: the first time, and at most
-_ALIVE_S = 2.0  # so often the workers are asked whether they live
+_LOOK_S = (0.002, 0.05)  # between two looks at the board: at first, and at most
+_ALIVE_S = 2.0  # how often the workers are asked whether they are alive
 
 
 class ReadersWatch:
     """The trainer's wait for workers that read one update in the background.
 
     Args:
-        update: Its name.
-        timeout: Bound on the wait, in seconds.
+        update: The name of the update.
+        timeout: Timeout of the wait, in seconds.
     """
 
     def __init__(self, update: str, timeout: float) -> None:
@@ -26,15 +26,15 @@ class ReadersWatch:
         self._timeout = timeout
 
     def wait(self, send: Callable[[dict[str, Any]], None]) -> None:
-        """Until all workers that have begun have read and loaded everything, or are gone.
+        """Wait until all workers that have begun have read and loaded everything, or are gone.
 
         Args:
-            send: Sends an update's info to all workers, through vLLM's client; returns when all have answered that
-                live.
+            send: Sends an update's info to all workers, through vLLM's client; returns when all live workers have
+                answered.
 
         Raises:
             RuntimeError: A worker has failed.
-            TimeoutError: One has not ended in time.
+            TimeoutError: A worker has not finished in time.
         """
         end, look_s = time.monotonic() + self._timeout, _LOOK_S[0]
         asked, next_question = 0, time.monotonic() + _ALIVE_S
@@ -50,11 +50,11 @@ class ReadersWatch:
             look_s = min(look_s * 1.5, _LOOK_S[1])
 
     def close(self) -> None:
-        """It is over, whichever way."""
+        """Forget the update: it has ended, with or without an error."""
         tell("forget", self.update)
 
     def _reading(self, asked: int) -> list[str]:
-        """Those that still read; a worker that has not answered a question is gone, and not waited for."""
+        """The workers that still read. A worker that has not answered a question counts as gone, and is left out."""
         states: dict[str, ReaderState] = tell("readers", self.update)
         failures = sorted({state.ended for state in states.values() if state.ended})
         if failures:

@@ -1,4 +1,4 @@
-"""One update as a worker takes it: read what belongs to its rank, and have a model load it."""
+"""One update in a worker: read what belongs to its rank, and let a model load it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from skipper.torchstore.plans.replay import DEFAULT_STAGING_NBYTES
 from skipper.torchstore.support.blocking import run
 
 RecordedLoads = dict[Any, RecordedLoad]
-"""How a model takes what it was given, by the names and shapes of the weights."""
+"""How a model takes its weights, by the names and shapes of the weights."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,16 @@ class UpdateRecord:
     """The costs of the last update that this worker has loaded.
 
     Attributes:
-        version: Of the (last) piece.
-        nbytes: Read from the store by this worker.
-        parameter_nbytes: Of the parameters that it filled.
-        staged_nbytes: At most so much was beside the model, or beside both sets of weights, at a time.
-        plan_s: Recording what the model's ``load_weights`` does, the first time.
-        transfer_s: Reading.
-        load_s: Giving it to the model.
-        whole: How many weights were read whole, since a plan has no words for what is done with them.
-        flip: How a second set of weights took the place of the first, "pointers" or "copy"; empty: there was none.
-        flip_s: That step.
+        version: The version of the (last) piece.
+        nbytes: The bytes that this worker has read from the store.
+        parameter_nbytes: The bytes of the parameters that it filled.
+        staged_nbytes: The most memory that was used at a time in addition to the model, or to both sets of weights.
+        plan_s: The time to record what the model's ``load_weights`` does, at the first update.
+        transfer_s: The time to read.
+        load_s: The time to load it into the model.
+        whole: How many weights were read whole, because a plan cannot express what is done with them.
+        flip: How a second set of weights replaced the first, "pointers" or "copy"; empty if there was none.
+        flip_s: The time of that step.
     """
 
     version: int
@@ -60,22 +60,22 @@ class UpdateRecord:
 
 
 class UpdateReader:
-    """Reads the pieces of one update, and keeps them until a model is given all of them.
+    """Reads the pieces of one update, and keeps them until the model has loaded all of them.
 
     Args:
-        form: Of the model.
-        known: Its plans, which grow.
-        connection: What the trainer has said.
-        device: Of the model.
-        part_nbytes: The model is given parts of the update as they come, each of at most that much or of one layer;
-            None: all of it at the end, so that a transfer that fails changes nothing. Updates in several pieces wait
-            for their last one, unless the model is ``beside``.
-        is_beside: Nothing is computed with this model, so that layers that are whole are given to it as they come, also
-            of updates in several pieces.
-        version_of: Which version of a piece is read, by the number that the trainer has said.
+        form: The load form of the model.
+        known: The plans recorded so far; new ones are added.
+        connection: The connection to the trainer's store.
+        device: The device of the model.
+        part_nbytes: The model gets parts of the update as they arrive, each with at most this many bytes or one layer;
+            None: everything at the end, so that a failed transfer changes nothing. Updates in several pieces wait for
+            the last piece, unless ``is_beside``.
+        is_beside: The model is not used for computation, so it gets complete layers as they arrive, also in updates of
+            several pieces.
+        version_of: Returns the version to read for the number in the trainer's message.
 
     Attributes:
-        is_complete: Whether all pieces are there.
+        is_complete: Whether all pieces have been read.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class UpdateReader:
         self._staged: dict[str, torch.Tensor] = {}
         self._whole: dict[str, torch.Tensor] = {}
         self._filled: dict[str, int] = {}
-        self._placed: set[str] = set()  # of what was read, what the model has
+        self._placed: set[str] = set()  # the part of what was read that the model has loaded
         self._loaded: set[str] | None = set()
         self._has_begun = False
         self._is_open = False  # the model is in its form for loading
@@ -111,7 +111,7 @@ class UpdateReader:
         """Read this rank's part of one piece.
 
         Raises:
-            StoreError: It cannot be read: its trainer or its volume is dead, or it does not fit the model.
+            StoreError: It cannot be read: its trainer or its volume is dead, or it does not match the model.
             ValueError: The update leaves parameters of the model without weights.
         """
         if info.names:
@@ -136,7 +136,7 @@ class UpdateReader:
             self.is_complete = True
 
     def load(self) -> None:
-        """Give the model what it was not given yet; from then on it runs with it."""
+        """Give the model the rest; from then on it runs with the new weights."""
         begin = time.perf_counter()
         self._open()
         self._form.place(self._staged, self._whole)
@@ -145,7 +145,7 @@ class UpdateReader:
         self._load_s += time.perf_counter() - begin
 
     def close(self) -> None:
-        """Let go of what was read; the model keeps what it has, and can run."""
+        """Release what was read; the model keeps what it has, and can run."""
         self._staged.clear()
         self._whole.clear()
         if self._is_open:
@@ -153,7 +153,7 @@ class UpdateReader:
             self._form.end()
 
     def record(self, *, flip: str = "", flip_s: float = 0.0) -> UpdateRecord:
-        """What it took until now."""
+        """The costs until now."""
         return UpdateRecord(
             self._version,
             self._nbytes,
@@ -168,7 +168,7 @@ class UpdateReader:
         )
 
     def _record(self, info: TorchStoreUpdateInfo) -> RecordedLoad:
-        """The plan of a piece, recorded the first time that this model is given these weights."""
+        """The plan of a piece, recorded the first time that this model gets these weights."""
         shapes: Shapes = {
             name: (tuple(shape), dtype_of(dtype))
             for name, dtype, shape in zip(info.names, info.dtype_names, info.shapes, strict=True)
@@ -218,13 +218,13 @@ class UpdateReader:
         self._transfer_s += time.perf_counter() - begin
 
     def _open(self) -> None:
-        """Have the model in its form for loading."""
+        """Bring the model into its form for loading."""
         if not self._is_open:
             self._form.begin()
             self._is_open = True
 
     def _place(self, staged: Mapping[str, torch.Tensor], whole: Mapping[str, torch.Tensor]) -> None:
-        """Give the model some of what was read at once, to have its memory back."""
+        """Give the model some of what was read now, to free its memory."""
         begin = time.perf_counter()
         self._open()
         self._form.place(staged, whole)
@@ -236,7 +236,7 @@ class UpdateReader:
         self._load_s += time.perf_counter() - begin
 
     def _whole_layers(self) -> Tensors:
-        """What was read of layers that have all of their elements; others wait for more pieces, or for the end."""
+        """The tensors of layers whose elements have all been read; others wait for more pieces, or for the end."""
         self._open()
         layers: dict[str, Tensors] = {}
         for name, tensor in self._staged.items():
@@ -250,7 +250,7 @@ class UpdateReader:
         }
 
     def _check_complete(self) -> None:
-        """See whether an update is one of the whole model.
+        """Check that an update covers the whole model.
 
         Raises:
             ValueError: Parameters would keep their old values.
@@ -259,10 +259,10 @@ class UpdateReader:
             raise ValueError(f"the trainer sends nothing for {', '.join(missing[:8])} ({len(missing)} parameters)")
 
     def _check_mixed(self) -> None:
-        """See whether what was read by plans is there as a whole, next to weights that the model loads by itself.
+        """Check that parameters read by plans are complete, apart from weights that the model loads by itself.
 
         Raises:
-            ValueError: A parameter is filled in part.
+            ValueError: A parameter is filled only in part.
         """
         if self._whole:
             partly = [name for name, tensor in self._staged.items() if self._filled[name] < tensor.numel()]

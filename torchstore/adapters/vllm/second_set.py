@@ -1,12 +1,12 @@
-"""A second set of a model's weights: it is filled while the first one is computed with, and then takes its place.
+"""A second set of a model's weights: it is filled while the engine computes with the first, and then replaces it.
 
-vLLM changes many weights after loading them, and what it makes of them is not always a parameter: on CPUs it is a
-packed matrix inside a function. So the second set is a twin of the model: the same modules once more, with memory of
-their own, which vLLM's own code loads and processes. Nothing is computed with the twin. Between two steps of the engine
-whatever the load has changed in it changes places with what the model has: parameters, buffers and attributes.
+vLLM changes many weights after it has loaded them, and the result is not always a parameter: on CPUs it is a packed
+matrix inside a function. So the second set is a twin of the model: the same modules again, with their own memory, which
+vLLM's own code loads and processes. The engine never computes with the twin. Between two steps of the engine, the twin
+and the model exchange everything that the load has changed: parameters, buffers and attributes.
 
-Where the model is compiled, or CUDA graphs have been captured, addresses have to stay. Then the values are copied over,
-from memory of the same device, as vLLM's own reload does at its end.
+If the model is compiled, or CUDA graphs have been captured, addresses must not change. Then the values are copied, from
+memory of the same device, as at the end of vLLM's own reload.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from skipper.torchstore.errors import SecondSetError
 Flip = Literal["pointers", "copy"]
 
 _MODULE_OWN = frozenset(vars(torch.nn.Module())) - {"training"}
-"""What `torch.nn.Module` keeps for itself: parameters, buffers, children and hooks."""
+"""The internal attributes of `torch.nn.Module`: parameters, buffers, children and hooks."""
 
 _TABLES = ("_parameters", "_buffers")
 _ABSENT = object()
@@ -36,19 +36,19 @@ class SecondSet:
     """The twin of one model of a worker.
 
     Args:
-        model: As vLLM runs it.
-        vllm_config: vLLM's, whole.
-        device: Where its parameters are.
-        staging_nbytes: What one load reads at a time.
-        limit_nbytes: What the set and one load may take together; None: what is free.
+        model: The model that vLLM runs.
+        vllm_config: vLLM's complete configuration.
+        device: The device of its parameters.
+        staging_nbytes: The bytes that one load reads at a time.
+        limit_nbytes: The memory for the set and one load together; None: the free memory.
 
     Attributes:
         model: The twin.
-        form: Of the twin, for loads.
-        vllm_config: As it was given.
-        nbytes: Of the set, by what a load takes or by what the model has now, whichever is more.
-        flip_by: "pointers", or "copy" where addresses have to stay.
-        why_copy: The reason for "copy", else empty.
+        form: The load form of the twin.
+        vllm_config: The given configuration.
+        nbytes: The size of the set: that of the load form or of the model's present form, the larger of the two.
+        flip_by: "pointers", or "copy" if addresses must not change.
+        why_copy: The reason for "copy"; otherwise empty.
 
     Raises:
         SecondSetError: This engine changes its weights by itself, or there is not enough memory. Nothing was allocated.
@@ -70,7 +70,7 @@ class SecondSet:
         _check_memory(device, self.nbytes, max(staging_nbytes, max(layers)) + 2 * max(layers), limit_nbytes)
         self.why_copy = "" if vllm_config.model_config.enforce_eager else "vLLM runs without enforce_eager"
         if not self.why_copy and _held_elsewhere(model):
-            gc.collect()  # a load that failed may have left a cycle
+            gc.collect()  # a failed load may have left a reference cycle
             self.why_copy = _held_elsewhere(model)
         self.flip_by: Flip = "copy" if self.why_copy else "pointers"
         self._original = model
@@ -86,27 +86,27 @@ class SecondSet:
         return self._original is model
 
     def begin(self) -> None:
-        """Before a load, in the thread that computes: the twin's modules are as those of the model are now."""
+        """Before a load, in the thread that computes: bring the twin's modules to the present state of the model's."""
         self._baselines.clear()
         helpers: dict[int, Any] = {}
         for module in self._original.modules():
             self._reset(module, self._twins[id(module)], helpers)
 
     def check(self) -> None:
-        """After a load: see whether it can take the model's place.
+        """After a load: check that the twin can replace the model.
 
         Raises:
-            SecondSetError: Addresses have to stay, and the load has made something new that is no tensor.
+            SecondSetError: Addresses must not change, and the load has created a new object that is not a tensor.
         """
         if self.flip_by == "copy":
             for _ in self._copied():
                 pass
 
     def flip(self) -> None:
-        """Have the model compute with what was loaded, in the thread that computes, between two steps.
+        """Let the model compute with what was loaded; called in the thread that computes, between two steps.
 
         Raises:
-            SecondSetError: As `check`; nothing has changed.
+            SecondSetError: As for `check`; nothing has changed.
         """
         if self.flip_by == "copy":
             with torch.no_grad():
@@ -149,7 +149,7 @@ class SecondSet:
         return twin
 
     def _reset(self, owner: Any, twin: Any, helpers: dict[int, Any]) -> None:
-        """Give a twin the attributes of its owner; what processes weights beside the modules gets a twin, too."""
+        """Give a twin the attributes of its owner; objects outside the modules that process weights get a twin, too."""
         skipped = _MODULE_OWN if isinstance(owner, torch.nn.Module) else frozenset()
         attributes = {
             name: self._translated(value, helpers) for name, value in vars(owner).items() if name not in skipped
@@ -183,7 +183,7 @@ class SecondSet:
                 yield owner, twin, names
 
     def _copied(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """What is copied where, for a flip that keeps all addresses."""
+        """The pairs to copy, for a flip that keeps all addresses."""
         for module in self._original.modules():
             twin = self._twins[id(module)]
             for table in _TABLES:
@@ -197,7 +197,7 @@ class SecondSet:
 
 
 class _Copies:
-    """Tensors with memory of their own; those that share memory share it again."""
+    """Tensors with new memory; those that share memory share it again."""
 
     def __init__(self) -> None:
         self._storages: dict[int, torch.UntypedStorage] = {}
@@ -217,9 +217,9 @@ class _Copies:
 
 
 def _of_class(data: torch.Tensor, tensor: torch.Tensor, module: torch.nn.Module, twin: torch.nn.Module) -> torch.Tensor:
-    """A tensor of another one's class, with its attributes; its methods of the module are those of the twin."""
+    """A tensor with the class and the attributes of another one; bound methods of the module become the twin's."""
     data = data.detach()
-    data.__class__ = tensor.__class__  # as vLLM does; its classes take more to be made
+    data.__class__ = tensor.__class__  # as vLLM does; the constructors of its classes need more arguments
     for name, value in vars(tensor).items():
         is_bound = isinstance(value, MethodType) and value.__self__ is module
         vars(data)[name] = value.__func__.__get__(twin) if is_bound else value
@@ -300,13 +300,13 @@ def _free_nbytes(device: torch.device) -> int:
 
 
 def _held_elsewhere(model: torch.nn.Module) -> str:
-    """What holds a parameter beside the modules, which would go on with the old one after its place was taken."""
-    # A call hands on a tuple as it is; from Python 3.14 on, the one that it makes of a list is found among the holders.
+    """The other holders of a parameter, which would still use the old one after a flip."""
+    # A call passes a tuple on as it is; from Python 3.14 on, one that it makes of a list is found among the holders.
     held = tuple(tensor for tensor in chain(model.parameters(), model.buffers()) if tensor.numel())
     known = {id(vars(module)[table]) for module in model.modules() for table in _TABLES}
     frozen = gc.get_freeze_count()
     if frozen:
-        gc.unfreeze()  # what is frozen is not looked at
+        gc.unfreeze()  # frozen objects are not looked at
     try:
         holders = gc.get_referrers(*held)
     finally:

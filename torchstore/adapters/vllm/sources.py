@@ -1,7 +1,7 @@
-"""What a trainer's weights are, whichever release of vLLM described its sources.
+"""A trainer's weights, for the sources of both releases of vLLM.
 
-vLLM 0.33 has sources of local shards, with metadata that say which rank has what. Before, ``metadata`` was a method
-and a source gave whole tensors alone, by iteration. `ShardSource` gives shards in both.
+vLLM 0.33 has sources of local shards, with metadata that say which rank has which part. Before, ``metadata`` was a
+method, and a source gave only whole tensors, by iteration. `ShardSource` gives shards in both releases.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HAS_MODES = hasattr(WeightSource, "iter_full")
 
 @dataclass(frozen=True)
 class WeightMeta:
-    """One weight, as `WeightOwnership` takes it: owned by all ranks, its layout unknown."""
+    """One weight for `WeightOwnership`: owned by all ranks, with an unknown layout."""
 
     name: str
     dtype: torch.dtype
@@ -31,15 +31,15 @@ class WeightMeta:
 
 
 class ShardSource(WeightSource):  # type: ignore[misc]  # vLLM is not there to be typed
-    """The parameters of a module, as they are on this rank: those of FSDP2 and of tensor parallelism stay sharded.
+    """The parameters of a module on this rank: those of FSDP2 and of tensor parallelism stay sharded.
 
-    Every trainer rank makes one, of the same parameters. Unlike vLLM's ``ModuleSource`` it is the same with vLLM 0.32
-    and 0.33, takes any placements that the store knows, and renames.
+    Every trainer rank creates one, with the same parameters. Unlike vLLM's ``ModuleSource``, it is the same for vLLM
+    0.32 and 0.33, accepts all placements that the store knows, and can rename.
 
     Args:
-        module: Its parameters may be DTensors.
-        names: From a parameter's name to the checkpoint's, which vLLM's ``load_weights`` expects; those that are not
-            in it keep theirs.
+        module: The module; its parameters may be DTensors.
+        names: Maps a parameter's name to the checkpoint's name, which vLLM's ``load_weights`` expects; other parameters
+            keep their names.
     """
 
     def __init__(self, module: torch.nn.Module, names: dict[str, str] | None = None) -> None:
@@ -47,7 +47,7 @@ class ShardSource(WeightSource):  # type: ignore[misc]  # vLLM is not there to b
         self._names = names or {}
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """All of them, by the checkpoint's names; no memory is copied."""
+        """All parameters, by the checkpoint's names; no memory is copied."""
         return {self._names.get(name, name): weight.detach() for name, weight in self._module.named_parameters()}
 
     def iter_full(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -61,13 +61,13 @@ class ShardSource(WeightSource):  # type: ignore[misc]  # vLLM is not there to b
 
         @cached_property
         def metadata(self) -> list[ParamMeta]:
-            """Name, dtype and whole shape of each."""
+            """The name, dtype and whole shape of each weight."""
             return self._described()
 
     else:
 
         def metadata(self) -> list[ParamMeta]:
-            """Name, dtype and whole shape of each."""
+            """The name, dtype and whole shape of each weight."""
             return self._described()
 
     def _described(self) -> list[ParamMeta]:
@@ -75,7 +75,7 @@ class ShardSource(WeightSource):  # type: ignore[misc]  # vLLM is not there to b
 
 
 def described(source: Any) -> list[Any]:
-    """The metadata of a source: ``name``, ``dtype``, ``shape``, ``owners`` and ``placements`` of each weight.
+    """The metadata of a source: the ``name``, ``dtype``, ``shape``, ``owners`` and ``placements`` of each weight.
 
     Raises:
         ValueError: Trainer ranks hold different weights, and this release of vLLM does not say who has which.
@@ -96,7 +96,7 @@ def gives_whole(source: Any) -> bool:
 
 
 def gives_shards(source: Any) -> bool:
-    """Whether a source gives each rank's shards by ``iter_local``, as its metadata describe them."""
+    """Whether a source gives each rank's shards by ``iter_local``, described by its metadata."""
     return _HAS_MODES and bool(source.implements_iter_local())
 
 

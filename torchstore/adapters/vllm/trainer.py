@@ -1,4 +1,4 @@
-"""The trainer's side for vLLM: publish on every rank, drive the workers from rank 0."""
+"""The trainer's side for vLLM: publish on every rank, control the workers from rank 0."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from skipper.torchstore.support.blocking import run
 Weights = dict[str, torch.Tensor]
 
 _begun: Counter[tuple[str, str, int, int]] = Counter()
-"""How often each rank that this process has been has begun to send, by store, key, rank and number of ranks.
+"""How many sends this process has begun, by store, key, rank and number of ranks.
 
-The ranks do not talk to each other before they put, and all of them send equally often, whether it comes to an end or
-not. So each send is a group of publishers of its own, which is called by its number: one that fails on some ranks
-leaves nothing that could be taken for a part of another one, also by engines that are made anew.
+The ranks do not communicate before they put, and all of them send equally often, even if sends fail. So each send is a
+publisher group of its own, named by its number: the parts of a send that fails on some ranks cannot be mistaken for
+parts of another send, also if the engine is created again.
 """
 
 
 @dataclass(frozen=True)
 class SendRecord:
-    """Where the time of one `send_weights` went, in seconds; rank 0 knows all of it, other ranks their own put.
+    """The durations of the steps of one `send_weights`, in seconds; rank 0 knows all, other ranks only their own put.
 
-    Generation stands still for ``stopped_s`` where the client can pause it. Reading is before that: the workers keep
-    the old weights until all of the new ones are beside them. A worker that reads computes nothing meanwhile, so
-    requests wait for ``transfer_s``, too; with ``background`` they do not.
+    Generation stops for ``stopped_s`` if the client can pause it. The workers read before that, and keep the old
+    weights until they have all of the new ones. A worker that reads does not compute, so requests also wait for
+    ``transfer_s``; with ``background`` they do not.
 
     Attributes:
-        version: Of the weights; what the workers report as ``weight_version``. 0 on other ranks than 0.
-        put_s: Publishing, the wait for the other ranks included; with whole tensors gathering them, too.
+        version: The version of the weights, which the workers report as ``weight_version``. 0 on ranks other than 0.
+        put_s: To publish, including the wait for the other ranks; with whole tensors also to gather them.
         transfer_s: The workers read; in the background they also load.
-        pause_s: The client pauses generation; 0 where it cannot.
+        pause_s: The client pauses generation; 0 if it cannot.
         load_s: The workers give the weights to the model.
         resume_s: The client resumes generation.
     """
@@ -60,26 +60,27 @@ class SendRecord:
 
     @property
     def stopped_s(self) -> float:
-        """For how long generation stood still."""
+        """How long generation was stopped."""
         return self.pause_s + self.load_s + self.resume_s
 
 
 @dataclass
 class TorchStoreTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]  # vLLM is not there to be typed
-    """What the trainer's engine needs to know; the same on every trainer rank, but for ``rank``.
+    """The arguments of the trainer's engine; the same on every trainer rank, except ``rank``.
 
     Attributes:
-        num_trainer_ranks: How many trainer ranks there are.
-        address: The job whose store is used; None: that of rank 0's own process, which is then served.
+        num_trainer_ranks: The number of trainer ranks.
+        address: The job whose store is used; None: the job of rank 0's own process, which is then served.
         store_name: A store that the trainer has initialized (`initialize`, or `initialize_spmd` under torchrun).
         key: Prefix of the keys that are written.
-        mode: "direct" has workers read the trainer's own memory, which costs no copy; "snapshot" copies it into a
+        mode: With "direct" the workers read the trainer's own memory, without a copy; "snapshot" copies it into a
             volume first. Whole tensors that a source gathers are always copied, bucket by bucket.
         bucket_nbytes: How many bytes of whole tensors a rank gathers at a time.
-        timeout: Bound on each step, in seconds.
-        staging_nbytes: What a worker may have beside its model: at most this much, or one layer. None: everything that
-            its rank reads, so that the model changes when all of it is there, and a transfer that fails changes
-            nothing. Whole tensors that a source gathers wait until all are there, except with ``background``.
+        timeout: Timeout of each step, in seconds.
+        staging_nbytes: The memory that a worker may use in addition to its model: at most this much, or one layer.
+            None: as much as its rank reads. The model then changes when everything has arrived, and a failed transfer
+            changes nothing. Whole tensors that a source gathers wait until all have arrived, except with
+            ``background``.
     """
 
     backend: ClassVar[str] = BACKEND
@@ -100,12 +101,12 @@ class TorchStoreTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]  # vLLM 
 class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: ignore[misc]
     """The trainer's side, on every rank.
 
-    Where the source gives shards (`ShardSource`, or ``iter_local``), every rank puts those of its own weights and
-    nothing is gathered. Otherwise each weight is put whole by the first rank that owns it: by rank 0, or by the first
-    rank of each stage of a pipeline. Either way the metadata of every rank are about all weights.
+    If the source gives shards (`ShardSource`, or ``iter_local``), every rank puts those of its own weights, and nothing
+    is gathered. Otherwise the first rank that owns a weight puts it whole: rank 0, or the first rank of each pipeline
+    stage. In both cases the metadata of every rank describe all weights.
 
     Attributes:
-        last_send: Of the last `send_weights` that came to its end; None before the first.
+        last_send: The record of the last complete `send_weights`; None before the first.
     """
 
     init_info_cls = TorchStoreTrainerInitInfo
@@ -119,18 +120,18 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
         self._ownership = WeightOwnership(self._metadata, init_info.num_trainer_ranks)
         self._sharded = isinstance(source, ShardSource) or (gives_shards(source) and self._ownership.is_shared)
         self._served: control.ServedJob | None = None
-        self._connection: dict[str, Any] = {}  # what the workers are told, on rank 0
+        self._connection: dict[str, Any] = {}  # the connection for the workers, on rank 0
         self._seconds: Counter[str] = Counter()
 
     @classmethod
     def trainer_init(
         cls, init_info: TorchStoreTrainerInitInfo, *, client: Any, source: Any = None
     ) -> TorchStoreTrainerWeightTransferEngine:
-        """Make the engine; rank 0 has the workers join.
+        """Create the engine; rank 0 lets the workers join.
 
         Raises:
             ValueError: There is no source, it gives neither shards nor whole tensors, or it names owners of weights
-                that are no trainer ranks.
+                that are not trainer ranks.
         """
         if source is None:
             raise ValueError("weights come from a WeightSource: pass source=ShardSource(model), for instance")
@@ -147,22 +148,22 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
         return engine
 
     def send_weights(self) -> SendRecord:
-        """Put the weights and have the workers load them; every trainer rank calls it.
+        """Put the weights and let the workers load them; every trainer rank calls it.
 
-        When it returns the weights may be changed again. On rank 0 the workers have loaded them. Where it fails, on all
-        ranks or on some, the workers keep the weights that they had (see ``staging_nbytes``), and the next call on
-        every rank sends the weights as they are then.
+        When it returns, the weights may be changed again. On rank 0 the workers have then loaded them. If it fails, on
+        all ranks or on some, the workers keep their old weights (see ``staging_nbytes``), and the next call on every
+        rank sends the weights as they are then.
 
-        A client with methods ``pause`` and ``resume`` is asked for them before and after the workers change their
-        models; else the caller sees to it that nothing is generated meanwhile.
+        If the client has methods ``pause`` and ``resume``, they are called before and after the workers change their
+        models; otherwise the caller makes sure that nothing is generated meanwhile.
 
         Returns:
-            Where the time went.
+            The durations of the steps.
 
         Raises:
             StoreError: The store or a volume of it is dead, or a rank did not come in time.
-            RuntimeError: Rank 0 could not have the workers load them.
-            ValueError: The source does not give what its metadata say.
+            RuntimeError: The workers of rank 0 could not load them.
+            ValueError: The source gives other weights than its metadata describe.
         """
         info = self._info
         _begun[info.store_name, info.key, self.rank, info.num_trainer_ranks] += 1
@@ -194,7 +195,7 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
         )
 
     def _send_whole(self, update: WorkersUpdate | None) -> int:
-        """Whole tensors, some at a time; ranks that put none of them take part in gathering them all the same."""
+        """Put whole tensors, some at a time; ranks that put none of them still take part in gathering them."""
         pieces = self._ownership.pieces(self._info.bucket_nbytes)
         stream = whole_tensors(self.source)
         putters = tuple(pieces)
@@ -213,7 +214,7 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
                     named = {meta.name: meta for metadata in in_turn.values() for meta in metadata}
                     update.transfer(describe(key, version, named | weights, is_last=number == rounds - 1))
         finally:
-            for _ in stream:  # also where it fails: the other ranks go on gathering
+            for _ in stream:  # also after a failure: the other ranks continue to gather
                 pass
         return version
 
@@ -243,7 +244,7 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
         return version
 
     def _keep_shards(self) -> None:
-        """Copy this rank's shards into its volume; rank 0 says where engines that come later find all of them."""
+        """Copy this rank's shards into its volume; rank 0 announces them for engines that start later."""
         key, named = f"{self._info.key}.late", {meta.name: meta for meta in self._metadata}
         weights = self._shards()
         version = self._put(weights, key, "snapshot", self.rank, self._info.num_trainer_ranks)
@@ -257,7 +258,7 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
         return as_dtensors(self.source.iter_local(), self._metadata)
 
     def _put(self, weights: Weights, key: str, mode: Any, index: int, count: int) -> int:
-        """Put this rank's part of what ``count`` ranks put together in this send."""
+        """Put this rank's part of a version that ``count`` ranks put together in this send."""
         info = self._info
         number = _begun[info.store_name, info.key, self.rank, info.num_trainer_ranks]
         publisher = ts.Origin(f"send {number}", index, count)
@@ -268,7 +269,7 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
         )
 
     def _await_version(self, key: str, version: int) -> None:
-        """Wait until all ranks have put their parts: the workers go on generating meanwhile."""
+        """Wait until all ranks have put their parts; the workers continue to generate."""
         info = self._info
         nothing = ts.LoadPlan({}, {}, (), (), (), ())
         run(
@@ -283,7 +284,7 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
         )
 
     async def _tell_ranks(self, version: int, failure: Exception | None) -> None:
-        """Let the other ranks know that the workers have read the shards, or that it went wrong."""
+        """Tell the other ranks that the workers have read the shards, or that the read has failed."""
         outcome = {"failure": "" if failure is None else f"{type(failure).__name__}: {failure}"}
         store_name, timeout = self._info.store_name, self._info.timeout
         key = f"{self._info.key}.read"
@@ -302,10 +303,10 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
 
 
 def _take(stream: Iterator[tuple[str, torch.Tensor]], names: list[str]) -> Weights:
-    """The next of these weights; others, which other ranks put, are passed over.
+    """The next of these weights; weights that other ranks put are skipped.
 
     Raises:
-        ValueError: The stream has ended before.
+        ValueError: The stream has ended too early.
     """
     taken: Weights = {}
     missing = set(names)

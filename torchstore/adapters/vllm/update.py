@@ -1,4 +1,4 @@
-"""One update of vLLM's workers, as the trainer drives it through vLLM's client."""
+"""One update of vLLM's workers, controlled by the trainer through vLLM's client."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from skipper.torchstore.adapters.vllm.readers import ReadersWatch
 
 
 class WorkersUpdate:
-    """A context manager: an update that is not finished when it ends leaves the workers the weights that they had.
+    """A context manager for one update; if it exits before the update is finished, the workers keep their old weights.
 
     Args:
-        client: vLLM's, with its four methods, and perhaps ``pause`` and ``resume``.
-        seconds: Takes up what each step took: ``transfer_s``, ``pause_s``, ``load_s``, ``resume_s``.
-        readers: The workers read in the background, and this waits for them; None: they read while they are asked to.
+        client: vLLM's client, with its four methods, and optionally ``pause`` and ``resume``.
+        seconds: Filled with the duration of each step: ``transfer_s``, ``pause_s``, ``load_s``, ``resume_s``.
+        readers: The wait for workers that read in the background; None: they read during the call.
 
     Attributes:
-        pieces: What the workers have been told to read.
+        pieces: The pieces that the workers were told to read.
     """
 
     def __init__(self, client: Any, seconds: Counter[str], readers: ReadersWatch | None = None) -> None:
@@ -38,11 +38,11 @@ class WorkersUpdate:
         if self._has_begun:
             self._give_up()
         if self._readers is not None:
-            with suppress(Exception):  # the job may be over
+            with suppress(Exception):  # the job may have ended
                 self._readers.close()
 
     def transfer(self, update_info: dict[str, Any]) -> None:
-        """Have the workers read a piece; with the last one wait until they have read all of them."""
+        """Let the workers read a piece; with the last one, wait until they have read all of them."""
         with timed(self._seconds, "transfer_s"):
             if not self._has_begun:
                 self._has_begun = True
@@ -56,14 +56,14 @@ class WorkersUpdate:
                 self._readers.wait(self._client.update_weights)
 
     def finish(self, version: str) -> None:
-        """Have the workers load what they have read."""
+        """Let the workers load what they have read."""
         pause, resume = getattr(self._client, "pause", None), getattr(self._client, "resume", None)
         with timed(self._seconds, "pause_s"):
             if pause is not None:
                 pause()
         try:
             with timed(self._seconds, "load_s"):
-                self._has_begun = False  # workers that fail now have ended it, too
+                self._has_begun = False  # workers that fail now have also ended it
                 self._client.finish_weight_update(weight_version=version)
         finally:
             with timed(self._seconds, "resume_s"):
@@ -73,13 +73,13 @@ class WorkersUpdate:
     def _begin(self) -> None:
         try:
             self._client.start_weight_update()
-        except Exception:  # noqa: BLE001  (a trainer may have died in the midst of an update: end that)
+        except Exception:  # noqa: BLE001  (a trainer may have died during an update: end that)
             self._give_up()
             self._has_begun = True
             self._client.start_weight_update()
 
     def _give_up(self) -> None:
-        """End the update at the workers without a change. Those that have failed have ended theirs, and say so."""
+        """End the update at the workers without a change. Workers that have failed have ended theirs, and say so."""
         self._has_begun = False
         for end in (lambda: self._client.update_weights(dict(ABORT)), self._client.finish_weight_update):
             with suppress(Exception):
@@ -88,7 +88,7 @@ class WorkersUpdate:
 
 @contextmanager
 def timed(seconds: Counter[str], name: str) -> Iterator[None]:
-    """Add what a step takes, in seconds, to those of its name."""
+    """Add the duration of the block, in seconds, to the step of this name."""
     begin = time.perf_counter()
     try:
         yield

@@ -1,4 +1,4 @@
-"""The side of vLLM's workers: read what a trainer has published, and have the model load it."""
+"""The side of vLLM's workers: read what a trainer has published, and let the model load it."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from skipper.torchstore.adapters.vllm.reading import RecordedLoads, UpdateReader
 from skipper.torchstore.adapters.vllm.second_set import SecondSet
 from skipper.torchstore.plans.replay import DEFAULT_STAGING_NBYTES
 
-_LAST_READ_S = 10.0  # for a read that was given up
+_LAST_READ_S = 10.0  # for a read that was aborted
 
 
 class TorchStoreWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not there to be typed
-    """Reads what belongs to this worker's rank, and gives it to the model when all of it is there.
+    """Reads what belongs to this worker's rank, and gives it to the model when everything has arrived.
 
-    The first update records what the model's own ``load_weights`` does (`record_plan`); each one reads by that plan,
-    into memory beside the model. ``finish_weight_update`` alone changes the model, and only if every rank of its engine
-    has read everything: an update that fails leaves the old weights. With ``staging_nbytes`` the memory beside the
-    model is bounded, and the model changes while it is read; where that fails it holds a mixture, until it is updated.
+    The first update records what the model's own ``load_weights`` does (`record_plan`); every update reads by that
+    plan, into memory next to the model. Only ``finish_weight_update`` changes the model, and only if every rank of its
+    engine has read everything: a failed update leaves the old weights. With ``staging_nbytes`` that memory is bounded,
+    and the model changes during the read; if the read fails, the model holds a mixture until the next update.
 
-    With ``background`` a thread reads, into a second set of weights, while the engine goes on generating; the trainer
-    sees on the job's board when it has ended, and ``finish_weight_update`` puts the second set in the place of the
-    first, between two steps of the engine.
+    With ``background`` a thread reads into a second set of weights while the engine continues to generate. The trainer
+    sees on the job's board when the read has ended, and ``finish_weight_update`` replaces the first set by the second,
+    between two steps of the engine.
 
-    Where the environment of the engine has ``SKIPPER_VLLM_JOB``, a job as `control.join` takes it, a worker that starts
-    joins that job, and loads what its trainer has sent last, if that is in the store's volumes. Nobody has to send it
-    again; ``weight_version`` is that of vLLM's start until the next send.
+    If the engine's environment has ``SKIPPER_VLLM_JOB``, the address of a job for `control.join`, a worker that starts
+    joins that job and loads what its trainer has sent last, if that is in the store's volumes. The trainer need not
+    send it again; until the next send, ``weight_version`` is that of vLLM's start.
 
     Attributes:
-        last_update: Of the last update that was loaded; None before the first.
+        last_update: The costs of the last loaded update; None before the first.
     """
 
     init_info_cls = TorchStoreInitInfo
@@ -62,29 +62,29 @@ class TorchStoreWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc
             self._catch_up(job)
 
     def init_transfer_engine(self, init_info: TorchStoreInitInfo) -> None:
-        """Join the trainer's job, and leave that of the trainer before.
+        """Join the trainer's job, and leave that of an earlier trainer.
 
         Raises:
-            SecondSetError: ``background`` is asked for, and there cannot be a second set of weights.
+            SecondSetError: ``background`` is requested, and a second set of weights is impossible.
         """
         self._together(lambda: self._connect(init_info))
 
     def start_weight_update(self) -> None:
-        """Begin an update; the model goes on with the weights that it has.
+        """Begin an update; the model continues with its weights.
 
         Raises:
-            RuntimeError: `init_transfer_engine` was not called, or a read that was given up goes on.
+            RuntimeError: `init_transfer_engine` was not called, or an aborted read is still running.
         """
         self._together(self._begin)
 
     def receive_weights(self, update_info: TorchStoreUpdateInfo) -> None:
-        """Read this rank's part of one piece, when all trainer ranks have put it; in the background only begin to.
+        """Read this rank's part of a piece, once all trainer ranks have put it; in the background, only start to read.
 
-        Where that fails on one rank of the engine, all of them know of it, and keep the weights that they have.
+        If that fails on one rank of the engine, all ranks learn of it, and keep their weights.
 
         Raises:
             RuntimeError: `start_weight_update` was not called, or another rank has failed.
-            StoreError: It cannot be read: its trainer or its volume is dead, or it does not fit the model.
+            StoreError: It cannot be read: its trainer or its volume is dead, or it does not match the model.
             ValueError: The update leaves parameters of the model without weights.
         """
         if update_info.is_aborted:
@@ -96,14 +96,14 @@ class TorchStoreWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc
         self._together(lambda: self._receive(update_info))
 
     def finish_weight_update(self) -> None:
-        """Give the model what was read, if that is a whole update; else it keeps what it has.
+        """Give the model what was read, if the update is complete; otherwise it keeps its weights.
 
         Raises:
             RuntimeError: The read in the background has failed, here or on another rank.
         """
         try:
             if self._background is not None:
-                self._background.give_up()  # behind what it has been given to read
+                self._background.give_up()  # after the pieces that it was given to read
                 if self._together(self._background.result):
                     self.last_update = self._background.flip()
             elif self._reader is not None and self._reader.is_complete:
@@ -113,7 +113,7 @@ class TorchStoreWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc
             self._close()
 
     def shutdown(self) -> None:
-        """Let go of the store; the worker lives on, and leaves the job when it ends."""
+        """Release the store; the worker continues, and leaves the job when it ends."""
         self._close()
         if self._connection is not None:
             ts.reset_client(self._connection.store_name)
@@ -166,7 +166,7 @@ class TorchStoreWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc
 
     def _ensure_second_set(self, connection: TorchStoreInitInfo) -> SecondSet:
         if self._second_set is None or not self._second_set.belongs_to(self.model):
-            self._second_set = None  # first, since its memory is needed
+            self._second_set = None  # first, because its memory is needed
             self._second_set = SecondSet(
                 self.model,
                 self.vllm_config,
@@ -183,10 +183,10 @@ class TorchStoreWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc
         return UpdateReader(form, known, connection, self.device, part_nbytes=part_nbytes, is_beside=is_beside)
 
     def _close(self) -> None:
-        """End the update that has begun, if there is one; the model keeps what it has.
+        """End the update in progress, if there is one; the model keeps its weights.
 
         Raises:
-            RuntimeError: It is being read, and that goes on.
+            RuntimeError: The read is still running.
         """
         reader, self._reader = self._reader, None
         background = self._background
@@ -200,10 +200,10 @@ class TorchStoreWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc
         self._background = None
 
     def _together(self, step: Callable[[], object]) -> bool:
-        """What all ranks of this engine do; where one of them fails, the update ends on all.
+        """A step of all ranks of this engine; if one of them fails, the update ends on all.
 
-        vLLM reads the answers of its workers in the order of their ranks, up to the first failure: what comes after
-        that would be taken for answers to its next call. So the last rank alone raises.
+        vLLM reads the answers of its workers in the order of ranks, up to the first failure; it would take later
+        answers for those to its next call. So only the last rank raises.
 
         Returns:
             Whether all of them have succeeded.
