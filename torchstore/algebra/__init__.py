@@ -1,1 +1,1 @@
-"""What is known of values without a store and without torch: boxes, layouts, manifests, keys, copies. No I/O."""
+"""Descriptions of values, without a store and without torch: boxes, layouts, manifests, keys, copies. No I/O."""

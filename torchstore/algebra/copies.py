@@ -1,7 +1,7 @@
-"""Where the copies of a stored part go, and which of them a reader takes. No I/O.
+"""Where the copies of a stored part go, and which of them a reader reads. No I/O.
 
-With ``copies=2`` each rank's part of a version lies in two volumes: the rank's own, and one of a neighbour. A neighbour
-is a volume of another host where there is one, so that the version survives the loss of any one host; else a volume of
+With ``copies=2`` each rank's part of a version is in two volumes: the rank's own and a neighbour. The neighbour is a
+volume of another host if there is one, so that the version survives the loss of any one host; otherwise a volume of
 another process, so that it survives the loss of any one process.
 """
 
@@ -15,12 +15,12 @@ from skipper.torchstore.errors import StrategyError, VolumeLostError
 
 
 def check_copies(copies: object) -> None:
-    """Raise TypeError or ValueError for what is no number of copies."""
+    """Raise TypeError or ValueError for a value that is not a number of copies."""
     check_count("copies", copies, 1, MAX_PROCESSES)
 
 
 def check_room(copies: int, volumes: int) -> None:
-    """Refuse more copies than there are volumes to hold them.
+    """Refuse more copies than there are volumes.
 
     Raises:
         StrategyError: There are more.
@@ -33,10 +33,10 @@ def check_room(copies: int, volumes: int) -> None:
 
 
 def neighbours(hosts: Mapping[str, str], own: str) -> Iterator[str]:
-    """All volumes in the order in which the parts of a client are copied to them, its own first.
+    """All volumes in the order in which a client's parts are copied to them, its own first.
 
-    The copies of a host's volumes are spread over the volumes of the next host, those of the last one over those of
-    the first. Only when every host has had its turn a second volume of some host follows.
+    The copies of one host's volumes are spread over the volumes of the next host (those of the last host over the
+    first). A second volume of a host follows only after one volume of every host.
 
     ``hosts`` names the host of each volume, in the order of their numbers.
     """
@@ -61,7 +61,7 @@ def place(hosts: Mapping[str, str], own: str, copies: int, lost: Collection[str]
 
     Raises:
         StrategyError: There are fewer volumes than copies.
-        VolumeLostError: So many of them are lost that fewer are left.
+        VolumeLostError: So many volumes are lost that fewer than ``copies`` are left.
     """
     check_room(copies, len(hosts))
     living = [volume for volume in neighbours(hosts, own) if volume not in lost]
@@ -74,12 +74,12 @@ def place(hosts: Mapping[str, str], own: str, copies: int, lost: Collection[str]
 
 
 def choose(holders: Sequence[Binding], near: Collection[str], lost: Collection[str], reader: int) -> Binding:
-    """The copy that a reader takes: one of its own host, else any, spread over the readers.
+    """The copy that a reader reads: one on its own host if there is one, otherwise any, spread over the readers.
 
     Args:
         holders: The copies of one part, at least one.
-        near: Volumes of the reader's host.
-        lost: Volumes that cannot be read. Where no other holds a copy, one of them is chosen, and reading says so.
+        near: The volumes on the reader's host.
+        lost: Volumes that cannot be read. If no other volume has a copy, one of them is chosen, and the read fails.
         reader: Any number that differs between readers.
     """
     living = [holder for holder in holders if holder.volume not in lost] or list(holders)

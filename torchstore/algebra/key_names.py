@@ -1,19 +1,19 @@
-"""What a key may be, and which keys a prefix lists. Pure."""
+"""Which strings are keys, and which keys a prefix lists. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 SEPARATORS = (".", "/")
-"""Dots are those of Meta's torchstore and of names in state dicts; a slash stands between a key and such a name."""
+"""Dots are separators in Meta's torchstore and in names of state dicts; a slash separates a key from such a name."""
 
 
 def check_key(key: object, what: str = "a key") -> str:
-    """The key, if it can be one: any string without a NUL character; the empty one is a key as others are.
+    """The key, if it is valid: any string without a NUL character, also the empty one.
 
     Raises:
-        TypeError: It is no string.
-        ValueError: It holds a NUL character.
+        TypeError: It is not a string.
+        ValueError: It contains a NUL character.
     """
     if not isinstance(key, str):
         raise TypeError(f"{what} is a string, not {key!r:.80}")
@@ -23,11 +23,11 @@ def check_key(key: object, what: str = "a key") -> str:
 
 
 def check_keys(keys: object) -> tuple[str, ...]:
-    """Several keys, each of which can be one.
+    """Several keys, if each of them is valid.
 
     Raises:
-        TypeError: It is a single string, or nothing that holds strings.
-        ValueError: One of them holds a NUL character.
+        TypeError: It is a single string, or not a collection of strings.
+        ValueError: One of them contains a NUL character.
     """
     if isinstance(keys, str | bytes | bytearray):
         raise TypeError(f"several keys are expected, such as [{keys!r:.80}], not one: {keys!r:.80}")
@@ -37,10 +37,10 @@ def check_keys(keys: object) -> tuple[str, ...]:
 
 
 def is_below(key: str, prefix: str | None) -> bool:
-    """Whether a listing of ``prefix`` has a key: all components of the prefix are the first ones of the key.
+    """Whether a listing of ``prefix`` contains a key: the components of the prefix are the first ones of the key.
 
-    "v0" has "v0", "v0.x" and "v0/x", and not "v01". None has every key; "" those whose first component is empty. A
-    prefix that ends in a separator has all that begins with it.
+    "v0" lists "v0", "v0.x" and "v0/x", but not "v01". None lists every key; "" those whose first component is empty. A
+    prefix that ends in a separator lists all keys that begin with it.
     """
     if prefix is None:
         return True

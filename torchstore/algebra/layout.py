@@ -1,7 +1,7 @@
-"""Where the elements of a sharded tensor lie: arithmetic on boxes, nothing else.
+"""Where the elements of a sharded tensor are: arithmetic on boxes, nothing else.
 
 A *box* is an axis-parallel block of the global tensor. A rank's local tensor consists of *pieces*: boxes
-of the global tensor, each with the place that it has in the local tensor. Most ranks hold one piece;
+of the global tensor, each with its place in the local tensor. Most ranks hold one piece;
 a strided shard (FSDP over tensor parallelism) may hold several, an empty shard holds none.
 
 This module does no I/O and uses no tensor: shapes in, boxes out. It follows the chunking rule of
@@ -37,10 +37,10 @@ class Replicate:
 
 @dataclass(frozen=True, slots=True)
 class StridedShard:
-    """``dim`` is first cut into ``split_factor`` parts, then each part into one chunk per coordinate.
+    """``dim`` is first split into ``split_factor`` parts, then each part into one chunk per coordinate.
 
-    A rank holds its chunk of every part, one after the other. FSDP2 over tensor parallelism is described
-    so: the mesh lists the FSDP axis first, although the tensor was cut by the other axis first.
+    A rank holds its chunk of every part, one after the other. This describes FSDP2 over tensor parallelism: the mesh
+    lists the FSDP axis first, although the tensor was split along the other axis first.
     """
 
     dim: int
@@ -64,11 +64,11 @@ class Box:
 
     @property
     def numel(self) -> int:
-        """How many elements the box holds; a box of a 0-dim tensor holds one."""
+        """The number of elements in the box; a box of a 0-dim tensor has one."""
         return prod(self.shape)
 
     def intersect(self, other: Box) -> Box | None:
-        """The block that both have in common, or None where they share no element."""
+        """The intersection of both, or None if they share no element."""
         offsets: list[int] = []
         shape: list[int] = []
         for mine, my_size, theirs, their_size in zip(self.offsets, self.shape, other.offsets, other.shape, strict=True):
@@ -81,11 +81,11 @@ class Box:
         return Box(tuple(offsets), tuple(shape))
 
     def subtract(self, hole: Box) -> tuple[Box, ...]:
-        """What is left of this box without ``hole``, which must lie inside it: disjoint boxes."""
+        """This box without ``hole``, which must be inside it, as disjoint boxes."""
         rest: list[Box] = []
         offsets, shape = list(self.offsets), list(self.shape)
         for dim, (start, size) in enumerate(zip(hole.offsets, hole.shape, strict=True)):
-            # Cut off the slabs before and after the hole along this dim, then go on inside the slab of it.
+            # Cut off the slabs before and after the hole along this dim, then continue in the slab that contains it.
             before, after = start - offsets[dim], offsets[dim] + shape[dim] - (start + size)
             for slab_start, slab_size in ((offsets[dim], before), (start + size, after)):
                 if slab_size > 0:
@@ -99,13 +99,13 @@ class Box:
         return tuple(rest)
 
     def relative_to(self, origin: Ints) -> Ints:
-        """The offsets of this box seen from the point ``origin``."""
+        """The offsets of this box relative to the point ``origin``."""
         return minus(self.offsets, origin)
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A box of the global tensor that lies at offsets ``local`` in some rank's local tensor."""
+    """A box of the global tensor that is at offsets ``local`` in some rank's local tensor."""
 
     box: Box
     local: Ints
@@ -138,13 +138,13 @@ class Layout:
                 raise ValueError(f"{placement}: the split factor must be at least 1")
 
     def pieces(self, coordinate: Sequence[int]) -> tuple[Piece, ...]:
-        """What the rank at ``coordinate`` of the mesh holds, in the order of its local tensor.
+        """The pieces that the rank at ``coordinate`` of the mesh holds, in the order of its local tensor.
 
         Returns:
             Disjoint pieces; none when the shard is empty.
 
         Raises:
-            ValueError: The coordinate is not one of the mesh.
+            ValueError: The coordinate is not in the mesh.
         """
         return _pieces(self, tuple(coordinate))
 
@@ -196,7 +196,7 @@ def _pieces(layout: Layout, coordinate: Ints) -> tuple[Piece, ...]:
 
 
 def _runs(layout: Layout, dim: int, coordinate: Ints) -> _Runs:
-    """The stretches of dim ``dim`` that the rank holds: axes are applied from left to right."""
+    """The ranges of dim ``dim`` that the rank holds: axes are applied from left to right."""
     runs: _Runs = ((0, layout.global_shape[dim]),) if layout.global_shape[dim] else ()
     for axis, placement in enumerate(layout.placements):
         if isinstance(placement, Replicate) or placement.dim != dim:
@@ -213,13 +213,13 @@ def _runs(layout: Layout, dim: int, coordinate: Ints) -> _Runs:
 
 
 def _chunk(length: int, parts: int, index: int) -> tuple[int, int]:
-    """Start and stop of chunk ``index`` when ``length`` is split as torch.chunk does."""
+    """Start and stop of chunk ``index`` when ``length`` is split like in torch.chunk."""
     size = -(-length // parts)
     return min(index * size, length), min((index + 1) * size, length)
 
 
 def _cut(runs: _Runs, start: int, stop: int) -> Iterable[tuple[int, int]]:
-    """The part from ``start`` to ``stop`` of the runs laid end to end."""
+    """The part from ``start`` to ``stop`` of the concatenated runs."""
     position = 0
     for run_start, length in runs:
         first, last = max(start - position, 0), min(stop - position, length)
@@ -229,7 +229,7 @@ def _cut(runs: _Runs, start: int, stop: int) -> Iterable[tuple[int, int]]:
 
 
 def _merge(runs: Iterable[tuple[int, int]]) -> _Runs:
-    """Neighbours that follow each other in the tensor become one run."""
+    """Merge neighbours that follow each other in the tensor."""
     merged: list[tuple[int, int]] = []
     for start, length in runs:
         if merged and sum(merged[-1]) == start:
@@ -251,7 +251,7 @@ def minus(left: Ints, right: Ints) -> Ints:
 
 @lru_cache(maxsize=4096)
 def uncovered(global_shape: Ints, boxes: frozenset[Box]) -> tuple[Box, ...]:
-    """The part of a tensor that none of ``boxes`` holds: empty when they cover it, which is the proof."""
+    """The part of a tensor outside of all ``boxes``; it is empty if and only if they cover the tensor."""
     whole = Box.whole(global_shape)
     missing: tuple[Box, ...] = (whole,) if whole.numel else ()
     for box in sorted(boxes, key=lambda box: box.offsets):

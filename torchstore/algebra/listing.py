@@ -1,4 +1,4 @@
-"""Keys in order, so that a listing costs what it lists: the keys under a prefix stand side by side."""
+"""Sorted keys, so that a listing takes time only for what it lists: the keys under a prefix are neighbours."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _BLOCK = 1024  # keys: moving half of them costs less than finding the block
 class SortedKeys:
     """A set of keys in the order of their code points.
 
-    They stand in blocks of bounded length, so adding or removing one moves some hundred pointers, however many keys
-    there are. Whatever a prefix means (so many characters, or whole components between dots), its keys are neighbours.
+    They are kept in blocks of bounded length, so adding or removing a key moves some hundred pointers, for any number
+    of keys. The keys of a prefix are neighbours, whether it means characters or whole components between dots.
     """
 
     __slots__ = ("_blocks", "_count", "_firsts")
@@ -23,7 +23,7 @@ class SortedKeys:
         self._count = 0
 
     def add(self, key: str) -> None:
-        """Add a key that is not there."""
+        """Add a key that is not in the set."""
         self._count += 1
         if not self._blocks:
             self._blocks.append([key])
@@ -40,10 +40,10 @@ class SortedKeys:
             del block[_BLOCK:]
 
     def remove(self, key: str) -> None:
-        """Remove a key that is there.
+        """Remove a key.
 
         Raises:
-            KeyError: It is not.
+            KeyError: It is not in the set.
         """
         at = self._block_of(key) if self._blocks else -1
         block = self._blocks[at] if self._blocks else []
@@ -56,21 +56,21 @@ class SortedKeys:
             del self._blocks[at], self._firsts[at]
 
     def starting_with(self, prefix: str) -> Iterator[str]:
-        """The keys that begin with these characters, in order. Not to be changed meanwhile."""
+        """The keys that begin with these characters, in order. Do not change the set meanwhile."""
         for key in self.from_(prefix):
             if not key.startswith(prefix):
                 return
             yield key
 
     def below(self, prefix: str, separators: Iterable[str]) -> Iterator[str]:
-        """The key that is the prefix, and those that go on after it with one of some characters, in their order."""
+        """The key that equals the prefix, and those that continue with one of some characters, in their order."""
         if next(self.from_(prefix), None) == prefix:
             yield prefix
         for separator in separators:
             yield from self.starting_with(prefix + separator)
 
     def from_(self, start: str) -> Iterator[str]:
-        """The keys from this one on, in order. Not to be changed meanwhile."""
+        """The keys from this one on, in order. Do not change the set meanwhile."""
         if not self._blocks:
             return
         at = self._block_of(start)
@@ -92,5 +92,5 @@ class SortedKeys:
             yield from block
 
     def _block_of(self, key: str) -> int:
-        """The block in which a key is, or belongs."""
+        """The block that contains a key, or would contain it."""
         return max(bisect_right(self._firsts, key) - 1, 0)

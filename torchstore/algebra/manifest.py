@@ -1,12 +1,12 @@
-"""What a publisher tells the store about a value: the records that travel over control.
+"""A publisher's description of a value for the store: the records that travel over control.
 
-A *manifest* says what there is: names, dtypes, shapes, which boxes this publisher holds and where they lie
-in its buffers. It is the same in every step of a training run. A *binding* says in which memory: handles of
-registered buffers. It is the same as long as the memory is (direct mode: always; snapshot mode: one per
-arena). A *publication* puts both together with a version, and with what is small enough to travel along.
+A *manifest* describes the content: names, dtypes, shapes, which boxes this publisher holds and where they are in its
+buffers. It is the same in every step of a training run. A *binding* describes the memory: handles of registered
+buffers. It is the same as long as the memory is (direct mode: always; snapshot mode: one per arena). A *publication*
+combines both with a version, and with values that are small enough to travel in the message.
 
-Manifests and bindings have ids and are sent once: a warm publication, and the answer to a warm reader, hold
-ids only.
+Manifests and bindings have ids and are sent once: a warm publication, and the answer to a warm reader, contain only
+ids.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Mode = Literal["snapshot", "direct"]
 Kind = Literal["value", "state_dict"]
 
 Path = tuple[Any, ...]
-"""Steps from the root of a state dict: a dict key as it is, or a position in a list or tuple."""
+"""Steps from the root of a state dict: a dict key, or a position in a list or tuple."""
 
 Digests = Mapping[tuple[str, Ints, Ints], bytes]
-"""By the name of a tensor, and offsets and shape of a box in it."""
+"""Keyed by the name of a tensor, and the offsets and shape of a box in it."""
 
-_SMALL_BYTES = 512  # of an encoded manifest: that of a plain value
+_SMALL_BYTES = 512  # of an encoded manifest of a plain value
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,11 @@ class BlockScaled:
     """How the values of a quantized tensor are stored.
 
     Attributes:
-        format: Which one; `tensors.quantization` says what that is.
+        format: The name of the format; see `tensors.quantization`.
         block: How many values share a scale, by dim.
-        packed: Values in one stored element, along the last dim.
+        packed: The number of values in one stored element, along the last dim.
         scales: The name of the tensor that holds the scales of the blocks.
-        tensor_scale: The name of the one that holds the scale of the whole tensor; "" where the format has none.
+        tensor_scale: The name of the tensor that holds the scale of the whole tensor; "" if the format has none.
     """
 
     format: str
@@ -62,18 +62,18 @@ class BlockScaled:
 
 @dataclass(frozen=True, slots=True)
 class TensorItem:
-    """One tensor of a manifest: what it is as a whole, and the part that this publisher holds.
+    """One tensor of a manifest: the whole tensor, and the part that this publisher holds.
 
     Attributes:
-        dtype: As torch prints it, "torch.bfloat16".
-        global_shape: Of the whole tensor.
-        pieces: The boxes that lie in this publisher's local tensor; none for an empty shard.
-        buffer: Index of the buffer (in the binding) in which the local tensor lies.
+        dtype: The dtype as torch prints it, "torch.bfloat16".
+        global_shape: The shape of the whole tensor.
+        pieces: The boxes in this publisher's local tensor; none for an empty shard.
+        buffer: Index of the buffer (in the binding) that contains the local tensor.
         offset: Bytes from the start of that buffer to the local tensor's first element.
-        strides: Of the local tensor, in bytes.
+        strides: The strides of the local tensor, in bytes.
         itemsize: Bytes of one element.
         pickled: The bytes are not a tensor but an object too large to travel in a message.
-        scaled: How its values are stored where it is quantized; None for a tensor that is what it is.
+        scaled: How its values are stored, if it is quantized; otherwise None.
     """
 
     dtype: str
@@ -88,7 +88,7 @@ class TensorItem:
 
     @property
     def value_shape(self) -> Ints:
-        """Of the whole tensor in values: several may lie in one element."""
+        """The shape of the whole tensor in values: one element may hold several."""
         if self.scaled is None or self.scaled.packed == 1:
             return self.global_shape
         return (*self.global_shape[:-1], self.global_shape[-1] * self.scaled.packed)
@@ -101,15 +101,15 @@ class TensorItem:
         return Box((*box.offsets[:-1], box.offsets[-1] * packed), (*box.shape[:-1], box.shape[-1] * packed))
 
     def block_at(self, local: Ints, shape: Ints) -> RemoteLayout:
-        """Where the block of the local tensor that begins at these indices lies in its buffer."""
+        """The place in its buffer of the block of the local tensor that begins at these indices."""
         start = self.offset + sum(index * stride for index, stride in zip(local, self.strides, strict=True))
         return RemoteLayout(offset=start, shape=shape, strides=self.strides, itemsize=self.itemsize)
 
     def piece_at(self, local: Ints) -> tuple[int, Piece]:
-        """The piece of the local tensor that an element lies in, and its number.
+        """The piece of the local tensor that contains an element, and its number.
 
         Raises:
-            LookupError: There is none.
+            LookupError: No piece contains it.
         """
         for number, piece in enumerate(self.pieces):
             if all(low <= at < low + size for low, at, size in zip(piece.local, local, piece.box.shape, strict=True)):
@@ -119,11 +119,11 @@ class TensorItem:
 
 @dataclass(frozen=True, slots=True)
 class MeshPosition:
-    """Which rank of which mesh a publication comes from; a publication that stands alone has no axes.
+    """Which rank of which mesh a publication comes from; a publication of a single process has no axes.
 
     Attributes:
-        sharded_axes: The axes along which ranks hold different elements: a version is complete when every
-            coordinate along these has published. Along the others ranks are replicas of each other.
+        sharded_axes: The axes along which ranks hold different elements: a version is complete when every coordinate
+            along these has published. Along the other axes, ranks are replicas of each other.
     """
 
     coordinate: Ints = ()
@@ -131,25 +131,25 @@ class MeshPosition:
     sharded_axes: Ints = ()
 
     def shard(self) -> Ints:
-        """The coordinate without the axes of replicas."""
+        """The coordinate, without the axes along which ranks are replicas."""
         return tuple(self.coordinate[axis] for axis in self.sharded_axes)
 
 
 WHOLE = MeshPosition()
-"""That of whatever a process publishes alone."""
+"""The origin of everything that a process publishes alone."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Manifest:
-    """Everything about a value but its bytes.
+    """Everything about a value except its bytes.
 
     Attributes:
         id: A digest of the rest: equal manifests have equal ids.
-        tensors: By name; a plain value (`put`) has the only name "".
-        objects: Names of the entries that are not tensors.
+        tensors: The tensors by name; a plain value (`put`) has the only name "".
+        objects: The names of the entries that are not tensors.
         paths: How names lead back into the nested dict.
-        sums: Buffer index and offset of the checksums of the tensors' cells; None where there are none.
-        encoded: All of it as it travels. A process that passes a manifest on passes these bytes on.
+        sums: Buffer index and offset of the checksums of the tensors' cells; None if there are none.
+        encoded: The manifest as it is sent. A process that forwards a manifest forwards these bytes.
     """
 
     id: str
@@ -171,8 +171,8 @@ class Manifest:
         sums: tuple[int, int] | None = None,
     ) -> Manifest:
         """Make a manifest, its encoding and its id."""
-        # Plain tuples: the C pickler writes and reads them without a step in Python. Tensors of one layout
-        # share their pieces, and so do the tuples that stand for them: they are written once.
+        # Plain tuples: the C pickler writes and reads them without a step in Python. Tensors of one layout share their
+        # pieces, and so do the tuples that represent them: they are written once.
         shared: dict[int, _PlainPieces] = {}
         plain = [_plain(name, item, shared) for name, item in tensors.items()]
         place = (part.coordinate, part.mesh_shape, part.sharded_axes)
@@ -214,7 +214,7 @@ class Manifest:
 
 @lru_cache(maxsize=4096)
 def _decode_small(encoded: bytes) -> Manifest:
-    """Values of one dtype and shape have equal manifests: they are read, and kept, once."""
+    """Decode a manifest; values of one dtype and shape have equal manifests, which are decoded, and kept, once."""
     return Manifest._decode(encoded)
 
 
@@ -244,13 +244,13 @@ def _pieces(plain: _PlainPieces, shared: dict[int, tuple[Piece, ...]]) -> tuple[
 class Binding:
     """The memory behind a manifest.
 
-    Handles are pickled once, by the process that owns the memory, and unpickled by those that read it: the
-    controller passes their bytes on.
+    Handles are pickled once, by the process that owns the memory, and unpickled by those that read it: the controller
+    forwards their bytes.
 
     Attributes:
-        id: Unique; a publisher or volume that restarts, and memory that moves, make a new one.
+        id: A unique id; a restarted publisher or volume, and memory that moves, get a new one.
         mode: Who owns the memory: a volume (snapshot) or the publisher (direct).
-        volume: Id of the volume in snapshot mode, "" in direct mode.
+        volume: The id of the volume in snapshot mode, "" in direct mode.
     """
 
     __slots__ = ("_memory", "_packed", "id", "mode", "volume")
@@ -266,19 +266,19 @@ class Binding:
 
     @property
     def arena_id(self) -> str:
-        """Names what has to be kept while any of it is used: all of this memory, or the arena that it is a part of."""
+        """The id of what must be kept while any of it is used: this memory, or the arena that contains it."""
         return self.id
 
     @property
     def buffers(self) -> tuple[RDMABuffer, ...]:
-        """Registered memory; a manifest's items point into it by index."""
+        """Registered memory; a manifest's items refer to it by index."""
         return self._unpacked()[0]
 
     @property
     def seal(self) -> RDMABuffer | None:
         """Direct mode: one 8-byte word in the publisher's memory.
 
-        It holds the generation that is published, or 0 while the publisher may be writing.
+        It contains the published generation, or 0 while the publisher may be writing.
         """
         return self._unpacked()[1]
 

@@ -1,8 +1,8 @@
-"""Which block of which source fills a tensor: boxes that are held against boxes that are wanted.
+"""Which block of which source fills a tensor: matches held boxes with requested boxes.
 
-`match` is about one tensor. `SourceTensors` does it for all tensors of a reader: for each it finds the publishers that
-hold some of it, and what layers have in common it works out once. Neither touches memory, so a plan can be made, and
-counted, from shapes alone.
+`match` does it for one tensor, `SourceTensors` for all tensors of a reader: for each it finds the publishers that hold
+some of it, and layers with equal layouts are matched only once. Neither touches memory, so a plan can be made, and its
+bytes counted, from shapes alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class BoxTransfer:
         source: Index into the sources given to `match`.
         source_local: Offsets of the block in that source's local tensor.
         target_local: Offsets of the block in the destination's local tensor.
-        shape: Of the block, in elements.
+        shape: The shape of the block, in elements.
     """
 
     source: int
@@ -34,7 +34,7 @@ class BoxTransfer:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Which block comes from where, and what nobody has."""
+    """Which block comes from which source, and the boxes without a source."""
 
     transfers: tuple[BoxTransfer, ...]
     holes: tuple[Box, ...]
@@ -42,11 +42,11 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class HeldBoxes:
-    """What sources hold of one tensor.
+    """The boxes of one tensor that sources hold.
 
     Attributes:
         replicas: Each box with its holders: the index of the source, and the offsets in its local tensor.
-        choices: After so many preferences the answers of `match` repeat: 1 where no box has two holders.
+        choices: The number of preferences after which the answers of `match` repeat: 1 if no box has two holders.
     """
 
     replicas: tuple[tuple[Box, tuple[tuple[int, Ints], ...]], ...]
@@ -54,7 +54,7 @@ class HeldBoxes:
 
     @staticmethod
     def of(sources: Sequence[tuple[Piece, ...]]) -> HeldBoxes:
-        """Group the pieces of the sources by their boxes; those of one box are replicas of each other."""
+        """Group the pieces of the sources by their boxes; pieces of the same box are replicas of each other."""
         replicas: dict[Box, list[tuple[int, Ints]]] = {}
         for index, pieces in enumerate(sources):
             for piece in pieces:
@@ -68,16 +68,16 @@ class HeldBoxes:
 def match(held: HeldBoxes, target: tuple[Piece, ...], *, preference: int = 0) -> Match:
     """Find a source for every element of the destination, each element exactly once.
 
-    Sources that hold the same box are replicas of each other: one of them is chosen by ``preference``, so
-    that readers (or tensors) with different preferences spread over the replicas.
+    Sources that hold the same box are replicas of each other: ``preference`` selects one of them, so that readers (or
+    tensors) with different preferences spread over the replicas.
 
     Args:
-        held: What the sources hold. Their boxes may overlap in any way.
+        held: The boxes of the sources; they may overlap in any way.
         target: The pieces that the destination needs; they must be disjoint.
         preference: Any number; equal calls give equal answers.
 
     Returns:
-        Disjoint transfers which together cover the target, but for ``holes``.
+        Disjoint transfers that together cover the target, except for ``holes``.
     """
     transfers: list[BoxTransfer] = []
     holes: list[Box] = []
@@ -110,11 +110,11 @@ def match(held: HeldBoxes, target: tuple[Piece, ...], *, preference: int = 0) ->
 class SourceTensors:
     """The tensors of a version as its publishers hold them, for one reader.
 
-    Building it takes time in proportion to what the publishers hold of the reader's tensors, whatever else they hold.
+    Building it takes time in proportion to what the publishers hold of the reader's tensors only.
 
     Args:
-        manifests: Of all publishers; a transfer names them by index.
-        names: What the reader wants, by the names under which it is stored.
+        manifests: The manifests of all publishers; a transfer refers to them by index.
+        names: The stored names of the tensors that the reader requests.
     """
 
     def __init__(self, manifests: Sequence[Manifest], names: Collection[str]) -> None:
@@ -122,26 +122,26 @@ class SourceTensors:
         self._holders: dict[str, list[tuple[int, TensorItem]]] = {name: [] for name in wanted}
         for index, manifest in enumerate(manifests):
             tensors = manifest.tensors
-            for name in tensors.keys() & wanted:  # goes through the smaller of the two
+            for name in tensors.keys() & wanted:  # iterates over the smaller of the two
                 self._holders[name].append((index, tensors[name]))
         # Layers repeat: tensors of one layout share their tuples of pieces, so each match is made once for all of them.
         self._held: dict[tuple[int, ...], HeldBoxes] = {}
         self._matches: dict[tuple[int, int, int], Match] = {}
 
     def holders(self, name: str) -> Sequence[tuple[int, TensorItem]]:
-        """Who has said something about a tensor: index of the manifest, and what it says."""
+        """The manifests that contain a tensor: their indices, and their items for it."""
         return self._holders[name]
 
     def find(self, name: str, target: tuple[Piece, ...], preference: int) -> Match:
-        """As `match` does.
+        """`match` for one tensor of this version.
 
         Args:
-            name: Of the tensor.
-            target: What is wanted; the caller keeps it.
-            preference: Chooses among replicas.
+            name: The name of the tensor.
+            target: The requested pieces; the caller keeps this object alive.
+            preference: Selects among replicas.
 
         Returns:
-            Transfers whose sources are indices into what `holders` returns.
+            Transfers whose sources are indices into the result of `holders`.
         """
         alike = tuple([id(item.pieces) for _, item in self._holders[name]])
         held = self._held.get(alike)

@@ -1,7 +1,7 @@
-"""The parts of arenas that belong to one value each, where many values lie in one arena.
+"""Sections: the parts of an arena with many values, one for each value.
 
-A section is memory like any other to the history of its key: in use while some version of the key is kept or read.
-Sections begin and end at pages, so that each can go back to the system by itself.
+For the history of its key, a section is memory like any other: in use while some version of the key is kept or read.
+Sections begin and end at page boundaries, so that each can be given back to the system separately.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from skipper.dataplane import RDMABuffer
 from skipper.torchstore.algebra.manifest import Binding
 
 SECTION_ALIGNMENT = mmap.PAGESIZE
-"""Bytes: the least that can be given back to the system."""
+"""In bytes: the smallest unit that can be given back to the system."""
 
 
 class Section(Binding):
-    """The part of a shared arena in which one value lies.
+    """The part of a shared arena that contains one value.
 
     Args:
-        arena: All of it.
-        offset: Bytes from its start.
-        nbytes: Of the section, a multiple of `SECTION_ALIGNMENT`.
+        arena: The whole arena.
+        offset: The offset from its start, in bytes.
+        nbytes: The size of the section, a multiple of `SECTION_ALIGNMENT`.
     """
 
     __slots__ = ("_buffers", "arena", "nbytes", "offset")
@@ -38,18 +38,18 @@ class Section(Binding):
 
     @property
     def buffers(self) -> tuple[RDMABuffer, ...]:
-        """The section alone, as the only buffer."""
+        """The section, as the only buffer."""
         self._buffers = self._buffers or (self.arena.buffers[0].at(self.offset, self.nbytes),)
         return self._buffers
 
     @property
     def seal(self) -> None:
-        """Arenas have none."""
+        """None: arenas have no seal."""
         return
 
     @property
     def arena_id(self) -> str:
-        """Of the arena in which it lies."""
+        """The id of its arena."""
         return self.arena.id
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -57,12 +57,12 @@ class Section(Binding):
 
 
 def section_id(arena: str, offset: int, nbytes: int) -> str:
-    """Names a stretch of an arena."""
+    """The id of a range of an arena."""
     return f"{arena}@{offset}+{nbytes}"
 
 
 def open_section_id(name: str) -> tuple[str, int, int]:
-    """The arena, the offset and the bytes that an id of `section_id` names; no bytes for that of a whole arena."""
+    """The arena, the offset and the size that an id of `section_id` names; for the id of a whole arena, size 0."""
     arena, _, stretch = name.partition("@")
     offset, _, nbytes = stretch.partition("+")
     return arena, int(offset or 0), int(nbytes or 0)

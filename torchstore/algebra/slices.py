@@ -1,4 +1,4 @@
-"""`TensorSlice`: a rectangular part of a tensor, by hand."""
+"""`TensorSlice`: a rectangular part of a tensor, given explicitly."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any, SupportsInt, cast
 class TensorSlice:
     """A block of a tensor of ``global_shape``: ``local_shape`` elements from ``offsets`` on.
 
-    ``coordinates`` and ``mesh_shape`` say which rank of which mesh the slice belongs to; a read needs
-    neither.
+    ``coordinates`` and ``mesh_shape`` say which rank of which mesh the slice belongs to; a read needs neither.
 
     Raises:
         ValueError: The numbers of dims differ, or the slice reaches out of the tensor.
@@ -63,7 +62,7 @@ class TensorSlice:
 
 
 def _whole(name: str, number: object) -> int:
-    """A number of bytes or elements, of any type that holds whole numbers."""
+    """A number of bytes or elements, of any integer type."""
     if isinstance(number, float) and not number.is_integer():
         raise ValueError(f"{name} holds whole numbers, not {number!r}")
     try:

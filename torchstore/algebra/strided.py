@@ -1,10 +1,10 @@
-"""Strided sets of addresses, and what two of them have in common: how views of views are followed back.
+"""Strided sets of addresses and their intersections: how views of views are traced back.
 
-A tensor over some storage is the set of addresses ``offset + sum(index * stride)``. What was written through one view
-of a storage and is read through another (after a `view`, a `narrow`, a transpose) lies where both sets meet. When the
-strides of both divide one another, addresses can be written as digits of one mixed-radix number, each set becomes a
-few boxes of digits, and boxes are intersected dim by dim. Nothing here is about elements: the cost depends on the
-number of dims, whatever the size of the tensors.
+A tensor over a storage is the set of addresses ``offset + sum(index * stride)``. Elements that were written through one
+view of a storage and are read through another (after a `view`, a `narrow`, a transpose) are in the intersection of both
+sets. If the strides of both divide one another, addresses can be written as digits of one mixed-radix number; each set
+becomes a few boxes of digits, and boxes are intersected dim by dim. No function looks at single elements: the cost
+depends on the number of dims, not on the size of the tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from skipper.torchstore.algebra.layout import Ints, contiguous_strides
 
 
 class NotStridedError(ValueError):
-    """Where two views meet cannot be said by a few strided sets."""
+    """The intersection of two views cannot be expressed by a few strided sets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +36,18 @@ class Strided:
 
     @property
     def numel(self) -> int:
-        """How many indices there are."""
+        """The number of indices."""
         return prod(self.shape)
 
     @property
     def last(self) -> int:
-        """The highest address, of a set that is not empty."""
+        """The highest address of a set that is not empty."""
         return self.offset + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two sets of one shape: what has an index in the one belongs to what has the same index in the other."""
+    """Two sets of one shape: elements with the same index in both belong together."""
 
     at: Strided
     of: Strided
@@ -55,11 +55,11 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """What a view and a region have in common.
+    """The intersection of a view and a region.
 
     Attributes:
-        found: For each part the counterparts of both, as a pair of the view's and the region's.
-        rest: What is left of the view.
+        found: For each part, the counterparts of both, as a pair of the view's and the region's.
+        rest: The rest of the view.
     """
 
     found: tuple[Pair, ...]
@@ -70,8 +70,8 @@ def meet(view: Pair, region: Pair) -> Common:
     """Cut a view by a region of the same storage.
 
     Args:
-        view: Its addresses (``at``; a stride of 0 repeats elements), and what they stand for.
-        region: Likewise; no two of its indices have the same address.
+        view: Its addresses (``at``; a stride of 0 repeats elements), and their counterparts.
+        region: Its addresses and their counterparts; no two of its indices have the same address.
 
     Raises:
         NotStridedError: The strides do not divide one another, or one set wraps around the rows of the other.
@@ -114,12 +114,12 @@ def meet(view: Pair, region: Pair) -> Common:
 
 
 def merged(pair: Pair, within: tuple[Sequence[int], Sequence[int]] = ((), ())) -> Pair:
-    """The same pair with as few dims as can be, those with the largest strides of ``at`` first.
+    """The same pair with as few dims as possible, those with the largest strides of ``at`` first.
 
     Args:
-        pair: Any.
-        within: For each side strides that two dims are not merged across, such as those of a tensor's dims: these
-            stay apart.
+        pair: Any pair.
+        within: For each side, strides across which dims are not merged, such as those of a tensor's dims, which stay
+        separate.
     """
     if not pair.at.numel:
         return Pair(*(Strided(side.offset, (0,), (1,)) for side in (pair.at, pair.of)))
@@ -162,7 +162,7 @@ class _Digits:
     weights: Ints
 
     def counterpart(self, low: Ints, high: Ints) -> Strided:
-        """The counterparts of a box within this one; of its dims those stay that have more than one digit."""
+        """The counterparts of a box within this one; only dims with more than one digit are kept."""
         kept = [level for level in range(len(low)) if high[level] - low[level] > 1]
         return Strided(
             self._base(low),
@@ -171,7 +171,7 @@ class _Digits:
         )
 
     def around(self, low: Ints, high: Ints) -> Iterator[_Digits]:
-        """What is left of this box outside of one within it."""
+        """The rest of this box outside of a box within it."""
         start, stop = list(self.low), list(self.high)
         for level in range(len(start)):
             for begin, end in ((start[level], low[level]), (high[level], stop[level])):
@@ -186,7 +186,7 @@ class _Digits:
 
 
 def _boxes(pair: Pair, radices: Sequence[int]) -> Iterator[_Digits]:
-    """The addresses of a pair as boxes of digits, with what they stand for.
+    """The addresses of a pair as boxes of digits, with their counterparts.
 
     Raises:
         NotStridedError: Two dims share digits, or one carries into the next.
@@ -197,7 +197,7 @@ def _boxes(pair: Pair, radices: Sequence[int]) -> Iterator[_Digits]:
     digits += [pair.at.offset % above // radix for above, radix in pairwise(radices)]
     weights = [0] * len(radices)
     choices: list[list[tuple[int, Ints, Ints, int]]] = []  # for each dim: first level, low, high, first index
-    above = -1  # the level of the dim before, which this one must not carry into
+    above = -1  # the level of the previous dim, into which this one must not carry
     for size, stride, weight in dims:
         level = place[stride]
         if level == above:
@@ -221,7 +221,7 @@ def _products(
     weights: Sequence[int],
     base: int,
 ) -> Iterator[_Digits]:
-    """Every combination of the ranges of each dim; levels that belong to no dim have one digit."""
+    """Every combination of the ranges of each dim; levels without a dim have one digit."""
     for ranges in product(*choices):
         low, high = list(digits), [digit + 1 for digit in digits]
         here = base
@@ -233,10 +233,10 @@ def _products(
 
 
 def _split(start: int, stop: int, units: Sequence[int]) -> Iterator[tuple[int, Ints, Ints]]:
-    """A stretch of numbers as boxes of their digits, whose units these are (the last is 1).
+    """A range of numbers as boxes of their digits, with these units (the last is 1).
 
     Yields:
-        The first number, and the box' first digits and those after its last ones.
+        The first number, the first digits of the box, and the digits after its last ones.
     """
     unit, *lower = units
     if not lower:
@@ -262,7 +262,7 @@ def _below(digit: int, unit: int, start: int, stop: int, lower: Sequence[int]) -
 
 
 def _dims(pair: Pair) -> list[tuple[int, int, int]]:
-    """(size, stride, counterpart's stride) of the dims that have more than one index, largest stride first."""
+    """(size, stride, counterpart's stride) of the dims with more than one index, largest stride first."""
     dims = zip(pair.at.shape, pair.at.strides, pair.of.strides, strict=True)
     return sorted((dim for dim in dims if dim[0] > 1), key=lambda dim: -dim[1])
 
@@ -277,6 +277,6 @@ def _without(pair: Pair, dims: Sequence[int]) -> Pair:
 
 
 def _with(strided: Strided, dims: Sequence[tuple[int, int]]) -> Strided:
-    """With further dims, of these sizes and strides."""
+    """The same with further dims, of these sizes and strides."""
     sizes, strides = tuple(size for size, _ in dims), tuple(stride for _, stride in dims)
     return Strided(strided.offset, strided.shape + sizes, strided.strides + strides)

@@ -1,7 +1,7 @@
-"""The messages that put or read many plain values at once: columns instead of a record for each value.
+"""The messages that put or read many plain values at once: with columns instead of a record for each value.
 
-The tensors of a batch are in one arena, a section for each. The rest of their description is dtypes and shapes, of
-which there are few: manifests are listed once, and every value has the index of its own.
+The tensors of a batch are in one arena, with a section for each. The rest of their description, dtypes and shapes, has
+few different values: each manifest is listed once, and every tensor has the index of its manifest.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class Columns:
     """The tensors of a batch, by column.
 
     Attributes:
-        keys: Of the values.
-        kinds: For each, which of the manifests is its own.
-        offsets: For each, where its section of the arena begins; equal ones are tied values, which lie there once.
-        sizes: For each, the bytes of the section.
+        keys: The keys of the values.
+        kinds: For each, the index of its manifest.
+        offsets: For each, the offset of its section in the arena; equal for tied values, which are stored once.
+        sizes: For each, the size of its section in bytes.
     """
 
     keys: tuple[str, ...]
@@ -32,7 +32,7 @@ class Columns:
     sizes: tuple[int, ...]
 
     def encode(self) -> bytes:
-        """As bytes for `decode`."""
+        """The columns as bytes, for `decode`."""
         return pickle.dumps((self.keys, self.kinds, self.offsets, self.sizes), protocol=5)
 
     @staticmethod
@@ -46,11 +46,11 @@ class BatchPublication:
     """The next versions of many plain values of one publisher: all of them become visible in one step.
 
     Attributes:
-        binding: The arena in which the tensors lie, or only its id where the controller is known to have it; None
-            where there are none.
-        manifests: Of the tensors: for each dtype and shape one.
-        columns: The tensors, as `Columns.encode` makes it; no bytes where there are none.
-        inline: Whole values as `values.inline_tensor` makes them, by key.
+        binding: The arena with the tensors, or only its id if the controller has it already; None if there are no
+            tensors.
+        manifests: The manifests of the tensors: one for each dtype and shape.
+        columns: The encoded `Columns` of the tensors; empty if there are none.
+        inline: Whole values, encoded by `values.inline_tensor`, by key.
     """
 
     writer: ProcessId
@@ -61,12 +61,12 @@ class BatchPublication:
 
     @property
     def manifest(self) -> None:
-        """There is none for the batch as a whole."""
+        """The batch as a whole has none."""
         return
 
     @property
     def copies(self) -> tuple[Binding, ...]:
-        """There are none: values that are kept twice have arenas of their own."""
+        """None: values with copies have their own arenas."""
         return ()
 
     def brief(self, known: Iterable[str]) -> BatchPublication:
@@ -83,13 +83,13 @@ class BatchGrant:
 
     Attributes:
         lease: 0 if there is nothing to return.
-        versions: Of each key, in the order in which they were asked for.
+        versions: The version of each key, in the order of the request.
         inline: Values that travel in the message, by their position.
-        arenas: In which plain tensors lie.
-        manifests: Of these: for each dtype and shape one.
-        placed: Of the plain tensors: position, index of the arena, index of the manifest, offset and bytes of the
-            section, or -1 for an arena that is one value's alone.
-        others: Grants of what is more than a plain tensor, by their position.
+        arenas: The arenas with the plain tensors.
+        manifests: Their manifests: one for each dtype and shape.
+        placed: For each plain tensor: position, index of the arena, index of the manifest, and offset and bytes of the
+        section, or -1 for an arena with a single value.
+        others: Grants of values that are not plain tensors, by their position.
         waited_s: How long the controller had to wait for the versions.
     """
 

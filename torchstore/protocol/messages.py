@@ -1,7 +1,7 @@
 """The messages between clients and the controller of a store, apart from manifests and bindings.
 
-A process that already has a manifest or a binding gets only its id. Some answers are errors that only the other side
-of the same message sees: they say what to send instead.
+A process that already has a manifest or a binding gets only its id. Some answers are errors that users never see: they
+tell the sender of the message what to send instead.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ class StaleClientError(StoreError):
 
 
 CLIENTS_BITS = 32
-"""Of a client's number; those above them say which of the stores of its name it belongs to."""
+"""The low bits of a client's number; the higher bits say to which of the stores of its name it belongs."""
 
 
 RequestNumber = tuple[int, int]
-"""The number of a request, or 0; and of the oldest one of the client for which it still waits."""
+"""The number of a request, or 0; and the number of the client's oldest request that still waits for an answer."""
 
 UNNUMBERED: RequestNumber = (0, 0)
-"""It is sent once."""
+"""The number of a request that is sent only once."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """How a store was initialized.
+    """The options with which a store was initialized.
 
     Attributes:
-        keep_versions: How many ready versions each key keeps, where no put of it says so.
-        checksum: Whether puts take checksums where they do not say.
-        copies: How many volumes hold each part of what is put, where a put does not say.
-        certify: Whether, and in which dtypes, state dicts are certified where their put does not say.
+        keep_versions: The default number of ready versions that each key keeps.
+        checksum: Whether puts take checksums by default.
+        copies: The default number of volumes that store each part.
+        certify: Whether, and in which dtypes, state dicts are certified by default.
         journal: Whether the store survives its controller.
-        first_client: The number of its first client, above those of the stores of this name before it.
+        first_client: The number of its first client, above those of earlier stores of this name.
     """
 
     keep_versions: int = 1
@@ -75,7 +75,7 @@ class StoreSettings:
 
 
 Controller = ActorMesh[Any]
-"""The controller of a store, as others call it: a `torchstore.controller.actor.StoreController`."""
+"""The controller of a store, for calls: a `torchstore.controller.actor.StoreController`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +89,17 @@ class Successor:
 
 @dataclass(frozen=True, slots=True)
 class StoreInfo:
-    """What a client needs to know about a store.
+    """The information about a store that a client needs.
 
     Attributes:
-        volumes: By the names that the strategy gives them.
-        processes: In which each volume lives.
-        copies: How many volumes hold each part of what is put, where a put does not say.
-        certify: Whether, and in which dtypes, state dicts are certified where their put does not say.
+        volumes: The volumes, by the names that the strategy gives them.
+        processes: The process of each volume.
+        copies: The default number of volumes that store each part.
+        certify: Whether, and in which dtypes, state dicts are certified by default.
         client: A number for the client that asked. It is shorter than the identity of its process.
-        checksum: Whether puts take checksums where they do not say.
-        controller: In which process the controller lives.
-        successor: The controller itself, where the store has a journal; None: it is the one that was asked.
+        checksum: Whether puts take checksums by default.
+        controller: The process of the controller.
+        successor: The active controller, if the store has a journal; None: the one that was asked.
     """
 
     strategy: TorchStoreStrategy
@@ -116,11 +116,11 @@ class StoreInfo:
 @compact
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The changes of a publication from the previous one of the same process.
+    """The changes of a publication since the previous one of the same process.
 
     Attributes:
-        base: The stamp of that one.
-        cells: Which cells, as `delta.pack_flags` makes it.
+        base: The stamp of the previous publication.
+        cells: The changed cells, encoded by `delta.pack_flags`.
     """
 
     base: str
@@ -133,19 +133,19 @@ class Publication:
     """One rank's contribution to one version of one key.
 
     Attributes:
-        version: None: the next one.
-        manifest: The manifest, or only its id where the controller is known to have it.
-        binding: The same for the binding; None when there are no tensors.
-        generation: Direct mode: what the seal says while this version is the published one.
+        version: The number of the version; None: the next one.
+        manifest: The manifest, or only its id if the controller has it already.
+        binding: The same for the binding; None if there are no tensors.
+        generation: Direct mode: the value of the seal while this version is published.
         objects: Pickled dict of the entries that are not tensors.
-        inline: The whole value as `values.inline_tensor` makes it, instead of all the other fields.
+        inline: The whole value, encoded by `values.inline_tensor`, instead of all the other fields.
         keep: How many ready versions the key keeps from now on; None: as many as before.
-        stamp: Unique, if this publication may be the base of the next one's delta; else "".
-        change: What it changes of its base, if that is known.
-        turn: Whose put it is, and which of them.
-        digests: Of each box that the publisher has, where replicas are to be compared.
-        copies: More bindings that hold the same bytes, in other volumes; or their ids.
-        tiles: Of its tensors, where the version is to be certified.
+        stamp: A unique name, if this publication may be the base of the next one's delta; otherwise "".
+        change: Its changes since its base, if they are known.
+        turn: The publisher, and the number of its put.
+        digests: The digest of each box that the publisher has, if replicas are compared.
+        copies: More bindings with the same bytes, in other volumes; or their ids.
+        tiles: The tiles of its tensors, if the version is certified.
     """
 
     key: str
@@ -171,8 +171,8 @@ class Retired:
     """Memory that no version uses any more.
 
     Attributes:
-        volume: Of an arena; "" for the writer's own memory (direct mode), which it need not keep registered.
-        gone: The key was deleted, and an arena of it has been freed; otherwise it may be written again.
+        volume: The volume of an arena; "" for the writer's own memory (direct mode), which may be unregistered.
+        gone: The key was deleted and its arena freed; otherwise the arena may be written again.
     """
 
     binding: str
@@ -186,9 +186,9 @@ class Published:
     """The controller's answer to a publication.
 
     Attributes:
-        version: The number that it got.
+        version: The number of its version.
         ready: Whether this contribution completed the version.
-        step: The step of the writer's group that it belongs to; 0 where the writer publishes alone.
+        step: The step of the writer's group to which it belongs; 0 if the writer publishes alone.
         retired: Memory of this writer that no version uses any more.
     """
 
@@ -201,14 +201,14 @@ class Published:
 @compact
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One publisher's part of a granted version; ids stand for what the reader has said that it knows.
+    """One publisher's part of a granted version; ids replace the records that the reader has already.
 
     Attributes:
-        objects: Pickled dict of the publisher's entries that are not tensors, unless an earlier share has
-            the same ones.
-        stamp: As that of the publication.
-        change: As that of the publication.
-        copies: As those of the publication.
+        objects: Pickled dict of the publisher's entries that are not tensors, unless an earlier share has the same
+            ones.
+        stamp: The stamp of the publication.
+        change: The changes of the publication.
+        copies: The copies of the publication.
     """
 
     manifest: Manifest | str
@@ -237,17 +237,16 @@ class Grant:
     """Permission to read one version until `lease` is returned.
 
     Attributes:
-        lease: 0 if nothing has to be returned (inline values).
-        shares: Of every publisher.
-        item: The name inside the value that the key led to ("" for the whole).
-        waited_s: How long the controller had to wait for the version.
-        slowest_rank: The rank that put its part last, as a tuple of one, where there are several.
-        spread_s: How long after the first one it did.
+        lease: The number of the lease; 0 if nothing has to be returned (inline values).
+        shares: The shares of all publishers.
+        item: The name inside the value to which the key refers ("" for the whole value).
+        waited_s: How long the controller waited for the version.
+        slowest_rank: The rank that put its part last, as a tuple of one, if there are several.
+        spread_s: The time between the first rank's put and the last one's.
         peer_copy: The copy of another reader to read from, if there is one.
-        place: Where the controller posts the newest inline value of the key, if it does.
-        overwritten: Names in a state dict whose newest values are under keys of their own; see
-            `torchstore.controller.index`.
-        singles: Grants of these, leased in the same moment.
+        place: The place where the controller posts the newest inline value of the key, if it does.
+        overwritten: Names in a state dict whose newest values have their own keys; see `torchstore.controller.index`.
+        singles: Grants of these values, leased at the same moment.
     """
 
     key: str
@@ -268,10 +267,10 @@ class Grant:
 @compact
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """Which version: the newest (``exact`` and ``newer_than`` None), that one, or the next after one.
+    """Which version: the newest (``exact`` and ``newer_than`` None), an exact one, or the next after one.
 
     Attributes:
-        beside: A lease on the exact version, which is found by it also when newer ones have taken its place.
+        beside: A lease on the exact version; with it, the version is found even after newer ones have replaced it.
     """
 
     exact: int | None = None
@@ -288,10 +287,10 @@ class Wanted:
     """A reader's request for one key.
 
     Attributes:
-        known: Ids of manifests and bindings that need not be sent again.
-        read_group: Names what the reader wants, if it takes part in feeding others (see
-            `torchstore.controller.peer_read_scheduler`); "" if it does not.
-        patience_s: How long it waits for another one's copy before it goes to the publisher.
+        known: The ids of manifests and bindings that need not be sent again.
+        read_group: The id of the boxes that the reader requests, if it takes part in peer reads (see
+        `torchstore.controller.peer_read_scheduler`); otherwise "".
+        patience_s: How long it waits for another reader's copy before it reads from the publisher.
     """
 
     key: str

@@ -78,18 +78,18 @@ class Turn:
     refused: int | None = 0
 
     def __reduce__(self) -> str | tuple[type[Turn], tuple[Any, ...]]:
-        """By name where it says nothing, as in most messages; pickling the fields of it costs more than the rest."""
+        """Pickle an empty turn, as in most messages, by name: pickling its fields costs more than the rest."""
         if self is ALONE:
             return "ALONE"
         return Turn, (self.origin, self.session, self.number, self.alone, self.refused)
 
 
 ALONE = Turn()
-"""Of whatever a process publishes alone."""
+"""The turn of everything that a process publishes alone."""
 
 
 def read_publisher(publisher: object) -> Origin | None:
-    """What a caller says of itself.
+    """The publisher that a caller has given as an argument.
 
     Raises:
         ValueError: It is something else, or the numbers do not fit together.

@@ -101,12 +101,12 @@ class ControllerStorageVolumes(TorchStoreStrategy):
 
     @classmethod
     def get_volume_id(cls) -> str:
-        """There is only one."""
+        """The only volume."""
         return "0"
 
     @classmethod
     def get_client_id(cls) -> str:
-        """There is only one."""
+        """The only volume."""
         return "0"
 
 
@@ -127,12 +127,12 @@ class SingletonStrategy(TorchStoreStrategy):
 
     @classmethod
     def get_volume_id(cls) -> str:
-        """There is only one."""
+        """The only volume."""
         return "Singleton"
 
     @classmethod
     def get_client_id(cls) -> str:
-        """There is only one."""
+        """The only volume."""
         return "Singleton"
 
 

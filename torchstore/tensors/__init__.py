@@ -1,1 +1,1 @@
-"""Torch's tensors as the store sees them: described, laid out, summed, quantized, and copied by plans."""
+"""Torch's tensors in the store: description, layout, checksums, quantization, and copies by plans."""

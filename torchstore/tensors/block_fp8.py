@@ -1,8 +1,8 @@
-"""Block-FP8: matrices travel as 8-bit floats with one float32 scale for each block.
+"""Block-FP8: matrices are sent as 8-bit floats with one float32 scale for each block.
 
-The format is that of DeepSeek's checkpoints, which vLLM and SGLang load: ``weight`` in ``float8_e4m3fn`` and beside it
+The format is that of DeepSeek's checkpoints, which vLLM and SGLang load: ``weight`` in ``float8_e4m3fn``, and
 ``weight_scale_inv`` with the largest magnitude of each 128 x 128 block divided by 448, the largest number of that
-dtype; a value is its 8 bits times the scale of its block.
+dtype. A value is its 8-bit float times the scale of its block.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch
 from skipper.torchstore.tensors.quantization import Quantization
 
 _MOST = 1 << 16
-"""The most rows or columns of a block: tensors are padded to whole blocks."""
+"""The maximum number of rows or columns of a block: tensors are padded to whole blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockFP8(Quantization):
-    """``put_state_dict(transfer_dtype=BlockFP8())``: matrices travel as 8-bit floats with a scale for each block.
+    """``put_state_dict(transfer_dtype=BlockFP8())``: matrices are sent as 8-bit floats with a scale for each block.
 
     A scale is the block's largest magnitude divided by the largest number of the dtype, and 1 for a block of zeros.
     With ``float8_e4m3fn`` the dequantized value differs from a value x by at most max(abs(x) / 16, scale / 1024), apart
@@ -76,7 +76,7 @@ class BlockFP8(Quantization):
         return torch.where(peaks == 0, 1.0, peaks / torch.finfo(self.dtype).max)
 
     def encode(self, ratios: torch.Tensor) -> torch.Tensor:
-        """Quantize; rounded as torch rounds."""
+        """Quantize; rounded like in torch."""
         return ratios.to(self.dtype)
 
     @staticmethod
@@ -86,5 +86,5 @@ class BlockFP8(Quantization):
 
     @staticmethod
     def decode(elements: torch.Tensor) -> torch.Tensor:
-        """Dequantize, as torch converts."""
+        """Dequantize, converted like in torch."""
         return elements.float()

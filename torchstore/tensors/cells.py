@@ -1,8 +1,8 @@
-"""The grid by which a tensor's bytes are summed and compared: cells of some thousand elements.
+"""The grid for checksums and comparisons of a tensor's bytes: cells of some thousand elements.
 
-The grid belongs to the whole tensor, not to a shard of it: two processes that hold overlapping parts of one tensor cut
-their parts at the same places, so what one of them says of a cell can be checked by the other. A cell that the edge of
-a shard cuts is a smaller cell of that shard.
+The grid belongs to the whole tensor, not to a shard: two processes that hold overlapping parts of one tensor cut their
+parts at the same places, so one process can verify the other's checksum of a cell. A cell that the edge of a shard cuts
+is a smaller cell of that shard.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 from skipper.torchstore.algebra.layout import Box, Ints
 
 _CELL = 4096
-"""Elements of a cell: a sum of 8 bytes is then 1/1024 of bfloat16 weights."""
+"""Elements of a cell: a checksum of 8 bytes is then 1/1024 of bfloat16 weights."""
 
-_SIDE = 64  # of a cell of a tensor of several dims: layouts cut weights at multiples of it
+_SIDE = 64  # for a cell of a tensor with several dims: layouts cut weights at multiples of it
 _WORD = 8
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-"""By the size of an element, dtypes that torch copies, and numpy has: those of float8 and others it does not."""
+"""By the size of an element, dtypes that torch can copy and numpy has (float8 and others are not in numpy)."""
 
 
 def cell_shape(shape: Ints, limit: int = _CELL) -> Ints:
@@ -37,11 +37,11 @@ def cell_shape(shape: Ints, limit: int = _CELL) -> Ints:
 
 
 def spans(start: int, size: int, step: int) -> tuple[int, int, int]:
-    """How the grid cuts a stretch of one dim.
+    """How the grid cuts a range of one dim.
 
     Returns:
-        The length of the cut cell before the first whole one, how many whole cells there are, and the length of the cut
-        one after them.
+        The length of the cut cell before the first whole one, the number of whole cells, and the length of the cut cell
+        after them.
     """
     head = min(-start % step, size)
     whole, tail = divmod(size - head, step)
@@ -49,7 +49,7 @@ def spans(start: int, size: int, step: int) -> tuple[int, int, int]:
 
 
 def grid_shape(box: Box, cell: Ints) -> Ints:
-    """How many cells, cut ones included, a box has along each dim."""
+    """The number of cells, including cut ones, of a box along each dim."""
     counts = []
     for start, size, step in zip(box.offsets, box.shape, cell, strict=True):
         head, whole, tail = spans(start, size, step)
@@ -64,11 +64,11 @@ def cells(box: Box, cell: Ints) -> Iterator[Box]:
 
 
 def whole_cells(part: Box, box: Box, cell: Ints) -> tuple[Box | None, Box]:
-    """The cells of ``box`` that lie within a part of it, and those that it touches.
+    """The cells of ``box`` inside a part of it, and the cells that the part touches.
 
     Returns:
-        The block of the cells that lie in ``part`` whole (None if there is none), and the block of all that share an
-        element with it.
+        The block of the cells that are completely in ``part`` (None if there is none), and the block of all that share
+        an element with it.
     """
     inner: list[tuple[int, int]] = []
     outer: list[tuple[int, int]] = []
@@ -87,7 +87,7 @@ def whole_cells(part: Box, box: Box, cell: Ints) -> tuple[Box | None, Box]:
 
 
 def grid_slice(part: Box, box: Box, cell: Ints) -> tuple[slice, ...]:
-    """Where the cells of an aligned part of a box lie in the box' grid."""
+    """The position of the cells of an aligned part of a box in the box' grid."""
     found = []
     for start, size, low, step in zip(part.offsets, part.shape, box.offsets, cell, strict=True):
         first = start // step - low // step
@@ -101,15 +101,15 @@ def region(tensor: torch.Tensor, offsets: Ints, shape: Ints) -> torch.Tensor:
 
 
 def cell_sums(block: torch.Tensor, offsets: Ints, cell: Ints) -> torch.Tensor:
-    """The sum of each cell's bytes, taken as 64-bit words, modulo 2**64.
+    """The checksum of each cell: the sum of its bytes as 64-bit words, modulo 2**64.
 
-    One wrong bit, a mixture of two versions or a misplaced cell changes a sum. Words of one cell that changed places
-    with each other in the same column of the cell do not.
+    A wrong bit, a mixture of two versions or a misplaced cell changes a checksum. Swapped words in the same column of a
+    cell do not.
 
     Args:
-        block: Of any strides, dtype and device.
-        offsets: Of the block in the whole tensor: they say where the grid cuts it.
-        cell: As `cell_shape` says.
+        block: A block of any strides, dtype and device.
+        offsets: The offsets of the block in the whole tensor: they determine where the grid cuts it.
+        cell: The shape of a cell, from `cell_shape`.
 
     Returns:
         int64, one element for each cell, in the shape of `grid_shape`, on the block's device.
@@ -143,7 +143,7 @@ def _over_cells(
     for count, width in ((int(head > 0), head), (whole, cell[-1]), (int(tail > 0), tail)):
         if count:
             words = combine(*(_words(block.narrow(-1, start, count * width)) for block in blocks))
-            # The rows first: to reduce whole rows runs at the speed of memory, within short rows it does not.
+            # Rows first: reducing whole rows runs at the speed of memory, reducing within short rows does not.
             for dim in reversed(range(len(shape) - 1)):
                 words = _along(words, dim, offsets[dim], cell[dim], reduce)
             reduced.append(reduce(words.view(*words.shape[:-1], count, -1), -1))
@@ -152,12 +152,12 @@ def _over_cells(
 
 
 def as_bits(values: torch.Tensor) -> torch.Tensor:
-    """The same memory in a dtype that torch copies and compares bit by bit."""
+    """The same memory in a dtype that torch copies and compares bit for bit."""
     return values.detach().view(_BITS[values.element_size()])
 
 
 def _words(block: torch.Tensor) -> torch.Tensor:
-    """A block as 64-bit words along its last dim, which zeros fill up to whole ones; a view where there can be one."""
+    """A block as 64-bit words along its last dim, padded with zeros to whole words; a view if that is possible."""
     block = as_bits(block)
     nbytes = block.shape[-1] * block.element_size()
     if nbytes % _WORD:
@@ -171,7 +171,7 @@ def _words(block: torch.Tensor) -> torch.Tensor:
 
 
 def _along(block: torch.Tensor, dim: int, offset: int, step: int, reduce: Callable[..., torch.Tensor]) -> torch.Tensor:
-    """Reduce the stretches into which the grid cuts one dim to one element each."""
+    """Reduce the ranges into which the grid cuts one dim to one element each."""
     if step == 1:
         return block
     head, whole, tail = spans(offset, block.shape[dim], step)
@@ -187,7 +187,7 @@ def _along(block: torch.Tensor, dim: int, offset: int, step: int, reduce: Callab
 
 
 def _cuts(start: int, size: int, step: int) -> list[tuple[int, int]]:
-    """The stretches of one dim, as start and length in the whole tensor."""
+    """The ranges of one dim, as start and length in the whole tensor."""
     head, whole, tail = spans(start, size, step)
     lengths = [head] * bool(head) + [step] * whole + [tail] * bool(tail)
     return list(zip(accumulate(lengths, initial=start), lengths, strict=False))

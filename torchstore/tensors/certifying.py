@@ -1,4 +1,4 @@
-"""What a publisher says of a version that is to be certified: tiles of its tensors, as stored and otherwise."""
+"""A publisher's data for a certificate: the tiles of its tensors, as they are stored and in other dtypes."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from skipper.torchstore.tensors.tiles import TensorsTiles, TensorTiles, TileKey,
 from skipper.torchstore.tensors.values import dtype_named
 
 Certify = bool | tuple[torch.dtype, ...]
-"""Whether a put is certified, or in which dtypes beside the stored ones."""
+"""Whether a put is certified, or in which dtypes in addition to the stored ones."""
 
 
 def check_certify(certify: object) -> tuple[torch.dtype, ...] | None:
-    """The dtypes that ``certify`` names beside the stored ones; None: nothing is certified.
+    """The dtypes in ``certify`` in addition to the stored ones; None: nothing is certified.
 
     Raises:
-        TypeError: It must be True or False nor a tuple of dtypes.
-        ValueError: One of them is of no floating-point numbers.
+        TypeError: It is neither True or False nor a tuple of dtypes.
+        ValueError: One of them is not a floating-point dtype.
     """
     if isinstance(certify, bool):
         return () if certify else None
@@ -41,12 +41,12 @@ def check_certify(certify: object) -> tuple[torch.dtype, ...] | None:
 
 @torch.no_grad()
 def certifiable_tiles(packed: Packed, forms: Sequence[torch.dtype]) -> TensorsTiles:
-    """Take the tiles of a publisher's tensors as they are now.
+    """Hash the tiles of a publisher's tensors as they are now.
 
     Args:
-        packed: The tensors. Of replicas in snapshot mode, which others store, nothing is taken.
-        forms: Dtypes that readers will have; tensors of floating-point numbers are certified in each of them as well,
-            quantized ones by their values.
+        packed: The tensors. In snapshot mode, replicas that other ranks store are left out.
+        forms: The dtypes of readers; floating-point tensors are also certified in each of them, quantized tensors by
+        their values.
     """
     found: dict[TileKey, TensorTiles] = {}
     same: dict[tuple[Any, ...], TensorTiles] = {}
@@ -69,7 +69,7 @@ def certifiable_tiles(packed: Packed, forms: Sequence[torch.dtype]) -> TensorsTi
 def _parts(
     item: TensorItem, local: LocalTensor, tensors: Mapping[str, LocalTensor], form: torch.dtype | None
 ) -> Iterator[tuple[Box, torch.Tensor]]:
-    """The boxes that a process holds of a tensor, with their elements in a form."""
+    """A process' boxes of a tensor, with their elements in a form."""
     for number, piece in enumerate(item.pieces):
         if form is None or item.scaled is None:
             values = region(local.tensor, piece.local, piece.box.shape)

@@ -1,9 +1,10 @@
-"""Sums of what was published, by which a reader proves that it got the same bytes.
+"""Checksums of what was published, with which a reader verifies that it got the same bytes.
 
-The publisher sums every cell (`torchstore.tensors.cells`) before it copies or offers its tensors. The sums lie beside
-the data: at the end of the arena, or in a buffer of their own in direct mode. A reader fetches them with the data and
-sums what has arrived. It fetches cells that its box cuts whole into scratch memory, proves them there, and compares
-them with the part that has arrived: so every byte that is read is proved, whatever the layouts.
+The publisher computes the checksum of every cell (`torchstore.tensors.cells`) before it copies or offers its tensors.
+The checksums are stored with the data: at the end of the arena, or in a separate buffer in direct mode. A reader
+fetches them with the data and computes the checksums of what has arrived. Cells that its box cuts are also fetched
+whole into scratch memory, verified there, and compared with the part that has arrived. So every byte that is read is
+verified, for all layouts.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _SUM_BYTES = 8
 
 
 def count_sums(items: Mapping[str, TensorItem]) -> int:
-    """How many sums a publisher's tensors have."""
+    """The number of checksums of a publisher's tensors."""
     return sum(
         prod(grid_shape(piece.box, cell_shape(item.global_shape))) for item in items.values() for piece in item.pieces
     )
@@ -45,12 +46,12 @@ def count_sums(items: Mapping[str, TensorItem]) -> int:
 
 @torch.no_grad()
 def fill_sums(table: torch.Tensor, items: Mapping[str, TensorItem], tensors: Mapping[str, LocalTensor]) -> None:
-    """Take the sums of a publisher's tensors as they are now.
+    """Compute the checksums of a publisher's tensors as they are now.
 
     Args:
         table: int64, `count_sums` elements; by item, piece and cell.
-        items: Of the manifest.
-        tensors: The memory behind each item.
+        items: The items of the manifest.
+        tensors: The memory of each item.
     """
     end = 0
     for name, item in items.items():
@@ -78,7 +79,7 @@ def digests_of(tensors: Mapping[str, LocalTensor]) -> Digests:
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """A block of whole cells, with the sums that its publisher has taken of them."""
+    """A block of whole cells, with the checksums that its publisher has computed."""
 
     name: str
     block: torch.Tensor
@@ -89,7 +90,7 @@ class _Claim:
 
 @dataclass(frozen=True, slots=True)
 class _Twin:
-    """A block that was read twice: into its place, and with the rest of its cells into scratch memory."""
+    """A block that was read twice: to its destination, and with the rest of its cells into scratch memory."""
 
     name: str
     arrived: torch.Tensor
@@ -99,12 +100,12 @@ class _Twin:
 
 
 class ArrivalProof:
-    """What a reader checks after the bytes of one plan have arrived; built by `ProofBuilder`.
+    """The verification by a reader after the bytes of one plan have arrived; built by `ProofBuilder`.
 
     Attributes:
-        action: Fetches the sums and the cells that the destination cuts. To be run with the plan.
-        nbytes: What that moves.
-        of_source: The bytes of it by source.
+        action: Fetches the checksums and the cells that the destination cuts. Run it with the plan.
+        nbytes: The bytes that the action moves.
+        of_source: These bytes by source.
     """
 
     def __init__(
@@ -118,10 +119,10 @@ class ArrivalProof:
 
     @torch.no_grad()
     def check(self, version: int) -> None:
-        """Take the sums of what has arrived and compare.
+        """Compute the checksums of what has arrived, and compare.
 
         Raises:
-            ChecksumError: Something else has arrived than was published; names tensor and cell.
+            ChecksumError: The bytes that arrived differ from the published ones; the message names tensor and cell.
         """
         for claim in self._claims:
             sums = cell_sums(claim.block, claim.box.offsets, claim.cell).cpu()
@@ -140,9 +141,9 @@ def _refuse(name: str, version: int, box: Box, cell: Ints, wrong: torch.Tensor) 
 
 
 class ProofBuilder:
-    """Collects what is to be proved while a plan is compiled.
+    """Collects what must be verified while a plan is compiled.
 
-    ``sources`` has manifest and memory of each source, in the order of the plan; those without sums prove nothing.
+    ``sources`` has the manifest and the memory of each source, in the plan's order; without checksums, no proof.
     """
 
     def __init__(self, sources: Sequence[tuple[Manifest, Binding | None]]) -> None:
@@ -155,7 +156,7 @@ class ProofBuilder:
         self._starts: dict[int, dict[tuple[str, int], int]] = {}
 
     def add(self, index: int, stored: str, transfer: BoxTransfer, target: torch.Tensor, *, name: str) -> None:
-        """What one transfer brings is to be proved."""
+        """Add the block of one transfer."""
         manifest, binding = self._sources[index]
         if manifest.sums is None or binding is None:
             return
@@ -186,13 +187,13 @@ class ProofBuilder:
                 self._twins.append(_Twin(name, arrived, proved, both, cell))
 
     def build(self) -> ArrivalProof | None:
-        """The proof; None where no source has sums."""
+        """The proof; None if no source has checksums."""
         return ArrivalProof(self._action, self._claims, self._twins, self._of_source) if self._claims else None
 
     def _sums(
         self, index: int, buffers: Sequence[RDMABuffer], stored: str, number: int, piece: Piece, cell: Ints
     ) -> torch.Tensor:
-        """The sums of one piece of a source, in the shape of the piece's grid."""
+        """The checksums of one piece of a source, in the shape of the piece's grid."""
         manifest, _ = self._sources[index]
         if index not in self._tables and manifest.sums is not None:
             buffer, offset = manifest.sums

@@ -1,10 +1,10 @@
-"""Lossless deltas: what a version changes of the one before.
+"""Lossless deltas: the changes from one version to the next.
 
 Before the publisher writes a version, it compares its tensors, cell by cell, with the copy of the last one in the
 volume (`torchstore.clients.snapshot_put`). It publishes the list of changed cells with the version. A reader whose
-tensors hold the version before reads these cells alone (`torchstore.clients.delta_read`). Each publication that can be
-a base has a *stamp* of its own, so that no other version of the same number, from before a delete or a rollback, passes
-for it.
+tensors hold the version before reads only these cells (`torchstore.clients.delta_read`). Each publication that can be a
+base has a unique *stamp*, so that another version of the same number, from before a delete or a rollback, is not
+confused with it.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _STRIP = 16 << 20  # bytes of the last version that are compared at a time
 def changed_cells(
     items: Mapping[str, TensorItem], tensors: Mapping[str, LocalTensor], last: RDMABuffer, timeout: float
 ) -> tuple[torch.Tensor, int]:
-    """Compare tensors with what an arena holds of them.
+    """Compare tensors with their copies in an arena.
 
     Args:
-        items: Of the manifest, equal to that of the arena.
-        tensors: The memory behind each item.
+        items: The items of the manifest, which is also that of the arena.
+        tensors: The memory of each item.
         last: The arena. It is read strip by strip into a buffer of bounded size.
-        timeout: Of each read, in seconds.
+        timeout: Timeout of each read, in seconds.
 
     Returns:
-        bool, one element for each cell, by item, piece and cell; and how many bytes the unchanged ones have at least.
+        bool, one element for each cell, by item, piece and cell; and a lower bound of the bytes of unchanged cells.
 
     Raises:
         DataplaneError: The arena cannot be read.
@@ -70,14 +70,14 @@ def pack_flags(flags: torch.Tensor) -> bytes:
 
 
 def unpack_flags(packed: bytes, count: int) -> Flags:
-    """Undo `pack_flags`; no more is inflated than ``count`` cells take.
+    """The inverse of `pack_flags`; never decompresses more than ``count`` cells need.
 
     Raises:
-        StoreError: They are not the flags of so many cells.
+        StoreError: They are not the flags of that many cells.
     """
     nbytes = -(-count // 8)
     try:
-        raw = zlib.decompressobj().decompress(packed, nbytes + 1)  # 0 would be no bound
+        raw = zlib.decompressobj().decompress(packed, nbytes + 1)  # 0 would mean no limit
     except zlib.error as error:
         raise StoreError(f"the list of the cells that a version changes is damaged: {error}") from error
     if len(raw) != nbytes:
@@ -87,7 +87,7 @@ def unpack_flags(packed: bytes, count: int) -> Flags:
 
 
 def _strips(piece: Piece, cell: Ints, itemsize: int) -> Iterator[Piece]:
-    """A piece in parts of bounded size that consist of whole rows of cells."""
+    """A piece in parts of bounded size, each with whole rows of cells."""
     box = piece.box
     if not box.shape:
         yield piece

@@ -1,4 +1,4 @@
-"""Where quantized tensors arrive before they become the values of a reader's tensors."""
+"""Buffers where quantized tensors arrive before they become the values of a reader's tensors."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _FORMATS: Mapping[str, type[Quantization]] = {kind.format: kind for kind in (Blo
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """Where quantized bytes arrive before they become values of a reader's tensor.
+    """Buffers where quantized bytes arrive before they become values of a reader's tensor.
 
-    Its boundaries may cut blocks, and bytes that hold several values: all that it touches is read.
+    Its boundaries may cut blocks, and bytes with several values: everything that it touches is read.
 
     Attributes:
         into: The reader's own tensor.
         scaled: How its values are stored.
-        elements: In the place of the reader's tensor; one piece for each of its pieces.
-        scales: In the place of the tensor of the scales, likewise.
-        tensor_scale: Of the whole matrix, or of the matrices of a stack; None where the format has none.
+        elements: The buffer for the elements, in place of the reader's tensor; one piece for each of its pieces.
+        scales: The buffer for the scales, with the same pieces.
+        tensor_scale: The scale of the whole matrix, or of each matrix of a stack; None if the format has none.
     """
 
     into: LocalTensor
@@ -43,7 +43,7 @@ class Landing:
 
     @staticmethod
     def of(into: LocalTensor, scaled: BlockScaled, items: Mapping[str, TensorItem], dtype: str) -> Landing:
-        """Room for what a tensor needs of a quantized item whose elements have this dtype."""
+        """Buffers for a tensor's part of a quantized item whose elements have this dtype."""
         whole = _matrix_scales(into) if scaled.tensor_scale else None
         cell = (1,) * (len(scaled.block) - 1) + (scaled.packed,)
         return Landing(
@@ -55,23 +55,23 @@ class Landing:
         )
 
     def fits(self, into: LocalTensor, item: TensorItem) -> bool:
-        """Whether it is what this same tensor needs of a quantized item."""
+        """Whether it is the landing of this same tensor for a quantized item."""
         boxes = (self.into.global_shape, self.into.pieces) == (into.global_shape, into.pieces)
         return boxes and self.scaled == item.scaled and str(self.elements.tensor.dtype) == item.dtype
 
     def beside(self) -> dict[str, LocalTensor]:
-        """What has to be read besides the elements, by the names in the store."""
+        """What must be read in addition to the elements, by stored name."""
         found = {self.scaled.scales: self.scales}
         if self.tensor_scale is not None:
             found[self.scaled.tensor_scale] = self.tensor_scale
         return found
 
     def memory(self) -> frozenset[int]:
-        """The identities of the tensors that bytes arrive in."""
+        """The ids of the tensors in which bytes arrive."""
         return frozenset(id(part.tensor) for part in (self.elements, *self.beside().values()))
 
     def finish(self) -> None:
-        """Everything has arrived: write the values."""
+        """Write the values, after everything has arrived."""
         with writing_mode(self.into.tensor):
             for number, piece in enumerate(self.into.pieces):
                 start = tuple(at % step for at, step in zip(piece.box.offsets, self.scaled.block, strict=True))
@@ -90,10 +90,10 @@ def write_values(
 
     Args:
         scaled: How they are stored.
-        stored: The elements, their scales, and the scales of whole matrices where the format has them.
-        number: Of the piece, of the elements and of the scales alike.
-        start: Where the values begin in the first block, along each dim.
-        out: Is filled; of any floating-point dtype and strides.
+        stored: The elements, their scales, and the scales of whole matrices if the format has them.
+        number: The number of the piece, equal for elements and scales.
+        start: The position of the first value in the first block, along each dim.
+        out: The tensor to fill, of any floating-point dtype and strides.
     """
     elements, scales, whole = stored
     piece, lines = elements.pieces[number], scales.pieces[number]
@@ -109,21 +109,21 @@ def write_values(
 
 
 def _room(into: LocalTensor, cell: Ints, dtype: torch.dtype) -> LocalTensor:
-    """Room for the cells of a grid that a tensor touches."""
+    """A buffer for the cells of a grid that a tensor touches."""
     pieces: list[Piece] = []
     first_dim, others = 0, [0] * (len(cell) - 1)
     for piece in into.pieces:
         stop = tuple(start + size for start, size in zip(piece.box.offsets, piece.box.shape, strict=True))
         first = down(piece.box.offsets, cell)
         box = Box(first, tuple(b - a for a, b in zip(first, up(stop, cell), strict=True)))
-        pieces.append(Piece(box, (first_dim, *(0 for _ in others))))  # one below the other: they may need the same cell
+        pieces.append(Piece(box, (first_dim, *(0 for _ in others))))  # stacked: they may need the same cell
         first_dim, others = first_dim + box.shape[0], list(map(max, others, box.shape[1:]))
     room = torch.empty((first_dim, *others), dtype=dtype, device=into.tensor.device)
     return LocalTensor(room, up(into.global_shape, cell), tuple(pieces))
 
 
 def _matrix_scales(into: LocalTensor) -> LocalTensor:
-    """Room for the scale of a matrix, or for those of the matrices of a stack that a tensor touches."""
+    """A buffer for the scale of a matrix, or for those of the matrices of a stack that a tensor touches."""
     stack = len(into.global_shape) - 2
     if not stack:
         one = torch.empty((), dtype=torch.float32, device=into.tensor.device)
@@ -137,7 +137,7 @@ def _matrix_scales(into: LocalTensor) -> LocalTensor:
 
 
 def _scales_within(whole: LocalTensor, box: Box) -> torch.Tensor:
-    """The scales of the matrices that a box of a stack touches, or that of the only one."""
+    """The scales of the matrices that a box of a stack touches, or the scale of the only matrix."""
     if not whole.global_shape:
         return whole.tensor
     start, count = box.offsets[0], box.shape[0]
@@ -155,13 +155,13 @@ def land(
     items: Mapping[str, TensorItem],
     earlier: Mapping[str, Landing],
 ) -> tuple[dict[str, LocalTensor], dict[str, str], dict[str, Landing]]:
-    """Put landings in the place of those targets that want the values of quantized tensors.
+    """Replace targets for the values of quantized tensors by landings.
 
-    ``names`` has the stored names of labels that are none themselves, ``earlier`` the landings of the same targets from
-    an earlier read, to be used again.
+    ``names`` has the stored names of labels that differ from them, ``earlier`` the landings of the same targets from an
+    earlier read, for reuse.
 
     Returns:
-        What is to be read, the stored names of its labels, and by label what makes values of it.
+        The targets to read, the stored names of their labels, and the landings by label.
 
     Raises:
         LayoutMismatchError: A target cannot be written to, or is a part of a tensor of another shape.

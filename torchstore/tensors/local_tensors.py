@@ -1,8 +1,8 @@
-"""What torch's tensors are, in the store's terms: the only file here that looks inside a DTensor.
+"""Torch's tensors in the store's terms: the only file here that looks inside a DTensor.
 
-A `LocalTensor` is the memory that this process holds of a tensor, and which boxes of the global tensor
-lie in it. `fingerprint` says cheaply whether a state dict is still the one of last time (same names,
-addresses, strides, dtypes and placements), so that plans and registrations are used again.
+A `LocalTensor` describes this process' part of a tensor: the memory, and the boxes of the global tensor in it.
+`fingerprint` is a cheap test whether a state dict is still the same as last time (same names, addresses, strides,
+dtypes and placements), so that plans and registrations are used again.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from skipper.torchstore.errors import KindMismatchError
 def is_dtensor(value: object) -> TypeGuard[DTensor]:
     """Whether it is a DTensor.
 
-    Importing DTensor takes as long as importing half of torch; where nobody has, nothing can be one.
+    Importing DTensor takes as long as importing half of torch; if nobody has imported it, no tensor can be one.
     """
     return isinstance(value, dtensor_type())
 
 
 def dtensor_type() -> type[DTensor] | tuple[()]:
-    """For `isinstance`, where many values are asked about: looking it up costs more than asking."""
+    """For `isinstance` with many values: the lookup costs more than the test."""
     found: type[DTensor] | tuple[()] = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class LocalTensor:
-    """The part of a tensor that lies in this process' memory.
+    """The part of a tensor in this process' memory.
 
     Attributes:
-        tensor: The local elements, detached; shares memory with what the user gave.
-        global_shape: Of the whole tensor.
-        pieces: Which boxes of the whole lie where in ``tensor``.
+        tensor: The local elements, detached; shares memory with the user's tensor.
+        global_shape: The shape of the whole tensor.
+        pieces: The boxes of the whole tensor, with their places in ``tensor``.
         layout: The placements behind the pieces; None for a slice given by hand.
         coordinate: This rank's place in the mesh of the layout.
     """
@@ -63,17 +63,17 @@ class LocalTensor:
 
 
 def describe(value: torch.Tensor | LocalTensor, *, key: str) -> LocalTensor:
-    """Say which boxes of the global tensor this process holds, and where.
+    """Describe which boxes of the global tensor this process holds, and where.
 
     Args:
-        value: A plain tensor (then it is the whole tensor), a DTensor (then its local shard counts), or a part that is
-            described already.
+        value: A plain tensor (then it is the whole tensor), a DTensor (then its local shard counts), or a part that has
+            been described already.
         key: Named in errors.
 
     Raises:
         UnsupportedPlacementError: A DTensor with a Partial or an unknown placement.
         LayoutMismatchError: The local tensor does not have the shape that its placements say.
-        KindMismatchError: No dense tensor with memory of its own (sparse, quantized, meta, conjugate view).
+        KindMismatchError: Not a dense tensor with its own memory (sparse, quantized, meta, conjugate view).
     """
     if isinstance(value, LocalTensor):
         check_dense(value.tensor, key)
@@ -125,7 +125,7 @@ def _placement(placement: Any, ndim: int, key: str) -> Placement:
     from torch.distributed.tensor import Shard as TorchShard
     from torch.distributed.tensor.placement_types import _StridedShard as TorchStridedShard
 
-    if isinstance(placement, TorchStridedShard):  # before Shard: it was a subclass of it once
+    if isinstance(placement, TorchStridedShard):  # before Shard: in older versions it is a subclass of it
         return StridedShard(placement.dim % ndim, int(placement.split_factor))
     if isinstance(placement, TorchShard):
         return Shard(placement.dim % ndim)
@@ -139,10 +139,10 @@ def _placement(placement: Any, ndim: int, key: str) -> Placement:
 
 
 def check_destination(tensor: torch.Tensor, key: str) -> None:
-    """A destination must have a place of its own for each element.
+    """Refuse a destination whose elements share memory.
 
     Raises:
-        LayoutMismatchError: The tensor was made by ``expand`` or overlaps itself otherwise.
+        LayoutMismatchError: The tensor was made by ``expand``, or overlaps itself in another way.
     """
     if not tensor.is_contiguous() and overlaps_itself(tensor.shape, tensor.stride()):
         raise LayoutMismatchError(
@@ -151,7 +151,7 @@ def check_destination(tensor: torch.Tensor, key: str) -> None:
 
 
 def local_of(value: torch.Tensor) -> torch.Tensor:
-    """What this process holds of a tensor: itself, or a DTensor's local shard; detached, the same memory."""
+    """This process' part of a tensor: itself, or a DTensor's local shard; detached, over the same memory."""
     if not is_dtensor(value):
         return value.detach()
     with torch.no_grad():
@@ -160,7 +160,7 @@ def local_of(value: torch.Tensor) -> torch.Tensor:
 
 
 def check_writable(value: torch.Tensor, key: str) -> None:
-    """Refuse a tensor that nothing can be read into, whatever is stored.
+    """Refuse a tensor into which nothing can be read, for any stored value.
 
     Raises:
         KindMismatchError: It has no dense memory of its own.
@@ -172,7 +172,7 @@ def check_writable(value: torch.Tensor, key: str) -> None:
 
 
 def memory_of(value: torch.Tensor) -> torch.Tensor:
-    """The tensor whose memory is meant, as it is: the local tensor of a DTensor."""
+    """The tensor with the memory, not detached: itself, or the local tensor of a DTensor."""
     return value._local_tensor if is_dtensor(value) else value
 
 
@@ -183,7 +183,7 @@ def locals_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def resolved(value: torch.Tensor) -> torch.Tensor:
-    """The tensor itself; a copy in memory of its own where it is a lazy conjugate or negation."""
+    """The tensor itself; a copy with its own memory if it is a lazy conjugate or negation."""
     memory = memory_of(value)
     if is_lazy(memory) or is_direct(memory):
         return value
@@ -192,7 +192,7 @@ def resolved(value: torch.Tensor) -> torch.Tensor:
 
 
 def with_local(value: DTensor, local: torch.Tensor) -> DTensor:
-    """A DTensor of the same mesh, placements and global shape over another local tensor."""
+    """A DTensor with the same mesh, placements and global shape over another local tensor."""
     return _Distribution.of(value).over(local)
 
 
@@ -217,9 +217,9 @@ class _Distribution:
 
 
 class BorrowedTensor:
-    """A tensor that is there as long as somebody else keeps its memory alive.
+    """A tensor that is available as long as other code keeps its memory alive.
 
-    It is the memory that counts: ``module.state_dict()`` gives new tensors over the same memory each time.
+    The memory counts, not the object: ``module.state_dict()`` returns new tensors over the same memory each time.
 
     A lazy conjugate or negation is kept alive.
     """
@@ -234,7 +234,7 @@ class BorrowedTensor:
         self._dtensor = _Distribution.of(value) if is_dtensor(value) else None
 
     def tensor(self) -> torch.Tensor | None:
-        """A tensor over the same memory; None where that is gone, or was shrunk."""
+        """A tensor over the same memory; None if that was freed or shrunk."""
         storage = self._storage()
         if self._kept is not None or storage is None or storage.nbytes() < self._nbytes:
             return self._kept
@@ -244,12 +244,12 @@ class BorrowedTensor:
 
 
 def is_plain(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether it is a dense tensor of torch's own type that is whole and has memory of its own."""
+    """Whether it is a whole dense tensor of torch's own type with its own memory."""
     return (type(value) is torch.Tensor or type(value) is torch.nn.Parameter) and not why_not_dense(value)
 
 
 def same_elements(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Equal for dense tensors over the very same elements in the same order, whatever their names."""
+    """Equal for dense tensors over exactly the same elements in the same order, under any names."""
     if tensor.is_contiguous():
         return tensor.device, tensor.data_ptr(), tensor.nbytes
     return tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.element_size()
@@ -262,7 +262,7 @@ def storage_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Fingerprint(tuple[Any, ...]):
-    """What `fingerprint` returns: a tuple that keeps its hash, which costs a fourth of taking it."""
+    """The result of `fingerprint`: a tuple that keeps its hash, which costs a quarter as much to compute."""
 
     def __hash__(self) -> int:
         return self._hash
@@ -273,10 +273,10 @@ class Fingerprint(tuple[Any, ...]):
 
 
 def fingerprint(leaves: Mapping[str, Any]) -> Fingerprint:
-    """Equal for two state dicts whose tensors are laid out alike in the same memory.
+    """Equal for two state dicts whose tensors have the same layout in the same memory.
 
-    A tensor that `describe` would refuse equals none, so that it never passes for one whose address it has. Costs
-    about a microsecond a tensor: it is what remains per tensor of a warm put or get.
+    A tensor that `describe` would refuse equals no other, so that it is not confused with a tensor at the same address.
+    Costs about a microsecond for each tensor: that is the remaining cost per tensor of a warm put or get.
     """
     distributed = dtensor_type()
     marks: list[Any] = []
@@ -288,7 +288,7 @@ def fingerprint(leaves: Mapping[str, Any]) -> Fingerprint:
         try:
             dtype, address = local.dtype, local.data_ptr()
             if local.is_neg() or not address or (dtype.is_complex and local.is_conj()):
-                check_dense(local, name)  # an empty tensor passes
+                check_dense(local, name)  # an empty tensor is accepted
             marks += (name, address, local.shape, local.stride(), dtype)
         except _UNLIKE_ANY:
             marks += (name, next(_numbers))
@@ -306,14 +306,14 @@ _UNLIKE_ANY = (RuntimeError, NotImplementedError, ValueError)  # no address, or 
 _numbers = count()
 
 
-_NO_POINTER = (RuntimeError, NotImplementedError, ValueError)  # what torch raises where there is no address
+_NO_POINTER = (RuntimeError, NotImplementedError, ValueError)  # torch raises this if there is no address
 
 
 def check_dense(tensor: torch.Tensor, key: str) -> None:
-    """Refuse a tensor whose elements do not lie, as they are, in memory that is its own.
+    """Refuse a tensor whose elements are not stored unchanged in its own memory.
 
     Raises:
-        KindMismatchError: It says which kind of tensor it is, and what to give instead.
+        KindMismatchError: The message says which kind of tensor it is, and what to give instead.
     """
     reason = why_not_dense(tensor)
     if reason:
@@ -321,9 +321,9 @@ def check_dense(tensor: torch.Tensor, key: str) -> None:
 
 
 def why_not_dense(tensor: torch.Tensor) -> str:
-    """Why a tensor's bytes can be neither stored nor filled; empty if they can.
+    """The reason why a tensor's bytes can be neither stored nor filled; empty if they can.
 
-    A DTensor is asked about by its local tensor. Costs a microsecond or two, and reads no element.
+    For a DTensor, pass its local tensor. Costs a microsecond or two, and reads no element.
     """
     if is_lazy(tensor):
         return "it is uninitialized (lazy) and has no shape yet: run a forward pass of its module first"
@@ -341,7 +341,7 @@ def why_not_dense(tensor: torch.Tensor) -> str:
 
 
 def is_direct(tensor: torch.Tensor) -> bool:
-    """Whether the bytes at a strided tensor's address are its elements: it is no lazy conjugate or negation."""
+    """Whether the bytes at a strided tensor's address are its elements: it is not a lazy conjugate or negation."""
     return not (tensor.is_conj() or tensor.is_neg())
 
 
@@ -366,7 +366,7 @@ def _why_no_memory(tensor: torch.Tensor) -> str:
 
 
 def _span(tensor: torch.Tensor) -> int:
-    """How many elements lie from a tensor's first to its last."""
+    """The number of elements in memory from a tensor's first to its last."""
     if tensor.is_contiguous():
         return tensor.numel()
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

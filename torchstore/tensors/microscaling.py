@@ -1,9 +1,9 @@
-"""MXFP8 and NVFP4: short stretches of a row share a scale, which is itself a small number.
+"""MXFP8 and NVFP4: short parts of a row share a scale, which is itself a small float.
 
-MXFP8 is that of the OCP Microscaling Formats specification, version 1.0: 32 elements of E4M3 and a scale that is a
-power of two (E8M0). NVFP4 has 16 elements of E2M1, a scale in E4M3, and one float32 scale for the whole tensor. What is
-stored has the names of modelopt's checkpoints, which vLLM, SGLang and TensorRT-LLM load: ``weight``, ``weight_scale``
-and, for NVFP4, ``weight_scale_2``.
+MXFP8 is defined by the OCP Microscaling Formats specification, version 1.0: 32 elements of E4M3 and a scale that is a
+power of two (E8M0). NVFP4 has 16 elements of E2M1, a scale in E4M3, and one float32 scale for the whole tensor. The
+stored tensors have the names of modelopt's checkpoints, which vLLM, SGLang and TensorRT-LLM load: ``weight``,
+``weight_scale`` and, for NVFP4, ``weight_scale_2``.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _E4M3_LEAST = 2.0**-9
 _E8M0_BIAS = 127
 _E8M0_NAN = 255
 _E2M1_MAX = 6.0
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by its lower three bits; the fourth is the sign
-_STRIP = 1 << 20  # elements that are looked at at a time
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # indexed by the lower three bits; the fourth is the sign
+_STRIP = 1 << 20  # elements that are processed at a time
 
 Peak = float | Sequence[float]
-"""Of a matrix, or of each matrix of a stack."""
+"""The peak of a matrix, or of each matrix of a stack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class MXFP8(Quantization):
         return torch.where(peaks.isfinite(), codes, _E8M0_NAN).to(torch.uint8).view(self.scale_dtype)
 
     def encode(self, ratios: torch.Tensor) -> torch.Tensor:
-        """The nearest, within what E4M3 has."""
+        """The nearest E4M3 numbers, saturated."""
         return ratios.clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn)
 
     @staticmethod
@@ -107,7 +107,7 @@ class MXFP8(Quantization):
 
     @staticmethod
     def decode(elements: torch.Tensor) -> torch.Tensor:
-        """As torch converts."""
+        """The values, converted like in torch."""
         return elements.float()
 
 
@@ -159,7 +159,7 @@ class NVFP4(Quantization):
     block: ClassVar[Ints] = (1, 16)
     scale_dtype: ClassVar[torch.dtype] = torch.float8_e4m3fn
 
-    peaks: Mapping[str, Peak] | None = field(default=None, compare=False)  # of one put; the room is that of all
+    peaks: Mapping[str, Peak] | None = field(default=None, compare=False)  # of one put; all puts share the buffers
     dtype: torch.dtype = torch.float4_e2m1fn_x2
     select: Callable[[str], bool] | None = None
     experts: Callable[[str], bool] | None = None
@@ -169,11 +169,11 @@ class NVFP4(Quantization):
             raise ValueError(f"transfer_dtype: elements are float4_e2m1fn_x2 or uint8, not {self.dtype}")
 
     def knows_peak(self, name: str) -> bool:
-        """Whether it was given."""
+        """Whether the peaks were given."""
         return self.peaks is not None and name in self.peaks
 
     def tensor_scale(self, name: str, values: torch.Tensor, matrices: torch.Tensor | None = None) -> torch.Tensor:
-        """So that a block with the tensor's peak has the largest scale."""
+        """The tensor's scale, with which a block with the tensor's peak has the largest scale."""
         if self.peaks is not None and name in self.peaks:
             peak = torch.tensor(self.peaks[name], dtype=torch.float32, device=values.device)
             peak = peak if matrices is None else peak[matrices]
@@ -183,15 +183,15 @@ class NVFP4(Quantization):
         return torch.where(scale == 0, 1.0, scale)
 
     def scales(self, peaks: torch.Tensor, tensor_scale: torch.Tensor | None) -> torch.Tensor:
-        """In units of the tensor's scale."""
+        """The scales, in units of the tensor's scale."""
         scales = (peaks / (_E2M1_MAX * _given(tensor_scale))).clamp(_E4M3_LEAST, _E4M3_MAX)
         return torch.where(peaks.isfinite(), scales, torch.nan).to(torch.float8_e4m3fn)
 
     def encode(self, ratios: torch.Tensor) -> torch.Tensor:
-        """The nearest codes, two in a byte."""
+        """The nearest codes, two per byte."""
         size = ratios.abs()
         codes = torch.signbit(ratios).to(torch.uint8) << 3
-        # Halfway between two neighbours the even code is taken: the lower one of 0 and 1, the upper one of 1 and 2.
+        # Halfway between two neighbours, the even code is used: the lower one of 0 and 1, the upper one of 1 and 2.
         for code, (low, high) in enumerate(pairwise(_E2M1)):
             middle = (low + high) / 2
             codes += size >= middle if code % 2 else size > middle
@@ -199,12 +199,12 @@ class NVFP4(Quantization):
 
     @staticmethod
     def factors(scales: torch.Tensor, tensor_scale: torch.Tensor | None) -> torch.Tensor:
-        """Both scales together."""
+        """The product of both scales."""
         return scales.float() * _given(tensor_scale)
 
     @staticmethod
     def decode(elements: torch.Tensor) -> torch.Tensor:
-        """By a table of the 16 codes."""
+        """The values, from a table of the 16 codes."""
         table = torch.tensor([*_E2M1, *(-value for value in _E2M1)], device=elements.device)
         codes = elements.view(torch.uint8)
         return table[torch.stack((codes & 15, codes >> 4), -1).flatten(1).int()]
@@ -246,7 +246,7 @@ def peaks_of(state_dict: Mapping[Any, Any], *, experts: Callable[[str], bool] | 
 
 
 def _peaks_of_stack(name: str, leaf: torch.Tensor) -> torch.Tensor:
-    """One for each matrix of the whole stack, of what this process holds of it; 0 where it holds nothing."""
+    """The peak of each matrix of the whole stack, from the elements in this process; 0 if it has none of a matrix."""
     local = describe(leaf, key=name)
     found = torch.zeros(local.global_shape[0], device=local.tensor.device)
     for piece in local.pieces:
@@ -261,7 +261,7 @@ def _peaks(stack: torch.Tensor) -> torch.Tensor:
 
 
 def _peak(values: torch.Tensor) -> torch.Tensor:
-    """The largest finite magnitude; 0 where there is none."""
+    """The largest finite magnitude; 0 if there is none."""
     peak = torch.zeros((), device=values.device)
     step = max(_STRIP // max(values.shape[-1], 1), 1)
     for start in range(0, values.shape[0], step):

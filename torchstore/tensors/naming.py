@@ -1,8 +1,8 @@
-"""Names and shapes that differ between the two sides: a user's function says what a reader's tensor is made of.
+"""Names and shapes that differ between the two sides: a user's function returns the sources of a reader's tensor.
 
 The function takes a name of the reader's state dict and returns the stored name, a `Part` of a stored tensor, a `Stack`
-of several, or None (not to be read). This module makes plain targets for `plan.compile_read` of that: views of the
-reader's memory, each with the boxes of *one* stored tensor. So every check is the same as without a function.
+of several, or None (not read). This module converts that into plain targets for `plan.compile_read`: views of the
+reader's memory, each with the boxes of *one* stored tensor. So all checks are the same as without a function.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Stack:
 
 
 NameMap = Callable[[str], "str | Part | Stack | None"]
-"""What a name of the reader's state dict is made of. It must answer the same each time: plans rest on its answers."""
+"""Returns the source of a name of the reader's state dict; always the same one, because plans depend on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +130,9 @@ class Mapped:
     """A reader's state dict in terms of what is stored.
 
     Attributes:
-        targets: Views of the reader's memory, by a label that names it.
-        stored: For each label the stored name.
-        created: Tensors that had to be made because none were given, by the reader's name.
+        targets: Views of the reader's memory, by label.
+        stored: The stored name of each label.
+        created: Tensors that had to be created because none were given, by the reader's name.
     """
 
     targets: dict[str, LocalTensor]
@@ -149,14 +149,14 @@ def map_names(
     *,
     strict: bool,
 ) -> Mapped:
-    """Ask the function about every name, and say which boxes go where.
+    """Call the function for every name, and compute which boxes go where.
 
     Raises:
-        StateDictMismatchError: A stored name does not exist; the message says for which name it was wanted. Or, with
-            ``strict``, one is left over.
+        StateDictMismatchError: A stored name does not exist; the message says for which name it was requested. Or, with
+            ``strict``, a stored name is not used.
         LayoutMismatchError: Parts and destination do not fit.
         KindMismatchError: An object where a tensor was expected.
-        TypeError: The function's answer is none of those allowed.
+        TypeError: The function's result is not allowed.
     """
     mapped = Mapped({}, {}, {})
     missing: list[str] = []
@@ -170,7 +170,7 @@ def map_names(
         used.update(part.name for part in answer.parts)
         if not absent:
             _map_one(key, name, leaf, answer, items, mapped)
-    for name in tuple(used):  # scales come with what they belong to
+    for name in tuple(used):  # scales are read with their elements
         scaled = items[name].scaled if name in items else None
         used.update(scaled.beside() if scaled else ())
     unexpected = tuple(sorted({*items, *objects} - used)) if strict else ()
@@ -180,10 +180,10 @@ def map_names(
 
 
 def ask(names: NameMap, name: str) -> Stack | None:
-    """The function's answer, as a stack of one part where it is no stack.
+    """The function's result; one that is not a stack becomes a stack of one part.
 
     Raises:
-        TypeError: It is none of those allowed.
+        TypeError: The result is not allowed.
     """
     answer = names(name)
     if answer is None or isinstance(answer, Stack):
@@ -200,7 +200,7 @@ def _map_one(key: str, name: str, leaf: Any, answer: Stack, items: Mapping[str, 
     if any(part.name not in items for part in answer.parts):
         if isinstance(leaf, torch.Tensor) or not whole:
             raise KindMismatchError(where, "an object is stored there, a tensor is wanted")
-        return  # an object for an object
+        return  # an object is read as an object
     if not isinstance(leaf, torch.Tensor):
         if not whole:
             raise KindMismatchError(where, "a tensor must be given for what is made of parts of others")
@@ -230,7 +230,7 @@ def _map_one(key: str, name: str, leaf: Any, answer: Stack, items: Mapping[str, 
 
 
 def _shape_for(item: TensorItem, leaf: torch.Tensor) -> Ints:
-    """The shape of a stored tensor as a destination of this dtype sees it."""
+    """The shape of a stored tensor for a destination of this dtype."""
     return item.value_shape if lands(item, leaf.dtype) else item.global_shape
 
 
@@ -238,10 +238,10 @@ def _by_shards(target: LocalTensor, windows: list[Box], dim: int) -> Iterator[Lo
     """The part of the local tensor that belongs to each window: its shard under the destination's own placements.
 
     Raises:
-        ValueError: The shards stacked do not have the local tensor's shape.
+        ValueError: The stacked shards do not have the local tensor's shape.
     """
     given = target.layout or Layout(target.global_shape)
-    if given.mesh_shape and not target.coordinate:  # not of this mesh: it holds nothing of any part
+    if given.mesh_shape and not target.coordinate:  # not in this mesh: it holds no element of any part
         yield from (replace(target, pieces=()) for _ in windows)
         return
     layouts = [Layout(window.shape, given.mesh_shape, given.placements) for window in windows]
@@ -259,7 +259,7 @@ def _by_wholes(target: LocalTensor, windows: list[Box], dim: int) -> Iterator[Lo
     """The part of the local tensor that belongs to each window: the destination is a shard of the whole stack.
 
     Raises:
-        ValueError: The windows stacked do not have the destination's global shape.
+        ValueError: The stacked windows do not have the destination's global shape.
     """
     _check_stack(target.global_shape, [window.shape for window in windows], dim, "altogether")
     start = 0

@@ -1,7 +1,7 @@
-"""Whether destinations share memory: with themselves, or with one another.
+"""Detects destinations that share memory, with themselves or with one another.
 
-Where two entries are read into one byte, the last one would win. Only tied entries may share memory: they are one
-tensor on both sides, so both bring the same bytes.
+If two entries were read into one byte, the last one would win. Only tied entries may share memory: they are one tensor
+on both sides, so both write the same bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from skipper.torchstore.algebra.layout import Ints
 from skipper.torchstore.errors import DestinationOverlapError
 
-_MOST_ELEMENTS = 1 << 22  # of a tensor whose strides interleave: so many offsets are listed and compared
+_MOST_ELEMENTS = 1 << 22  # of a tensor whose strides interleave: up to this many offsets are listed and compared
 _MOST_WORK = 1 << 20  # steps of numpy's search; strides that come from slicing need a handful
 
 
@@ -37,7 +37,7 @@ class _Region:
 
     @property
     def __array_interface__(self) -> dict[str, object]:
-        """As numpy sees memory; nobody looks into it, so it may be any device's."""
+        """A numpy array at these addresses. Its elements are never read, so the memory may be on any device."""
         return {
             "version": 3,
             "data": (self.address, True),
@@ -50,12 +50,12 @@ class _Region:
 def check_distinct(key: str, entries: Sequence[tuple[str, torch.Tensor]], source: Callable[[int], Hashable]) -> None:
     """Refuse destinations that share memory, unless they are the same memory and are read from the same source.
 
-    Costs a few microseconds an entry; views that interleave (columns of one matrix) are compared exactly.
+    Costs a few microseconds for each entry; views that interleave (columns of one matrix) are compared exactly.
 
-    ``source`` says what the entry of an index is read from. It is asked only about entries that share memory.
+    ``source`` returns the source of the entry with an index. It is called only for entries that share memory.
 
     Raises:
-        DestinationOverlapError: It names two entries that share memory.
+        DestinationOverlapError: Two entries share memory; the message names them.
     """
     first: dict[_Region, int] = {}
     for index, (name, tensor) in enumerate(entries):
@@ -81,20 +81,20 @@ def _region(tensor: torch.Tensor) -> _Region:
 
 
 def overlaps_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether several elements of a tensor of these strides lie at one place, as after ``expand``."""
+    """Whether several elements of a tensor with these strides are at one address, as after ``expand``."""
     if 0 in shape:
         return False
     dims = sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1)
     reach = 0
     for stride, size in dims:
-        if stride <= reach or not stride:  # it steps into what the smaller dims span: perhaps between their elements
+        if stride <= reach or not stride:  # within the span of the smaller dims: perhaps between their elements
             return _collide(dims)
         reach += stride * (size - 1)
     return False
 
 
 def _collide(dims: Sequence[tuple[int, int]]) -> bool:
-    """Whether two index tuples lead to one offset; too many to list count as a collision."""
+    """Whether two index tuples have the same offset; too many to list count as a collision."""
     if dims[0][0] == 0 or math.prod(size for _, size in dims) > _MOST_ELEMENTS:
         return True
     offsets = np.zeros(1, np.int64)

@@ -1,4 +1,4 @@
-"""Which bytes of a value lie where: from tensors to a manifest, in an arena or in the tensors' own memory."""
+"""The places of a value's bytes: from tensors to a manifest, in an arena or in the tensors' own memory."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _ALIGNMENT = 64  # a cache line: every tensor of an arena starts on one
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A value, described: what a put of the same tensors need not work out again.
+    """A described value, which later puts of the same tensors use again.
 
     Attributes:
         mark: The fingerprint of the tensors; () for a value that is put once.
-        tensors: The local tensors behind the manifest's items.
-        nbytes: Of the arena that holds them; 0 in direct mode.
+        tensors: The local tensors of the manifest's items.
+        nbytes: The size of the arena that holds them; 0 in direct mode.
         storages: Direct mode: the memory to register, in the order of the manifest's buffer indices.
-        sums: Room for the checksums of the tensors, to be filled anew by every put; None where none are wanted.
+        sums: The buffer for the checksums of the tensors, which every put fills again; None without checksums.
     """
 
     mark: tuple[Any, ...]
@@ -56,10 +56,10 @@ def pack(
 ) -> Packed:
     """Describe the tensors of a value and lay them out.
 
-    A plain value has the only name "". Mode "snapshot" lays the tensors out one after the other, "direct" finds them
-    where they are. ``mark`` is the fingerprint by which the result is found again, () if it is not looked for.
-    ``scaled`` has those that are quantized. ``publisher`` says which of how many publishers this is; None: the mesh of
-    the tensors does.
+    A plain value has the only name "". Mode "snapshot" lays the tensors out one after the other, "direct" uses their
+    present places. ``mark`` is the fingerprint by which the result is found again, () if it is never looked up.
+    ``scaled`` describes the quantized ones. ``publisher`` is the index of this publisher and the number of publishers;
+    None: the mesh of the tensors decides.
 
     Raises:
         MismatchError: A tensor cannot be stored (`tensors.describe` says when).
@@ -108,7 +108,7 @@ def pack(
     sums: torch.Tensor | None = None
     place: tuple[int, int] | None = None
     if checksum and (count := count_sums(items)):
-        if mode == "direct":  # registered beside the tensors
+        if mode == "direct":  # registered in addition to the tensors
             sums, place = dataplane.empty((count,), torch.int64), (len(memory), 0)
             memory = (*memory, sums)
         else:  # the end of the arena
@@ -119,21 +119,21 @@ def pack(
 
 
 async def take_sums(packed: Packed, cost: Cost) -> None:
-    """Take the sums of the tensors as they are now, before anything of them is copied or read."""
+    """Compute the checksums of the tensors as they are now, before any of them is copied or read."""
     if packed.sums is not None:
         with cost.spent_on("verify"):
             await asyncio.to_thread(fill_sums, packed.sums, packed.manifest.tensors, packed.tensors)
 
 
 def _resolved(tensor: torch.Tensor | LocalTensor, mode: Mode) -> torch.Tensor | LocalTensor:
-    """What is described: in direct mode, and where that is done already, the tensor as it is."""
+    """The tensor to describe: itself in direct mode, and if it is resolved already."""
     return tensor if mode == "direct" or isinstance(tensor, LocalTensor) else resolved(tensor)
 
 
 def _part(tensors: Iterable[LocalTensor]) -> MeshPosition:
-    """The mesh that a value is spread over: the largest one along which some tensor is sharded.
+    """The mesh over which a value is distributed: the largest one along which some tensor is sharded.
 
-    A value without sharded tensors stands alone, replicated DTensors included: each put of it is complete.
+    A value without sharded tensors, even with replicated DTensors, is whole: each put of it is complete.
     """
     best = WHOLE
     for local in tensors:
@@ -149,14 +149,14 @@ def _part(tensors: Iterable[LocalTensor]) -> MeshPosition:
 
 
 def _part_of(index: int, count: int) -> MeshPosition:
-    """A publisher among others that are told apart by nothing else."""
+    """A publisher that differs from the others only by its index."""
     return MeshPosition((index,), (count,), (0,)) if count > 1 else WHOLE
 
 
 def _is_second_copy(local: LocalTensor, part: MeshPosition, *, all_put: bool) -> bool:
     """Whether a rank of the same publication with a lower coordinate stores the same elements.
 
-    ``all_put``: every rank of every mesh has to put before the value is whole.
+    ``all_put``: the value is whole only after every rank of every mesh has put.
     """
     layout = local.layout
     if layout is None or not local.coordinate:

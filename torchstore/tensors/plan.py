@@ -1,8 +1,8 @@
 """From boxes to bytes: the plan of a read, compiled once and replayed.
 
-`compile_read` matches what the sources hold with what the destination needs, proves that nothing is missing
-before the first byte moves, and writes the answer down as one `dataplane.RDMAAction`. Running the plan again
-costs one submit, whatever the number of tensors.
+`compile_read` matches what the sources hold with what the destination needs, proves that nothing is missing before the
+first byte moves, and stores the result as one `dataplane.RDMAAction`. Running the plan again costs one submit, for any
+number of tensors.
 
 A plan depends on the layouts of both sides, the dtypes and the addresses. Bindings have an id per memory and
 `tensors.fingerprint` holds the rest: `PlanCache` keeps plans under (binding ids, fingerprint).
@@ -35,12 +35,12 @@ from skipper.torchstore.tensors.checksums import ArrivalProof, ProofBuilder
 from skipper.torchstore.tensors.landing import Landing
 from skipper.torchstore.tensors.local_tensors import LocalTensor, check_destination, same_elements
 
-_AT_ONCE_BYTES = 1 << 20  # some 100 us of copying: about what switching to another task and back costs
+_AT_ONCE_BYTES = 1 << 20  # about 100 us of copying: about the cost of switching to another task and back
 _AT_ONCE_S = 0.002
-_PIECE_BYTES = 256 << 20  # tens of milliseconds at the speed of memory, beside which submitting it is nothing
+_PIECE_BYTES = 256 << 20  # tens of milliseconds at the speed of memory; in comparison, submitting it costs nothing
 
 REPORTED_NBYTES = 64 << 20
-"""Of transfers from here on the progress is told, where somebody follows it."""
+"""Transfers of this size or more report their progress, if somebody follows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +52,23 @@ class Source:
 
     @property
     def id(self) -> str:
-        """A name that changes with the layout and with the memory."""
+        """An id that changes with the layout and with the memory."""
         return f"{self.manifest.id}@{self.binding.id if self.binding else ''}"
 
 
 class Plan:
-    """A compiled read, to be run any number of times; also says what it moves.
+    """A compiled read, which can run any number of times, and its figures.
 
     Attributes:
         nbytes: Bytes that one run moves.
         needed: Bytes of the destination.
-        tensors: How many are filled.
-        of_source: For each source, the bytes that are read from it and in how many blocks.
-        compile_s: What building it cost.
-        proof: Checks what has arrived; None where the sources have no checksums.
-        landings: What has to be made into values after it has arrived, by the label of its target.
-        filled: Names of the given tensors that it writes to, in terms of a reader's state dict.
-        moves: Each block with its source (by index), its name there and the tensor that it goes to.
+        tensors: The number of tensors that are filled.
+        of_source: For each source, the bytes that are read from it, and in how many blocks.
+        compile_s: The time to build it.
+        proof: Verifies what has arrived; None if the sources have no checksums.
+        landings: The landings that become values after the transfer, by the label of their target.
+        filled: The names of the given tensors that it writes to, as in the reader's state dict.
+        moves: Each block with its source (by index), its name there, and its destination tensor.
     """
 
     def __init__(
@@ -97,17 +97,17 @@ class Plan:
 
     @property
     def transfers(self) -> int:
-        """Blocks, before neighbours are joined."""
+        """The number of blocks, before neighbours are joined."""
         return sum(blocks for _, blocks in self.of_source)
 
     @property
     def segments(self) -> int:
-        """Contiguous runs after coalescing; 0 when nothing has to be moved."""
+        """The number of contiguous runs after coalescing; 0 if nothing has to be moved."""
         return self.action.segments if self.nbytes else 0
 
 
 class Seals:
-    """The words that say which generation each publisher's memory holds (direct mode), read one-sidedly."""
+    """The words with the generation of each publisher's memory (direct mode), read one-sidedly."""
 
     def __init__(self, seals: Sequence[RDMABuffer | None]) -> None:
         present = [(index, seal) for index, seal in enumerate(seals) if seal is not None]
@@ -118,7 +118,7 @@ class Seals:
             self._action.read_remote(self._words[position : position + 1], seal)
 
     async def read(self, timeout: float) -> dict[int, int]:
-        """The generation that each source (by index) has published at this moment; 0 for none."""
+        """The generation that each source (by index) has published now; 0 for none."""
         if not self._which:
             return {}
         await execute(self._action, self._words.nbytes, timeout)
@@ -134,15 +134,15 @@ def compile_read(
     reader: int = 0,
     stored: Mapping[str, str] | None = None,
 ) -> Plan:
-    """Decide which bytes of which handle go to which bytes of the destination.
+    """Compute which bytes of which handle go to which bytes of the destination.
 
-    Every byte of the destination is read once: where several sources hold the same box, ``reader`` and the
-    position of the tensor choose one of them, so that readers and tensors spread over the replicas.
+    Every byte of the destination is read once: if several sources hold the same box, ``reader`` and the position of the
+    tensor select one of them, so that readers and tensors spread over the replicas.
 
-    ``stored`` has the names in the sources of targets that are named otherwise.
+    ``stored`` maps targets to their names in the sources, if those differ.
 
     Raises:
-        CoverageError: Some box of a target lies in no source. Names key and box; nothing has been moved.
+        CoverageError: Some box of a target is in no source. The message names key and box; nothing has been moved.
         DTypeMismatchError: Source and target of a name have different dtypes.
         LayoutMismatchError: They are parts of tensors of different shapes.
     """
@@ -154,12 +154,12 @@ def compile_read(
     proof = ProofBuilder([(source.manifest, source.binding) for source in sources])
     names = [stored.get(label, label) for label in targets] if stored else list(targets)
     tensors = SourceTensors([source.manifest for source in sources], names)
-    filled: dict[int, _Filling] = {}  # by address: what is tied on both sides is read once
+    filled: dict[int, _Filling] = {}  # by address: tensors that are tied on both sides are read once
     for position, (name, (label, target)) in enumerate(zip(names, targets.items(), strict=True)):
         full_name = key if not label else f"{key}/{label}" if name == label else f"{key}/{name} (for {label})"
         check_destination(target.tensor, full_name)
         holders = tensors.holders(name)
-        if holders:  # the sources of one version agree about dtype and shape
+        if holders:  # the sources of one version agree on dtype and shape
             check_same(full_name, holders[0][1].dtype, holders[0][1].global_shape, target)
         found = tensors.find(name, target.pieces, reader + position)
         if found.holes:
@@ -183,7 +183,7 @@ def compile_read(
             moves.append((index, name, transfer, target.tensor))
             proof.add(index, name, transfer, target.tensor, name=full_name)
         needed += sum(piece.box.numel for piece in target.pieces) * target.tensor.element_size()
-    # Of those that are read from: a seal says nothing about what others hold, and each is a connection of its own.
+    # Only of sources that are read: a seal is about one publisher only, and each seal needs a connection.
     seals = Seals(
         [
             source.binding.seal if source.binding and parts else None
@@ -203,7 +203,7 @@ def compile_read(
 
 
 _Filling = tuple[LocalTensor, Sequence[tuple[int, TensorItem]], Sequence[BoxTransfer]]
-"""A target, the sources that hold some of it, and what is read of these."""
+"""A target, the sources that hold some of it, and the blocks that are read from them."""
 
 
 def _alike(one: _Filling, other: _Filling) -> bool:
@@ -223,12 +223,12 @@ def _blocks(filling: _Filling) -> list[tuple[int, int, RemoteLayout, Ints]]:
 def compile_write(
     arena: RDMABuffer, manifest: Manifest, tensors: Mapping[str, LocalTensor], sums: torch.Tensor | None = None
 ) -> RDMAAction:
-    """The copy of local tensors (of any strides) and their sums into one arena, where the manifest says."""
+    """The copy of local tensors (of any strides) and their checksums to their places (by the manifest) in one arena."""
     action = RDMAAction()
-    written: set[int] = set()  # tied tensors lie at one offset
+    written: set[int] = set()  # tied tensors are at one offset
     for name, item in manifest.tensors.items():
         local = tensors[name].tensor
-        if item.pieces and item.offset not in written:  # an empty shard holds nothing, a replica leaves it to the first
+        if item.pieces and item.offset not in written:  # an empty shard has no elements; the first replica is written
             written.add(item.offset)
             action.write_remote(
                 arena,
@@ -246,10 +246,10 @@ def compile_write(
 async def execute(
     action: RDMAAction, nbytes: int, timeout: float, *, fresh: bool = False, description: str = ""
 ) -> None:
-    """Run an action: a small one right here, a large one without holding up the event loop.
+    """Run an action: a small one immediately, a large one without blocking the event loop.
 
-    A ``fresh`` action runs for the first time: peers' memory has to be mapped first, which takes its time. A large one
-    that has a ``description`` runs piece by piece where somebody follows its progress.
+    A ``fresh`` action runs for the first time: peers' memory must be mapped first, which takes time. A large one with a
+    ``description`` runs piece by piece if somebody follows its progress.
     """
     if nbytes >= REPORTED_NBYTES and description and is_followed():
         await _execute_in_pieces(action, nbytes, timeout, description)
@@ -259,7 +259,7 @@ async def execute(
     with tracing.span("dataplane.transfer", nbytes=nbytes):
         operation = action.submit(timeout=timeout)
         if nbytes <= _AT_ONCE_BYTES:
-            with suppress(TransferTimeoutError):  # not done at once: a slow link, so wait like for a large one
+            with suppress(TransferTimeoutError):  # not done at once: a slow link, so wait as for a large one
                 operation.get(_AT_ONCE_S)
         await operation
 
@@ -272,7 +272,7 @@ async def _execute_in_pieces(action: RDMAAction, nbytes: int, timeout: float, de
     ):
         pieces = await asyncio.to_thread(action.split, _PIECE_BYTES)
         for piece in pieces:
-            await asyncio.to_thread(getattr, piece, "segments")  # compiled, which is free the next time
+            await asyncio.to_thread(getattr, piece, "segments")  # compiled, which costs nothing the next time
             await piece.submit(timeout=max(end - time.perf_counter(), _AT_ONCE_S))
             task.advance(piece.nbytes)
 
@@ -297,9 +297,9 @@ def check_same(name: str, dtype: str, global_shape: Ints, target: LocalTensor) -
 class PlanCache:
     """Plans by key, destination and sources; bounded, because a plan keeps its destination's memory alive.
 
-    Per key the last `destinations` fingerprints are kept (a model in two precisions, say), and for each of
-    them the last `sources` sets of bindings (a snapshot alternates between a few arenas, and another
-    reader's copy may be read instead).
+    Per key the last `destinations` fingerprints are kept (a model in two precisions, for example), and for each of them
+    the last `sources` sets of bindings (a snapshot alternates between a few arenas, and another reader's copy may be
+    read instead).
     """
 
     def __init__(self, *, keys: int = 32, destinations: int = 2, sources: int = 16) -> None:
@@ -308,19 +308,19 @@ class PlanCache:
         self._lock = Lock()
 
     def find(self, key: str, destination: Any, sources: tuple[str, ...]) -> Plan | None:
-        """The plan of the same read done before, if it is still kept."""
+        """The plan of an earlier read with the same arguments, if it is still kept."""
         with self._lock:
             known = self._of(key, destination)
             return known.get(sources) if known is not None else None
 
     def alike(self, key: str, destination: Any) -> Plan | None:
-        """The plan by which the destination was filled last, wherever the bytes came from."""
+        """The plan by which the destination was filled last, from any source."""
         with self._lock:
             known = self._of(key, destination)
             return known.newest if known is not None else None
 
     def keep(self, key: str, destination: Any, sources: tuple[str, ...], plan: Plan) -> None:
-        """Remember a plan; the ones that were used least recently go."""
+        """Keep a plan; the least recently used ones are dropped."""
         with self._lock:
             of_key = self._plans.get(key) or self._plans.put(key, LRUCache(self._destinations))
             known = of_key.get(destination) or of_key.put(destination, LRUCache(self._sources))

@@ -1,7 +1,7 @@
-"""What it takes to send a matrix as small elements and a scale for each block of them.
+"""Matrices that are sent as small elements with a scale for each block.
 
-A `Quantization` is one format. It says how values become elements and scales, and how these become values again. All
-else is the same for every format and is done here: the walk over the blocks, and the room that a publisher needs.
+A `Quantization` is one format. It defines how values become elements and scales, and how these become values again. The
+rest is the same for every format and is done here: the iteration over the blocks, and a publisher's buffers.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _STRIP = 1 << 20  # elements that are converted to float32 at a time
 
 
 class Quantization(ABC):
-    """One format; an instance is what a publisher gives as ``transfer_dtype``.
+    """One format; a publisher gives an instance as ``transfer_dtype``.
 
-    The first three methods make elements and scales, the last two undo them and need nothing of the publisher's
-    choices: a reader calls them on the class that `format` names.
+    The first three methods make elements and scales. The last two do the reverse and do not depend on the publisher's
+    options: a reader calls them on the class that `format` names.
 
     Attributes:
         format: Its name in manifests.
-        packed: Values in one stored element, along the last dim.
-        scale_suffix: The scales of "w" are stored as "w" with this behind it.
-        tensor_suffix: The same for the one scale of the whole tensor; "" where the format has none.
+        packed: The number of values in one stored element, along the last dim.
+        scale_suffix: The scales of "w" are stored as "w" plus this suffix.
+        tensor_suffix: The same for the scale of the whole tensor; "" if the format has none.
     """
 
     __slots__ = ()
@@ -50,21 +50,21 @@ class Quantization(ABC):
     @property
     @abstractmethod
     def dtype(self) -> torch.dtype:
-        """Of what is stored as the elements."""
+        """The dtype of the stored elements."""
 
     @property
     @abstractmethod
     def scale_dtype(self) -> torch.dtype:
-        """Of what is stored as the scales."""
+        """The dtype of the stored scales."""
 
     @property
     @abstractmethod
     def select(self) -> Callable[[str], bool] | None:
-        """Says by name which matrices are quantized; None: all."""
+        """Selects by name the matrices that are quantized; None: all."""
 
     @property
     def experts(self) -> Callable[[str], bool] | None:
-        """Says by name which tensors of three dims are stacks of matrices, and quantized; None: none."""
+        """Selects by name the tensors of three dims that are stacks of matrices, and quantized; None: none."""
         return None
 
     def takes(self, name: str, tensor: torch.Tensor) -> bool:
@@ -76,39 +76,39 @@ class Quantization(ABC):
         return tensor.ndim == 2 and (self.select is None or self.select(name))
 
     def block_in(self, dims: int) -> Ints:
-        """What shares a scale in a tensor of that many dims: of a stack, elements of one matrix."""
+        """The shape of a block in a tensor with this many dims; in a stack, a block is in one matrix."""
         return (1,) * (dims - 2) + self.block
 
     def knows_peak(self, name: str) -> bool:
-        """Whether the scale of a whole matrix can be told by a process that holds only a part of it."""
+        """Whether a process with only a part of a matrix can compute the scale of the whole matrix."""
         return not self.tensor_suffix
 
     def tensor_scale(
         self, name: str, values: torch.Tensor, matrices: torch.Tensor | None = None
     ) -> torch.Tensor | None:
-        """The scale of a whole matrix, float32 without dims; None where the format has none.
+        """The scale of a whole matrix, float32 without dims; None if the format has none.
 
-        Of a stack, one for each matrix; ``matrices`` are the numbers of those that ``values`` has.
+        For a stack, one scale for each matrix; ``matrices`` are the numbers of the matrices in ``values``.
         """
         return None
 
     @abstractmethod
     def scales(self, peaks: torch.Tensor, tensor_scale: torch.Tensor | None) -> torch.Tensor:
-        """The scales of blocks as they are stored, from the largest magnitude of each (float32)."""
+        """The stored scales of blocks, from the largest magnitude of each (float32)."""
 
     @abstractmethod
     def encode(self, ratios: torch.Tensor) -> torch.Tensor:
-        """Elements as they are stored, from values divided by their factors: rows and columns, float32."""
+        """The stored elements, from values divided by their factors: rows and columns, float32."""
 
     @staticmethod
     @abstractmethod
     def factors(scales: torch.Tensor, tensor_scale: torch.Tensor | None) -> torch.Tensor:
-        """What the elements of each block are multiplied by, float32."""
+        """The factors for the elements of each block, float32."""
 
     @staticmethod
     @abstractmethod
     def decode(elements: torch.Tensor) -> torch.Tensor:
-        """The numbers that elements stand for: float32, new memory, `packed` times as many columns."""
+        """The numbers that elements represent: float32, new memory, `packed` times as many columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +117,10 @@ class Quantized:
 
     Attributes:
         quantization: The format.
-        item: What manifests say of it, with the names of the scales.
-        elements: Of this process; its global shape is that of what is stored.
-        scales: Of the blocks of this process.
-        tensor_scale: Of the whole matrix, or of each matrix of a stack; None where the format has none.
+        item: Its description in manifests, with the names of the scales.
+        elements: The elements of this process; the global shape is that of the stored tensor.
+        scales: The scales of this process' blocks.
+        tensor_scale: The scale of the whole matrix, or of each matrix of a stack; None if the format has none.
     """
 
     quantization: Quantization
@@ -145,7 +145,7 @@ class Quantized:
         quantize(now, values, self.elements.tensor, self.scales.tensor, whole)
 
     def stored(self, name: str) -> dict[str, LocalTensor]:
-        """What is put in place of the tensor of this name."""
+        """The tensors that are put in place of the tensor of this name."""
         found = {name: self.elements, self.item.scales: self.scales}
         if self.tensor_scale is not None:
             found[self.item.tensor_scale] = self.tensor_scale
@@ -159,12 +159,12 @@ def room_for(
     room: Callable[[Ints, torch.dtype], torch.Tensor],
     key: str,
 ) -> Quantized:
-    """Room for what a process makes of its part of a matrix, or of a stack of them.
+    """Buffers for a process' quantized part of a matrix, or of a stack of matrices.
 
-    ``room`` makes a tensor of a shape and dtype on the device of the matrix.
+    ``room`` creates a tensor of a shape and dtype on the device of the matrix.
 
     Raises:
-        BlockAlignmentError: A block lies partly in this process: its scale would depend on another one's elements.
+        BlockAlignmentError: A block is only partly in this process: its scale would depend on elements of others.
         LayoutMismatchError: The rows do not consist of whole stored elements.
     """
     block, packed = quantization.block_in(len(local.global_shape)), quantization.packed
@@ -194,8 +194,8 @@ def room_for(
 
 
 def _matrix_scales(local: LocalTensor, room: Callable[[Ints, torch.dtype], torch.Tensor]) -> LocalTensor:
-    """Room for the scale of a matrix, or for one of each matrix of a stack, spread as the matrices are."""
-    stack = len(local.global_shape) - 2  # dims that number matrices: one, or none
+    """A buffer for the scale of a matrix, or for one scale of each matrix of a stack, distributed like the matrices."""
+    stack = len(local.global_shape) - 2  # dims that count matrices: one, or none
     layout = None
     if local.layout is not None:
         placements = tuple(
@@ -211,7 +211,7 @@ def _matrix_scales(local: LocalTensor, room: Callable[[Ints, torch.dtype], torch
 
 
 def _check_whole_blocks(quantization: Quantization, block: Ints, name: str, local: LocalTensor, key: str) -> None:
-    """Raise BlockAlignmentError where a scale would depend on elements of other processes."""
+    """Raise BlockAlignmentError if a scale would depend on elements of other processes."""
     cut = False
     for piece in local.pieces:
         box = piece.box
@@ -239,7 +239,7 @@ def _check_whole_blocks(quantization: Quantization, block: Ints, name: str, loca
 
 
 def _coarser(local: LocalTensor, cell: Ints, room: torch.Tensor) -> LocalTensor:
-    """A tensor with one element for each cell of another one, spread as that one is."""
+    """A tensor with one element for each cell of another tensor, distributed in the same way."""
     pieces = tuple(
         Piece(Box(down(piece.box.offsets, cell), up(piece.box.shape, cell)), down(piece.local, cell))
         for piece in local.pieces
@@ -258,10 +258,10 @@ def quantize(
 
     Args:
         quantization: The format.
-        values: Of any floating-point dtype and strides.
-        elements: Is filled; of the matrix' shape, divided by `Quantization.packed` along the last dim.
-        scales: Is filled; one for each block.
-        tensor_scale: Of the whole matrix, where the format has one; of a stack, one for each.
+        values: The values, of any floating-point dtype and strides.
+        elements: Is filled; has the matrix' shape, divided by `Quantization.packed` along the last dim.
+        scales: Is filled; one scale for each block.
+        tensor_scale: The scale of the whole matrix, if the format has one; for a stack, one for each matrix.
     """
     if values.ndim > 2:
         for number, matrix in enumerate(values):
@@ -270,7 +270,7 @@ def quantize(
         return
     for rows, line in _strips(values.shape, quantization.block, _STRIP):
         blocks, shape = _in_blocks(values[rows].float(), quantization.block)
-        # Rows first: to reduce whole rows runs at the speed of memory.
+        # Rows first: reducing whole rows runs at the speed of memory.
         peaks = blocks.abs().amax(1).amax(-1)
         stored = quantization.scales(peaks, tensor_scale)
         as_bytes(scales)[line] = as_bytes(stored)
@@ -288,16 +288,16 @@ def dequantize(
     start: Ints,
     out: torch.Tensor,
 ) -> None:
-    """The values of a matrix, or of a stack of them, that begins ``start`` values within the first of its blocks.
+    """Dequantize a matrix, or a stack of them, that begins ``start`` values inside its first block.
 
     Args:
         quantization: The format.
-        block: What shares a scale: rows and columns, in one matrix of a stack.
-        elements: Those that hold the wanted values; the first and the last of a row may hold others, too.
-        scales: Of all blocks that are touched.
-        tensor_scale: Of the whole matrix, where the format has one; of a stack, one for each.
-        start: In values, along each dim.
-        out: Is filled; of any floating-point dtype and strides.
+        block: The rows and columns that share a scale, in one matrix of a stack.
+        elements: The elements with the requested values; the first and the last of a row may contain others, too.
+        scales: The scales of all blocks that are touched.
+        tensor_scale: The scale of the whole matrix, if the format has one; for a stack, one for each matrix.
+        start: The position in the first block, in values, along each dim.
+        out: Is filled; any floating-point dtype and strides.
     """
     if out.ndim > 2:
         for number, matrix in enumerate(out):
@@ -318,7 +318,7 @@ def dequantize(
 
 
 def _strips(shape: Ints, block: Ints, limit: int, start: int = 0) -> Iterator[tuple[slice, slice]]:
-    """Rows in bounded numbers of whole lines of blocks, with the lines of scales that belong to them."""
+    """Groups of rows that are whole rows of blocks, in bounded numbers, with the rows of their scales."""
     height, width = shape
     step = block[0] * max(limit // max(block[0] * width, 1), 1)
     for begin in range(0, start + height, step):
@@ -328,7 +328,7 @@ def _strips(shape: Ints, block: Ints, limit: int, start: int = 0) -> Iterator[tu
 
 
 def _in_blocks(matrix: torch.Tensor, block: Ints) -> tuple[torch.Tensor, tuple[int, int]]:
-    """A matrix, filled up with zeros to whole blocks, as (block row, row, block column, column); its own shape."""
+    """A matrix, padded with zeros to whole blocks, as (block row, row, block column, column); and its own shape."""
     rows, columns = matrix.shape
     if rows % block[0] or columns % block[1]:
         matrix = torch.nn.functional.pad(matrix, (0, -columns % block[1], 0, -rows % block[0]))
@@ -337,10 +337,10 @@ def _in_blocks(matrix: torch.Tensor, block: Ints) -> tuple[torch.Tensor, tuple[i
 
 
 def down(numbers: Ints, block: Ints) -> Ints:
-    """The cells of a grid in which elements lie."""
+    """The cells of a grid that contain elements."""
     return tuple(number // step for number, step in zip(numbers, block, strict=True))
 
 
 def up(numbers: Ints, block: Ints) -> Ints:
-    """How many cells of a grid it takes to cover as many elements."""
+    """The number of cells of a grid that cover this many elements."""
     return tuple(-(-number // step) for number, step in zip(numbers, block, strict=True))

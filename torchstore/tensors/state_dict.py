@@ -1,9 +1,8 @@
 """Nested state dicts as flat names and back.
 
 ``{"model": {"weight": w, "bias": b}, "step": 3}`` becomes ``{"model.weight": w, "model.bias": b, "step": 3}``
-plus, for each name, the path that leads back. Lists are opened where they hold tensors or dicts, as
-`torch.distributed.checkpoint` does, and tuples where they hold tensors; any other value is a leaf of its own, to be
-pickled.
+plus, for each name, the path that leads back. Lists are flattened if they contain tensors or dicts, as in
+`torch.distributed.checkpoint`, and tuples if they contain tensors; any other value is a leaf, which is pickled.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ import torch
 
 from skipper.torchstore.algebra.manifest import Path
 
-_DEEPEST = 100  # levels; each takes Python a few frames
+_DEEPEST = 100  # levels; each needs a few Python frames
 _PLAIN_KEYS = (str, int, float, bool, bytes, type(None))
 
 
 class _Index(int):
-    """A position in a list (or tuple): told from a dict's integer key by its type."""
+    """A position in a list (or tuple); its type distinguishes it from a dict's integer key."""
 
     kind: type[list[Any]] | type[tuple[Any, ...]]
 
@@ -36,7 +35,7 @@ class _Index(int):
 
 
 class Flattened(Mapping[str, Any]):
-    """What `flatten` makes of a state dict: its leaves by name, and the path by which each name leads back."""
+    """A flattened state dict: its leaves by name, and for each name the path that leads back."""
 
     __slots__ = ("leaves", "paths")
 
@@ -60,7 +59,7 @@ def path_of(steps: Iterable[str | int]) -> Path:
 
 
 def steps_of(path: Path) -> tuple[str | int, ...]:
-    """The opposite of `path_of`; dict keys become strings."""
+    """The inverse of `path_of`; dict keys become strings."""
     return tuple(int(step) if isinstance(step, _Index) else str(step) for step in path)
 
 
@@ -71,7 +70,7 @@ def flatten(state_dict: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Pa
         The leaves by name (the steps joined by "."), and the path of each name.
 
     Raises:
-        TypeError: ``state_dict`` is not a mapping, or a key in it does not equal its own copy (a tensor, say).
+        TypeError: ``state_dict`` is not a mapping, or a key in it does not equal its own copy (a tensor, for example).
         ValueError: Two leaves would have the same name, as in ``{"a.b": 1, "a": {"b": 2}}``, or it contains itself.
     """
     if isinstance(state_dict, Flattened):
@@ -79,7 +78,7 @@ def flatten(state_dict: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Pa
     if not isinstance(state_dict, Mapping):
         raise TypeError(f"a state dict is a mapping, not {type(state_dict).__name__}")
     if all(isinstance(value, torch.Tensor) and type(key) is str for key, value in state_dict.items()):
-        return dict(state_dict), {key: (key,) for key in state_dict}  # a model's: nothing to open
+        return dict(state_dict), {key: (key,) for key in state_dict}  # a model's: nothing to flatten
     leaves: dict[str, Any] = {}
     paths: dict[str, Path] = {}
     for path, value in _walk((), state_dict, ()):
@@ -101,7 +100,7 @@ def _walk(path: Path, value: Any, within: tuple[int, ...]) -> Iterator[tuple[Pat
         for key, item in value.items():
             if type(key) is not str:
                 _check_key(path, key)
-            # The common case, a tensor right here, without another generator per parameter.
+            # The common case, a tensor at this level, without another generator per parameter.
             if isinstance(item, torch.Tensor):
                 yield (*path, key), item
             else:
@@ -115,16 +114,16 @@ def _walk(path: Path, value: Any, within: tuple[int, ...]) -> Iterator[tuple[Pat
 
 
 def _check_key(path: Path, key: Any) -> None:
-    """Refuse a key that would not find its entry any more after it has travelled.
+    """Refuse a key that would not find its entry after it was sent.
 
     Raises:
-        TypeError: It cannot be pickled, or is unlike its copy.
+        TypeError: It cannot be pickled, or does not equal its copy.
     """
     if type(key) in _PLAIN_KEYS:
         return
     try:
         same = not isinstance(key, torch.Tensor) and bool(pickle.loads(pickle.dumps(key)) == key)
-    except Exception:  # noqa: BLE001  # whatever the key's own methods raise
+    except Exception:  # noqa: BLE001  # any error of the key's own methods
         same = False
     if not same:
         within = f" within {'.'.join(map(str, path))!r}" if path else ""
@@ -135,12 +134,12 @@ def _check_key(path: Path, key: Any) -> None:
 
 
 def _steps(path: Path) -> str:
-    """A path as it would be written in Python."""
+    """A path in Python notation."""
     return "".join(f"[{int(step) if isinstance(step, _Index) else step!r}]" for step in path)
 
 
 def _holds_tensors(value: Any, depth: int = 0) -> bool:
-    if isinstance(value, torch.Tensor) or depth > _DEEPEST:  # a list within itself: `_walk` finds that out
+    if isinstance(value, torch.Tensor) or depth > _DEEPEST:  # a list within itself: `_walk` detects that
         return True
     if isinstance(value, Mapping):
         return any(_holds_tensors(item, depth + 1) for item in value.values())

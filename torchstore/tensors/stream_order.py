@@ -1,8 +1,8 @@
-"""The order of the store's work with the CUDA streams of whoever asks for it.
+"""The order of the store's work with the caller's CUDA streams.
 
-The store reads and writes tensors from threads of its own, whose streams are not the caller's. So a put or get begins
-when the current streams of the caller have done what they were given before, and ends when its own kernels, such as
-those of a cast, have ended.
+The store reads and writes tensors in its own threads, whose streams are not the caller's. So a put or get begins when
+the caller's current streams have finished their earlier work, and ends when its own kernels, such as those of a cast,
+have finished.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _NONE: frozenset[torch.device] = frozenset()
 
 
 async def in_stream_order(work: Coroutine[Any, Any, T], gpus: Collection[torch.device], timeout: float) -> T:
-    """Do work of the store on tensors of these GPUs.
+    """A block with work of the store on tensors of these GPUs.
 
     Raises:
-        StoreTimeoutError: A GPU has not done within ``timeout`` seconds what it was given before.
+        StoreTimeoutError: A GPU has not finished its earlier work within ``timeout`` seconds.
     """
     try:
         await _reached([torch.cuda.current_stream(gpu) for gpu in gpus], timeout)
@@ -34,23 +34,23 @@ async def in_stream_order(work: Coroutine[Any, Any, T], gpus: Collection[torch.d
         work.close()
         raise
     result = await work
-    # What the store's threads give to a GPU goes to its default stream.
+    # The store's threads submit work to the default stream of a GPU.
     await _reached([torch.cuda.default_stream(gpu) for gpu in gpus], timeout)
     return result
 
 
 def settle(values: object) -> None:
-    """Wait in this thread until its current streams have done what they were given for the tensors among ``values``.
+    """Wait in this thread until its current streams have finished their work on the GPUs of the tensors in ``values``.
 
-    For calls that are carried out in another thread, which has current streams of its own. The GIL is not held.
+    For calls that run in another thread, which has its own current streams. The GIL is not held.
     """
     for gpu in gpus_of(values):
         torch.cuda.current_stream(gpu).synchronize()
 
 
 def gpus_of(values: object) -> Collection[torch.device]:
-    """The GPUs on which tensors among ``values`` lie: in dicts, lists and tuples, however deep."""
-    # A process that has not begun to use CUDA has no tensor there, and must not begin because of us.
+    """The GPUs of the tensors in ``values``: in dicts, lists and tuples, at any depth."""
+    # A process that has not initialized CUDA has no tensor there, and must not initialize it because of us.
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return _NONE
     return {tensor.device for tensor in _tensors(values) if tensor.is_cuda}
@@ -68,7 +68,7 @@ def _tensors(value: object) -> Iterator[torch.Tensor]:
 
 
 async def _reached(streams: Sequence[torch.cuda.Stream], timeout: float) -> None:
-    # Events, since more may be given to the streams while this waits.
+    # Events, because the streams may get more work during this wait.
     marks = [stream.record_event() for stream in streams if not stream.query()]
     deadline, pause_s = time.monotonic() + timeout, _SHORTEST_WAIT_S
     for mark in marks:

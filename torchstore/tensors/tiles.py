@@ -1,10 +1,10 @@
-"""The tiles of a tensor, by whose digests a version is certified: cut by the whole tensor, never by its shards.
+"""The tiles of a tensor, whose digests certify a version: they are cut from the whole tensor, never from shards.
 
 A tile is a box of some thousand elements at a fixed place of the global tensor, and its digest is a cryptographic hash
-of its elements, row by row. So two processes that hold a tile get the same digest, whatever the layouts in which they
-hold it. The edge of a shard may cut a tile. No digest can be put together from the digests of parts, short of a hash
-that is far slower; so what a process holds of a cut tile, a *fragment*, goes to who joins the tiles as it is: its
-bytes. There are few: tiles end where layouts usually cut.
+of its elements, row by row. So two processes that hold a tile get the same digest, in any layouts. The edge of a shard
+may cut a tile. The digest of a tile cannot be computed from the digests of its parts (except with a much slower hash).
+So a process' part of a cut tile, a *fragment*, is sent as bytes to the process that joins the tiles. There are few
+fragments: tiles end where layouts usually cut.
 """
 
 from __future__ import annotations
@@ -32,24 +32,25 @@ _NUMEL = 4096
 """Elements of a tile: its digest is then 1/256 of bfloat16 weights."""
 
 _COLUMNS = 256
-"""Of a tile of a matrix, which has 16 rows then. Tensor parallelism cuts at multiples of both, and FSDP leaves each
-rank that many rows of most matrices up to some hundred ranks. Along the dim of experts a tile has one index."""
+"""Columns of a tile of a matrix, which then has 16 rows. Tensor parallelism cuts at multiples of both, and with FSDP on
+up to some hundred ranks, each rank has that many rows of most matrices. Along the dim of experts a tile has one
+index."""
 
 _STRIP_NBYTES = 1 << 20
-"""Brought into the order of its tiles, and to the host, at a time."""
+"""Bytes of elements that are brought into the order of tiles, and to the host, at a time."""
 
 _TILE = hashlib.sha256(b"skipper tile\0")
-"""SHA-256, which processors have instructions for: here 1.4 times as fast as BLAKE2b. It begins unlike other hashes."""
+"""SHA-256, for which processors have instructions: here 1.4 times as fast as BLAKE2b. Its prefix is unique."""
 
 _MOST_THREADS = 8
 
 TileKey = tuple[str, str]
-"""The name of a tensor, and the form in which it is certified: "" as it is stored, or the dtype it is converted to."""
+"""The name of a tensor, and its certified form: "" as it is stored, or the dtype to which it is converted."""
 
 
 @dataclass(frozen=True, slots=True)
 class TileBlock:
-    """Whole tiles that make a box.
+    """Whole tiles that form a box.
 
     Attributes:
         box: In the whole tensor.
@@ -75,12 +76,12 @@ class TileFragment:
 
 @dataclass(frozen=True, slots=True)
 class TensorTiles:
-    """What one process can say of the tiles of one tensor.
+    """The digests and fragments of one tensor's tiles from one process.
 
     Attributes:
-        dtype: As torch prints it: "torch.bfloat16".
-        shape: Of the whole tensor.
-        is_quantized: Whether it is stored as small floats that need the scales beside them to be values.
+        dtype: The dtype as torch prints it: "torch.bfloat16".
+        shape: The shape of the whole tensor.
+        is_quantized: Whether it is stored as small floats whose values depend on separate scales.
     """
 
     dtype: str
@@ -105,7 +106,7 @@ def tile_shape(shape: Ints) -> Ints:
 
 
 def count_tiles(shape: Ints) -> int:
-    """How many tiles a tensor has."""
+    """The number of tiles of a tensor."""
     return prod(-(-size // step) for size, step in zip(shape, tile_shape(shape), strict=True))
 
 
@@ -117,7 +118,7 @@ def tile_digest(data: bytes | memoryview) -> bytes:
 
 
 def hashing_threads() -> Executor:
-    """A thread for each processor, up to some: hashing lets go of the GIL. They start when they are needed."""
+    """Threads for hashing, which releases the GIL: one for each processor, up to a limit. They start when needed."""
     return ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _MOST_THREADS), "skipper-tiles")
 
 
@@ -125,12 +126,12 @@ def hashing_threads() -> Executor:
 def take_tiles(
     parts: Iterable[tuple[Box, torch.Tensor]], shape: Ints, threads: Executor
 ) -> tuple[tuple[TileBlock, ...], tuple[TileFragment, ...]]:
-    """Take the digests of the tiles that this process holds, and the fragments of those that it holds in part.
+    """Compute the digests of tiles that this process holds, and the fragments of tiles that it holds in part.
 
     Args:
         parts: Boxes of the whole tensor that are not empty, each with its elements: of any strides, on any device.
-        shape: Of the whole tensor.
-        threads: Which hash, each a strip of tiles; see `hashing_threads`.
+        shape: The shape of the whole tensor.
+        threads: The threads that hash, each a strip of tiles; see `hashing_threads`.
     """
     whole, tile = Box.whole(shape), tile_shape(shape)
     blocks: list[TileBlock] = []
@@ -154,7 +155,7 @@ def _digests(block: torch.Tensor, tile: Ints, threads: Executor) -> bytes:
     shape = tuple(block.shape)
     table = np.empty((*grid_shape(Box.whole(shape), tile), DIGEST_NBYTES), np.uint8)
     dims = [_uniform(size, step) for size, step in zip(shape, tile, strict=True)]
-    for corner in product(*dims):  # whole tiles, and apart from them those that the end of the tensor cuts
+    for corner in product(*dims):  # whole tiles, and separately those that the end of the tensor cuts
         counts = tuple(count for _, count, _ in corner)
         sides = tuple(side for _, _, side in corner)
         starts = tuple(first * step for (first, _, _), step in zip(corner, tile, strict=True))
@@ -168,13 +169,13 @@ def _digests(block: torch.Tensor, tile: Ints, threads: Executor) -> bytes:
 
 
 def _uniform(size: int, step: int) -> list[tuple[int, int, int]]:
-    """A dim as stretches of equal tiles: the first tile, how many there are, and their length."""
+    """A dim as ranges of equal tiles: the first tile, their number, and their length."""
     count, tail = divmod(size, step)
     return [(0, count, step)] * bool(count) + [(count, 1, tail)] * bool(tail)
 
 
 def _strips(tiled: torch.Tensor, dims: int) -> Iterator[torch.Tensor]:
-    """Tiles, whose grid the first ``dims`` dims are, in bounded numbers."""
+    """Tiles in bounded numbers; the first ``dims`` dims are their grid."""
     long = next((dim for dim in range(dims) if tiled.shape[dim] > 1), None)
     if long is None or tiled.nbytes <= _STRIP_NBYTES:
         yield tiled
@@ -204,15 +205,15 @@ def _as_bytes(values: torch.Tensor) -> memoryview:
 
 
 class TileTable:
-    """The digests of one tensor's tiles: put together from what processes say, or certified and compared with that.
+    """The digests of one tensor's tiles: collected from processes, or certified and compared with those of processes.
 
     Attributes:
-        shape: Of the tensor.
-        shown: Which tiles somebody has shown, as the table has them; in the shape of the tensor's grid.
+        shape: The shape of the tensor.
+        shown: Flags of the tiles that some process has shown to be as in the table; in the shape of the tensor's grid.
 
     Args:
-        shape: Of the tensor.
-        digests: Of all its tiles, where they are certified.
+        shape: The shape of the tensor.
+        digests: The digests of all its tiles, if they are certified.
     """
 
     def __init__(self, shape: Ints, digests: bytes | None = None) -> None:
@@ -228,11 +229,11 @@ class TileTable:
 
     @property
     def digests(self) -> bytes:
-        """Those of all tiles, row by row; zeros where none is known."""
+        """The digests of all tiles, row by row; zeros for unknown ones."""
         return self._digests.tobytes()
 
     def show(self, blocks: Sequence[TileBlock], fragments: Sequence[TileFragment]) -> list[Box]:
-        """Take what a process says. Returns the tiles of which the table has other digests."""
+        """Add the tiles of a process. Returns the tiles with other digests in the table."""
         wrong = [box for block in blocks for box in self._show(block)]
         for fragment in fragments:
             at = tuple(start // step for start, step in zip(fragment.box.offsets, self._tile, strict=True))
@@ -240,7 +241,7 @@ class TileTable:
         return wrong
 
     def join(self) -> list[Box]:
-        """Join the fragments that make whole tiles. Returns the tiles of which the table has other digests."""
+        """Join the fragments that make whole tiles. Returns the tiles with other digests in the table."""
         wrong: list[Box] = []
         for at, fragments in list(self._cut.items()):
             box = self._box(at)
@@ -252,21 +253,21 @@ class TileTable:
         return wrong
 
     def fragments(self) -> tuple[TileFragment, ...]:
-        """Those of tiles that are still incomplete and that nobody else has shown."""
+        """The fragments of tiles that are still incomplete and that no other process has shown."""
         return tuple(fragment for at, fragments in self._cut.items() if not self.shown[at] for fragment in fragments)
 
     def missing(self) -> Iterator[Box]:
-        """The tiles of which no digest is known."""
+        """The tiles without a known digest."""
         return (self._box(tuple(map(int, at))) for at in np.argwhere(~self._known))
 
     def mark(self, bits: bytes) -> None:
-        """Take what another table of the same tensor has seen, as its `bits`."""
+        """Add the tiles that another table of the same tensor has seen, from its `bits`."""
         flags = np.unpackbits(np.frombuffer(bits, np.uint8), count=self.shown.size)
         self.shown |= flags.astype(bool).reshape(self.shown.shape)
 
     @property
     def bits(self) -> bytes:
-        """Which tiles were shown, eight to a byte."""
+        """The flags of shown tiles, eight per byte."""
         return np.packbits(self.shown).tobytes()
 
     def _show(self, block: TileBlock) -> list[Box]:
@@ -287,7 +288,7 @@ class TileTable:
 
 
 def count_elements(shape: Ints, tiles: NDArray[np.bool_]) -> int:
-    """How many elements some tiles of a tensor have, which are flags in the shape of its grid."""
+    """The number of elements in some tiles of a tensor; the tiles are flags in the shape of its grid."""
     weights = tiles.astype(np.int64)
     for dim, (size, step) in enumerate(zip(shape, tile_shape(shape), strict=True)):
         lengths = np.full(tiles.shape[dim], step)
@@ -297,7 +298,7 @@ def count_elements(shape: Ints, tiles: NDArray[np.bool_]) -> int:
 
 
 def joined(box: Box, fragments: Sequence[TileFragment]) -> bytes | None:
-    """The elements of a tile; None where fragments are missing, and nothing where they contradict one another."""
+    """The elements of a tile; None if fragments are missing, and no bytes if they contradict one another."""
     if sum(fragment.box.numel for fragment in fragments) < box.numel:
         return None
     itemsize = len(fragments[0].data) // fragments[0].box.numel

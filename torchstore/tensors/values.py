@@ -20,14 +20,14 @@ from skipper.torchstore.tensors.local_tensors import is_direct, is_dtensor, is_p
 from skipper.torchstore.tensors.written import written
 
 INLINE_BYTES = 8192
-"""Up to this size a value travels in the control message: cheaper than an arena, a plan and a read."""
+"""Up to this size, a value is sent in the control message: cheaper than an arena, a plan and a read."""
 
 
 def dump(value: Any, *, key: str) -> bytes:
-    """Pickle an object; classes and functions of the script itself travel by value.
+    """Pickle an object; classes and functions of the script itself are pickled by value.
 
     Raises:
-        KindMismatchError: It cannot be pickled, or a DTensor is in it, of which a pickle would hold one rank's shard.
+        KindMismatchError: It cannot be pickled, or it contains a DTensor (a pickle would hold only one rank's shard).
     """
     file = io.BytesIO()
     try:
@@ -41,10 +41,10 @@ def dump(value: Any, *, key: str) -> bytes:
 
 
 def dump_entries(key: str, entries: Mapping[str, Any]) -> bytes:
-    """Pickle the entries of a state dict that are no tensors, as one.
+    """Pickle the entries of a state dict that are not tensors, as one object.
 
     Raises:
-        KindMismatchError: As of `dump`; it names the entry.
+        KindMismatchError: As for `dump`; the message names the entry.
     """
     try:
         return dump(entries, key=key)
@@ -62,18 +62,18 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def load(data: bytes) -> Any:
-    """Undo `dump`. Only for bytes from this job's own processes, which control has authenticated."""
+    """The inverse of `dump`. Only for bytes from this job's own processes, which control has authenticated."""
     return cloudpickle.loads(data)
 
 
 @dataclass(frozen=True, slots=True)
 class Inline:
-    """A value that travels in the message itself: no arena, no plan, no read.
+    """A value that is sent in the message itself, without arena, plan or read.
 
     Attributes:
         data: The tensor's bytes in row-major order, or a pickle.
-        dtype: As torch prints it; "" for an object.
-        shape: Of the tensor.
+        dtype: The dtype as torch prints it; "" for an object.
+        shape: The shape of the tensor.
     """
 
     data: bytes
@@ -81,7 +81,7 @@ class Inline:
     shape: tuple[int, ...]
 
     def tensor(self) -> torch.Tensor:
-        """A new tensor of it."""
+        """A new tensor with this value."""
         if not self.data:
             return new_tensor(self.shape, self.dtype)
         flat = torch.frombuffer(bytearray(self.data), dtype=dtype_named(self.dtype))
@@ -91,7 +91,7 @@ class Inline:
         """Copy its bytes into a tensor of the same dtype and shape.
 
         Returns:
-            Whether that was done: not where the tensor is another one, a shard, on a device, or not contiguous.
+            Whether that was done: not if the tensor does not match, is a shard, is on a device, or is not contiguous.
         """
         if _name_of(into.dtype) != self.dtype or tuple(into.shape) != self.shape:
             return False
@@ -104,14 +104,14 @@ class Inline:
 
 def inline_object(data: bytes) -> bytes:
     """A pickle as bytes for `open_inline`; empty if it is too large."""
-    # Tuples of plain values: the C pickler does them without a step in Python.
+    # Tuples of plain values: the C pickler handles them without a step in Python.
     return pickle.dumps((data, "", ()), protocol=5) if len(data) <= INLINE_BYTES else b""
 
 
 def inline_tensor(tensor: torch.Tensor) -> bytes:
-    """A tensor as bytes for `open_inline`; empty if it is too large, a shard, or has no memory of its own.
+    """A tensor as bytes for `open_inline`; empty if it is too large, a shard, or without its own memory.
 
-    The controller keeps and hands out these bytes as they are.
+    The controller keeps and returns these bytes unchanged.
     """
     plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
     if not plain or ((reason := why_not_dense(tensor)) and is_direct(tensor)):
@@ -119,7 +119,7 @@ def inline_tensor(tensor: torch.Tensor) -> bytes:
     if tensor.nbytes > INLINE_BYTES:
         return b""
     if tensor.is_cpu and tensor.is_contiguous() and not reason:
-        # Each operation of torch lets go of the interpreter lock, which other threads are waiting for.
+        # Each torch operation releases the GIL, for which other threads wait.
         data = ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
     else:
         dense = as_bytes(resolved(tensor).detach()).contiguous()
@@ -128,7 +128,7 @@ def inline_tensor(tensor: torch.Tensor) -> bytes:
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as uint8 where elements have one byte: torch cannot copy those of narrow integers (int4)."""
+    """The same memory as uint8 if elements have one byte: torch cannot copy narrow integers (int4)."""
     return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
 
 
@@ -138,7 +138,7 @@ def _name_of(dtype: torch.dtype) -> str:
 
 
 def open_inline(packed: bytes) -> Inline:
-    """Undo `inline_tensor` and `inline_object`. Only for bytes from this job, which control has authenticated."""
+    """The inverse of `inline_tensor` and `inline_object`. Only for bytes from this job, authenticated by control."""
     return Inline(*pickle.loads(packed))
 
 
@@ -147,7 +147,7 @@ def dtype_named(name: str) -> torch.dtype:
     """The dtype that torch prints as ``name``.
 
     Raises:
-        DTypeMismatchError: This torch does not have it.
+        DTypeMismatchError: This version of torch does not have it.
     """
     dtype = getattr(torch, name.removeprefix("torch."), None)
     if not isinstance(dtype, torch.dtype):
@@ -156,19 +156,19 @@ def dtype_named(name: str) -> torch.dtype:
 
 
 def new_tensor(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
-    """Room for a stored tensor without a destination: in the memory of this host, whatever device is torch's default.
+    """Memory for a stored tensor without a destination: on the host, for any default device of torch.
 
     Raises:
-        DTypeMismatchError: This torch does not have the dtype.
+        DTypeMismatchError: This version of torch does not have the dtype.
     """
     return torch.empty(shape, dtype=dtype_named(dtype), device="cpu")
 
 
 def part_of(tensor: torch.Tensor, part: TensorSlice, *, key: str) -> torch.Tensor:
-    """The view of a whole tensor that a slice names.
+    """The view of a whole tensor for a slice.
 
     Raises:
-        LayoutMismatchError: The slice is one of a tensor of another shape.
+        LayoutMismatchError: The slice belongs to a tensor of another shape.
     """
     if tuple(tensor.shape) != part.global_shape:
         raise LayoutMismatchError(

@@ -1,7 +1,8 @@
-"""Tell autograd which tensors the store writes to: dataplane writes bytes, which torch itself cannot see.
+"""Tells autograd which tensors the store writes to: the data plane writes bytes, which torch cannot see.
 
-Torch counts the in-place operations on each tensor and its views. Autograd keeps the count with what it saves for the
-backward pass, and refuses to use what has changed since. A get into a tensor counts as such an operation does.
+Torch counts the in-place operations on each tensor and its views. Autograd keeps the count with the tensors that it
+saves for the backward pass, and refuses to use a tensor that has changed since. A get into a tensor counts as such an
+operation.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from skipper.torchstore.tensors.local_tensors import locals_of
 def written(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     """Count a write to tensors, around the code that writes their bytes.
 
-    They are counted before and after, whether the write succeeds or not: what was saved before it must not be used
-    while they change, nor what is saved meanwhile. Each time costs some 0.05 us a tensor, and 0.5 us where a large copy
-    has left none of them in the cache. Inference tensors have no count, since autograd never saves them.
+    Writes are counted before and after the block, even if it fails: autograd must not use tensors that it saved before
+    the write once the write has begun, nor tensors that it saves during the write. Each count costs about 0.05 us for
+    each tensor, or 0.5 us if a large copy has removed them from the cache. Inference tensors have no count, because
+    autograd never saves them.
 
     Args:
-        tensors: As the user has given them: a DTensor has a count of its own beside that of its local tensor.
+        tensors: The user's tensors: a DTensor has its own count, in addition to that of its local tensor.
     """
     counted = list(tensors)
     counted += locals_of(counted)
@@ -36,8 +38,8 @@ def written(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
 
 
 def writing_mode(tensor: torch.Tensor) -> AbstractContextManager[object]:
-    """The mode in which torch's own operations may write to a tensor: inference tensors take them in that mode only.
+    """The mode in which torch's own operations may write to a tensor: for inference tensors, only inference mode.
 
-    It makes no difference to what they mean: what reads or writes bytes needs no mode.
+    The mode does not change the result; code that reads or writes bytes needs no mode.
     """
     return torch.inference_mode() if tensor.is_inference() else torch.no_grad()
