@@ -1,4 +1,4 @@
-"""Helpers of scripts that were written for Meta's torchstore: actors in new processes, and pieces of tensors.
+"""Helpers for scripts that were written for Meta's torchstore: actors in new processes, and pieces of tensors.
 
 The store itself does not need them. New scripts spawn by ``this_host().spawn_procs(...)``, and `torchstore.get` cuts
 and assembles tensors.
@@ -26,7 +26,7 @@ _COLORS = {"r": 31, "g": 32, "y": 33, "b": 34, "m": 35, "c": 36}
 async def spawn_actors(
     num_processes: int, actor_cls: type[A], name: str, mesh: ProcMesh | None = None, **init_args: Any
 ) -> ActorMesh[A]:
-    """Actors of a class, one in each of some new processes of this host, along the axis ``gpus``.
+    """Spawn actors of a class in new processes of this host, one in each, along the axis ``gpus``.
 
     Args:
         num_processes: How many; ignored with ``mesh``.
@@ -36,8 +36,8 @@ async def spawn_actors(
         **init_args: Arguments of ``actor_cls.__init__``.
 
     Returns:
-        The actors. As long as the mesh is not sliced, ``_proc_mesh`` is the mesh of their processes, by which scripts
-        written for Meta's torchstore stop them.
+        The actors. Until the mesh is sliced, ``_proc_mesh`` is the mesh of their processes, which scripts for Meta's
+        torchstore use to stop them.
 
     Raises:
         TypeError: The arguments do not fit ``__init__``.
@@ -70,7 +70,7 @@ def get_local_tensor(
 def assemble_tensor(
     local_tensors: Sequence[torch.Tensor], global_shape: Sequence[int], global_offsets: Sequence[Sequence[int]]
 ) -> torch.Tensor:
-    """One tensor of several parts: the smallest that holds them all, which may be less than ``global_shape``.
+    """Assemble parts into one tensor: the smallest that contains them all, which may be less than ``global_shape``.
 
     Args:
         local_tensors: The parts.
@@ -79,7 +79,7 @@ def assemble_tensor(
 
     Raises:
         LayoutMismatchError: (a `ValueError`) there is no part, or not one offset for each.
-        CoverageError: (likewise) the parts leave a hole; it is named.
+        CoverageError: (a `ValueError`) the parts leave a hole; the message names it.
     """
     if not local_tensors or len(local_tensors) != len(global_offsets):
         raise LayoutMismatchError("", f"{len(local_tensors)} parts of a tensor with {len(global_offsets)} offsets")
@@ -122,7 +122,7 @@ def accelerator() -> str:
 
 
 def set_visible_devices(devices: str) -> None:
-    """Let this process see only these devices ("0", "0,1"), for the ``bootstrap`` of `spawn_procs`.
+    """Make only these devices ("0", "0,1") visible to this process, for the ``bootstrap`` of `spawn_procs`.
 
     It sets CUDA_VISIBLE_DEVICES, or ZE_AFFINITY_MASK on Intel's devices; without any device it does nothing.
     """

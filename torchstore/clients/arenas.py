@@ -99,7 +99,7 @@ class ArenaPool:
         self._remote.free(arena.binding.volume, (arena.binding.id,))
 
     def drop(self, binding: str) -> None:
-        """An arena was written for nothing: the volume frees it."""
+        """An arena was written in vain: the volume frees it."""
         arena = self._all.get(binding)
         if arena is not None:
             self.abandon(arena)
@@ -115,7 +115,7 @@ class ArenaPool:
             self._remote.free(retired.volume, (retired.binding,))
 
     def give_back(self, arena: VolumeArena) -> None:
-        """A taken arena is not used after all, or no longer."""
+        """A taken arena is not used, or no longer used."""
         idle = self._idle.setdefault(arena.key, [])
         idle.append(arena)
         if self._idle_limit is not None and len(idle) > self._idle_limit:

@@ -64,7 +64,7 @@ def enrol(group: str, rank: int, size: int) -> None:
 
 
 def dismiss() -> None:
-    """There are no such ranks any more."""
+    """These ranks no longer exist."""
     global _roster
     _roster = NOWHERE
 
@@ -146,11 +146,11 @@ class PutCounts:
         self._counts: LRUCache[tuple[str, Origin, int], _Count] = LRUCache(_REMEMBERED)
 
     async def member(self, publisher: Origin | None, timeout: float) -> Membership:
-        """What this process is part of.
+        """The group that this process is part of.
 
         Raises:
             StoreTimeoutError: The store of the process group does not answer.
-            RendezvousError: It is gone.
+            RendezvousError: The store of the process group is gone.
         """
         if publisher is not None:
             return Membership(publisher)
@@ -184,7 +184,7 @@ class PutCounts:
 
     @contextmanager
     def counted(self, member: Membership, turns: Mapping[str, Turn]) -> Iterator[None]:
-        """Puts of these turns, by key: if they fail, this decides about the next ones. Turns may be added inside."""
+        """Puts of these turns, by key; if they fail, this decides about the next ones. Turns may be added inside."""
         try:
             yield
         except BaseException as error:

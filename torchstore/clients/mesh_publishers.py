@@ -1,9 +1,9 @@
-"""Puts of what lies on meshes of the tensor engine: actors beside its workers put it, each what its own rank has.
+"""Puts of tensors on meshes of the tensor engine: actors in its workers' processes put the tensors of their own rank.
 
-The script sends the state dict, in which the engine has numbers in place of tensors. On each rank an actor gets it with
-the tensors of that rank in its turn among the operations, and puts it as a rank of an SPMD program would: no tensor of
-a mesh comes by the script, and what the script does to these after the call comes after the put. All ranks of all
-meshes are publishers of one version, and so is the script, where it has tensors of its own beside them.
+The script sends the state dict, in which the engine has replaced tensors by numbers. On each rank an actor gets it with
+the tensors of that rank, in order with the rank's other operations, and puts it like a rank of an SPMD program. No
+tensor of a mesh passes through the script, and operations of the script after the call take effect after the put. All
+ranks of all meshes are publishers of one version, and so is the script if it has tensors of its own as well.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ from skipper.torchstore.tensors.values import dump_entries
 T = TypeVar("T")
 
 _GROUP = "tensors of one script"
-"""A group of their own: its steps are not taken for those of actors that say ``publisher=(index, count)``."""
+"""A separate group: its steps are not confused with those of actors that give ``publisher=(index, count)``."""
 
 _KEPT = 64
-"""Meshes whose actors are remembered."""
+"""The number of meshes whose actors are remembered."""
 
 Refused = StoreError | TypeError | ValueError
-"""What a put raises of its own, here as in the script: it is returned, so that the script hears of all ranks."""
+"""The errors that a put raises: they are returned, so that the script gets those of all ranks."""
 
 
 class MeshPublisher(Actor):
-    """Puts what the worker of its process has."""
+    """Puts the tensors of the worker in its process."""
 
     @endpoint
     async def put_version(
         self, state_dict: Flattened | None, put: StateDictPut, origin: Origin, store_name: str
     ) -> Refused | None:
-        """See `weights.put_state_dict`. ``origin`` is that of the first of the mesh."""
+        """See `weights.put_state_dict`. ``origin`` is the origin of the mesh's first rank."""
         rank = current_rank().rank
         if rank and state_dict is not None and put.mode == "snapshot" and not put.verify_replicas:
-            state_dict = _shards_of(state_dict)  # the first rank stores what all have
+            state_dict = _shards_of(state_dict)  # the first rank stores objects that all ranks have
         whole = dataclasses.replace(put, state_dict=state_dict, publisher=_moved(origin, rank))
         error = await _error_of(run(store_name, put.timeout, LocalClient.put_version, whole))
-        if put.mode == "snapshot":  # nothing of the script's may stay alive for the next put
+        if put.mode == "snapshot":  # no object of the script may stay alive until the next put
             await run(store_name, put.timeout, _release, put.key)
         return error
 
@@ -96,12 +96,12 @@ class MeshPublisher(Actor):
 
     @endpoint
     async def forget(self, keys: tuple[str, ...], store_name: str, timeout: float) -> None:
-        """The script has deleted these keys: let go of what belongs to them."""
+        """The script has deleted these keys: release what belongs to them."""
         await run(store_name, timeout, _forget, keys)
 
     @endpoint
     async def leave(self, store_name: str) -> None:
-        """The script shuts the store down."""
+        """The script shuts down the store."""
         reset_client(store_name)
 
 
@@ -138,11 +138,11 @@ def _part_of(leaves: Mapping[str, Any], paths: Mapping[str, Any], names: Sequenc
 
 @dataclass(frozen=True, slots=True)
 class _Publishers:
-    """Who puts a key together.
+    """The publishers of a key.
 
     Attributes:
-        actors: On each mesh, and who is the first of them.
-        script: As who the script itself puts; None: it does not.
+        actors: The actors on each mesh, and the origin of the first of them.
+        script: The origin of the script's own put; None: it puts nothing.
     """
 
     actors: tuple[tuple[ActorMesh[MeshPublisher], Origin], ...]
@@ -150,7 +150,7 @@ class _Publishers:
 
     @staticmethod
     def on(found: Sequence[OnMesh], *, with_script: bool) -> _Publishers:
-        """On these meshes; their actors are spawned where there are none yet."""
+        """The publishers on these meshes; actors are spawned on meshes that have none yet."""
         size = sum(each.mesh.size for each in found) + with_script
         actors, first = [], 0
         for each in found:
@@ -165,16 +165,16 @@ _of_keys: dict[tuple[str, str], _Publishers] = {}
 
 
 async def put_version(put: StateDictPut, store_name: str) -> int | None:
-    """Put a state dict if tensors of meshes are in it, or if None stands for such a one.
+    """Put a state dict if it has tensors of meshes, or if None means a state dict with such tensors.
 
     Returns:
-        The version's number; None: there are none, and nothing was done.
+        The version's number; None: it has none, and nothing was done.
 
     Raises:
-        UnsupportedPlacementError: Nothing says what the tensors of the ranks have to do with each other.
+        UnsupportedPlacementError: It is unknown how the tensors of the ranks are related.
         KindMismatchError: An object in it cannot be pickled.
         TypeError: ``publisher`` is given.
-        As `TensorEngine.by_mesh`. All of these before anything is sent.
+        The errors of `TensorEngine.by_mesh`. All of these are raised before anything is sent.
     """
     publishers = _of_keys.get((store_name, put.key)) if put.state_dict is None else None
     if publishers is not None:
@@ -199,7 +199,7 @@ async def put_version(put: StateDictPut, store_name: str) -> int | None:
     objects = {name: leaves[name] for name in others if not isinstance(leaves[name], torch.Tensor | LocalTensor)}
     dump_entries(put.key, objects)
     with_script = len(objects) < len(others)
-    first = [] if with_script else others  # objects go with whoever puts anyway
+    first = [] if with_script else others  # objects go with a publisher that exists anyway
     parts = [_part_of(leaves, paths, [*each.names, *([] if index else first)]) for index, each in enumerate(found)]
     own = _part_of(leaves, paths, others) if with_script else None
     publishers = _of_keys[store_name, put.key] = _Publishers.on(found, with_script=with_script)
@@ -216,10 +216,10 @@ async def put_value(
     version: int | None,
     publisher: object,
 ) -> bool:
-    """Put one tensor, if it is one of a mesh. Returns whether it is.
+    """Put one tensor, if it is on a mesh. Returns whether it is.
 
     Raises:
-        As `put_version`.
+        The errors of `put_version`.
     """
     if not isinstance(value, torch.Tensor) or type(value) is torch.Tensor:
         return False
@@ -236,28 +236,28 @@ async def put_value(
 
 
 def refuse_in_batch(entries: Mapping[str, object]) -> None:
-    """Refuse tensors of meshes in a batch, whose values become visible in one step.
+    """Refuse tensors of meshes in a batch, because its values become visible in one step.
 
     Raises:
-        KindMismatchError: There is one; nothing was sent.
+        KindMismatchError: There is such a tensor; nothing was sent.
     """
     _refuse(entries, "put each by put, or all of them as one state dict by put_state_dict")
 
 
 def refuse_destinations(tensors: Mapping[str, object]) -> None:
-    """Refuse tensors of meshes, by key, to be read into.
+    """Refuse tensors of meshes, by key, as destinations of a read.
 
     Raises:
-        KindMismatchError: There is one; nothing was read.
+        KindMismatchError: There is such a tensor; nothing was read.
     """
     _refuse(tensors, "pass it to an endpoint of an actor on that mesh, in which each rank reads its shard")
 
 
 def refuse_destination(key: str, state_dict: object) -> None:
-    """The same for those of a state dict.
+    """The same for the tensors of a state dict.
 
     Raises:
-        KindMismatchError: There is one; nothing was read.
+        KindMismatchError: There is such a tensor; nothing was read.
     """
     if is_at_work() and isinstance(state_dict, Mapping):
         refuse_destinations({f"{key}/{name}": each for name, each in flatten(state_dict)[0].items()})
@@ -269,12 +269,12 @@ def _refuse(tensors: Mapping[str, object], instead: str) -> None:
 
 
 async def fence(key: str, store_name: str, timeout: float) -> bool:
-    """`weights.fence`, where a key was put last from meshes; whether it was."""
+    """`weights.fence`, if the last put of a key was from meshes. Returns whether it was."""
     return await _by_publishers("fence", key, store_name, timeout)
 
 
 async def wait_for_readers(key: str, store_name: str, timeout: float) -> bool:
-    """`weights.wait_for_readers`, likewise."""
+    """`weights.wait_for_readers`, if the last put of a key was from meshes. Returns whether it was."""
     return await _by_publishers("wait_for_readers", key, store_name, timeout)
 
 
@@ -292,7 +292,7 @@ async def _by_publishers(
 
 
 async def forget(keys: Sequence[str], store_name: str, timeout: float) -> None:
-    """These keys were deleted: the ranks let go of what belongs to them."""
+    """These keys were deleted: the ranks release what belongs to them."""
     if not _of_keys:
         return
     gone: dict[ActorMesh[MeshPublisher], list[str]] = {}
@@ -300,12 +300,12 @@ async def forget(keys: Sequence[str], store_name: str, timeout: float) -> None:
         publishers = _of_keys.pop((store_name, key), None)
         for actors, _ in publishers.actors if publishers is not None else ():
             gone.setdefault(actors, []).append(key)
-    with contextlib.suppress(ControlError):  # what is gone has let go
+    with contextlib.suppress(ControlError):  # dead processes hold nothing
         await _all_of([each.forget.call(tuple(theirs), store_name, timeout) for each, theirs in gone.items()], timeout)
 
 
 async def leave(store_name: str, timeout: float) -> None:
-    """The store is initialized anew, or shut down."""
+    """The store is initialized again, or shut down."""
     gone: set[ActorMesh[MeshPublisher]] = set()
     for name, key in [each for each in list(_of_keys) if each[0] == store_name]:
         publishers = _of_keys.pop((name, key), None)
@@ -321,7 +321,7 @@ async def _put_by(
     put: StateDictPut,
     store_name: str,
 ) -> int:
-    """Have everybody put their part. The script does so first: what is wrong with its part is found before all else."""
+    """Let all publishers put their parts. The script puts first, so that errors in its part are found first."""
     number = await _number_of(put.key, put.version, store_name, put.timeout)
     options = dataclasses.replace(put, state_dict=None, version=number)
     if publishers.script is not None:
@@ -336,13 +336,13 @@ async def _put_by(
 
 
 async def _all_of(calls: Sequence[Future[ValueMesh[T]]], timeout: float) -> list[ValueMesh[T]]:
-    """What the actors of all meshes answer. An error of one is raised when the others have answered, too."""
+    """The answers of the actors of all meshes. The error of one is raised after the others have answered, too."""
     answers: list[ValueMesh[T]] = []
     failed: Exception | None = None
     for call in calls:
         try:
             answers.append(await ask(call, timeout))
-        except Exception as error:  # noqa: BLE001  # whatever it is: it is raised below
+        except Exception as error:  # noqa: BLE001  # any error: it is raised below
             failed = failed or error
     if failed is not None:
         raise failed
@@ -350,14 +350,14 @@ async def _all_of(calls: Sequence[Future[ValueMesh[T]]], timeout: float) -> list
 
 
 def _raise_of(*outcomes: ValueMesh[Refused | None]) -> None:
-    """Raise what says the most: that a rank came too late for a version is so because another one has failed."""
+    """Raise the most informative error: if a rank was too late for a version, the reason is another rank's failure."""
     errors = [each for outcome in outcomes for each in outcome.values() if each is not None]
     if errors:
         raise next((each for each in errors if not isinstance(each, LateShareError)), errors[0])
 
 
 async def _number_of(key: str, version: int | None, store_name: str, timeout: float) -> int:
-    """The version that the ranks put. They need not count their puts, in which one that fails would be out of step."""
+    """The version that the ranks put. So they need not count puts, and a failed rank does not get out of step."""
     if version is not None:
         return version
     return await run(store_name, timeout, LocalClient.reserve, key, timeout=timeout)

@@ -152,7 +152,7 @@ class Publisher:
     async def _put_sorted(
         self, key: str, batch: Sorted, parts: Mapping[str, Turn], cost: Cost, timeout: float
     ) -> tuple[None, SyncRecord | None]:
-        if len(batch.inline) == 1 and not batch.alone and not batch.shared:  # the shortest way: plain arguments
+        if len(batch.inline) == 1 and not batch.alone and not batch.shared:  # the shortest path: plain arguments
             return await self._put_inline(key, batch.inline[key], cost, timeout)
 
         async def publications() -> list[Publication | BatchPublication]:

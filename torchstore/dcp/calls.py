@@ -1,4 +1,4 @@
-"""The store for code that has no event loop: what `torch.distributed.checkpoint` calls are plain functions."""
+"""The store for code without an event loop: `torch.distributed.checkpoint` calls plain functions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class BlockingStore:
-    """One store for blocking calls, from any thread.
+    """Blocking calls of one store, from any thread.
 
     It runs in the context in which it was made: an actor may hand it to threads of its own, as
     `torch.distributed.checkpoint.async_save` does.
@@ -32,7 +32,7 @@ class BlockingStore:
         self._context = contextvars.copy_context()
 
     def run(self, operation: Callable[[LocalClient], Awaitable[T]]) -> T:
-        """Do something with this process' client of the store."""
+        """Run a coroutine function with this process' client of the store."""
 
         async def work() -> T:
             return await run_on(self._store_name, self.timeout, operation)
@@ -53,14 +53,14 @@ class BlockingStore:
 
 
 class Keyed:
-    """A checkpoint in the store, by its key: what its reader and its writer have in common.
+    """A checkpoint in the store, by its key: the common part of its reader and its writer.
 
     Attributes:
-        key: In the store.
+        key: The key in the store.
 
     Raises:
-        TypeError: One of these is of another type.
-        ValueError: The key is empty, or the timeout is no number.
+        TypeError: An argument has another type.
+        ValueError: The key is empty, or the timeout is not a number.
     """
 
     def __init__(self, key: str | os.PathLike[str], store_name: str, timeout: float) -> None:
@@ -74,7 +74,7 @@ class Keyed:
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether it can be a key."""
+        """Whether it is a valid key."""
         try:
             key_of(checkpoint_id)
         except (TypeError, ValueError):

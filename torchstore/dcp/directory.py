@@ -1,7 +1,7 @@
 """From the store to a directory and back, in the file format of `torch.distributed.checkpoint`.
 
-Both run on every rank of a process group, or in one process alone. The ranks share the parts of the checkpoint among
-them, whatever mesh has put them, and each moves its own.
+Both functions run on every rank of a process group, or in a single process. The ranks divide the parts of the
+checkpoint among themselves, independently of the mesh that has put them, and each rank moves its own parts.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def load_from_directory(
 
 
 class _SavePlanner(SavePlanner):
-    """Lets torch's own writer write what lies in the store."""
+    """Lets torch's own writer write what is in the store."""
 
     def __init__(self, store: BlockingStore, key: str, version: VersionSelector) -> None:
         self._store = store
@@ -184,7 +184,7 @@ class _SavePlanner(SavePlanner):
 
     @property
     def pinned(self) -> PinnedVersion:
-        """The version that is written; there after the local plan."""
+        """The version that is written; known after the local plan."""
         if self._pinned is None:
             raise ValueError("make the local plan first")
         return self._pinned
@@ -192,15 +192,15 @@ class _SavePlanner(SavePlanner):
     def set_up_planner(
         self, state_dict: Any, storage_meta: StorageMeta | None = None, is_coordinator: bool = False
     ) -> None:
-        """The state dict is the one in the store."""
+        """Set up the planner; the state dict is the one in the store."""
 
     def create_local_plan(self) -> SavePlan:
-        """Say which version this rank has found; the coordinator shares its parts out."""
+        """Plan with the version that this rank has found; the coordinator distributes its parts."""
         self._pinned = self._pin(self._version)
         return SavePlan([], planner_data=self.pinned.version)
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Share the newest version that any rank has found out to all ranks."""
+        """Distribute the newest version that any rank has found to all ranks."""
         newest = max(plan.planner_data for plan in all_plans)
         self._hold(newest)
         pinned = self.pinned
@@ -218,7 +218,7 @@ class _SavePlanner(SavePlanner):
         return new_plan
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        """Read what is to be written."""
+        """Read the tensors to be written."""
         name, data = write_item.index.fqn, write_item.tensor_data
         if data is None:
             if self._objects is None:
@@ -239,10 +239,10 @@ class _SavePlanner(SavePlanner):
 
 
 class _LoadPlanner(LoadPlanner):
-    """Collects what torch's own reader has read on a rank, to be put into the store.
+    """Collects what torch's own reader has read on a rank, to put it into the store.
 
     Attributes:
-        share: What this rank puts; there after the plan is finished.
+        share: What this rank puts; known after the plan is finished.
     """
 
     share: RankShare
@@ -256,15 +256,15 @@ class _LoadPlanner(LoadPlanner):
         self._objects: dict[str, Any] = {}
 
     def set_up_planner(self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
-        """The checkpoint says itself what there is."""
+        """Set up the planner; the checkpoint's metadata list its content."""
         self._metadata = metadata
 
     def create_local_plan(self) -> LoadPlan:
-        """An empty plan: the coordinator shares out what there is."""
+        """An empty plan: the coordinator distributes the content."""
         return LoadPlan([])
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """Share the checkpoint's parts out to the ranks, and reserve the version that they put."""
+        """Distribute the checkpoint's parts to the ranks, and reserve the version that they put."""
         items, weights = [], []
         for name, entry in self._described().state_dict_metadata.items():
             if not isinstance(entry, TensorStorageMetadata):
@@ -281,7 +281,7 @@ class _LoadPlanner(LoadPlanner):
         return [LoadPlan(mine, planner_data=RankShare(version, rank, len(dealt))) for rank, mine in enumerate(dealt)]
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        """Know what this rank puts."""
+        """Keep what this rank puts."""
         self.share = central_plan.planner_data
         return central_plan
 
@@ -290,16 +290,16 @@ class _LoadPlanner(LoadPlanner):
         self._objects[read_item.dest_index.fqn] = torch.load(value, weights_only=False)
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        """Room for a chunk."""
+        """Memory for a chunk."""
         name, offset = read_item.dest_index.fqn, read_item.dest_index.offset
         tensor = torch.empty(read_item.lengths, dtype=self._tensor(name).properties.dtype)
         return self._chunks.setdefault(name, {}).setdefault(tuple(offset or ()), tensor)
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """It was read in place."""
+        """Do nothing: the chunk was read in place."""
 
     def parts(self) -> Flattened:
-        """What this rank has read, as a state dict."""
+        """The tensors and objects that this rank has read, as a state dict."""
         leaves: dict[str, Any] = dict(self._objects)
         for name, chunks in self._chunks.items():
             about = self._tensor(name)
@@ -334,7 +334,7 @@ def _read_item(name: str, kind: LoadItemType, offsets: Sequence[int], shape: Seq
 
 
 def _deal(items: Sequence[Item], weights: Sequence[int], count: int) -> list[list[Item]]:
-    """Share items out to ranks of about equal weight: the heaviest item first, each to the rank that has least."""
+    """Distribute items to ranks evenly by weight: the heaviest item first, each to the rank with the least weight."""
     hands: list[list[Item]] = [[] for _ in range(count)]
     load = [(0, 0)] * count  # bytes, then how many
     for at in sorted(range(len(items)), key=lambda at: -weights[at]):
@@ -346,10 +346,10 @@ def _deal(items: Sequence[Item], weights: Sequence[int], count: int) -> list[lis
 
 @contextmanager
 def _by_name() -> Iterator[None]:
-    """Raise the store's own error where one, of any rank, has ended a checkpoint.
+    """Raise the store's own error if one, of any rank, has ended a checkpoint.
 
     Torch's warnings that there is no process group, and that an earlier checkpoint is replaced, are hidden: both are
-    meant.
+    intended.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")

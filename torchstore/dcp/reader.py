@@ -1,4 +1,4 @@
-"""`StoreReader`: where `torch.distributed.checkpoint.load` finds a checkpoint when that is the store."""
+"""`StoreReader`: lets `torch.distributed.checkpoint.load` load a checkpoint from the store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from skipper.torchstore.errors import KeyNotFoundError, LayoutMismatchError
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Found:
-    """Which version a rank holds.
+    """The version that a rank holds.
 
     Attributes:
         version: Its number.
@@ -187,7 +187,7 @@ class StoreReader(Keyed, StorageReader):
 
 
 def _destination(stored: StoredTensor, target: torch.Tensor) -> torch.Tensor:
-    """The target, or room in the stored dtype where torch is to convert it; quantized values land by themselves."""
+    """The target, or memory in the stored dtype if torch must convert; quantized values are converted by the store."""
     if stored.dtype == target.dtype or stored.is_quantized:
         return target
     return torch.empty(target.shape, dtype=stored.dtype, device=target.device)

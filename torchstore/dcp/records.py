@@ -1,4 +1,4 @@
-"""Stored versions as metadata of `torch.distributed.checkpoint`, and the other way round."""
+"""Stored versions as metadata of `torch.distributed.checkpoint`, and the reverse."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Steps = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where a checkpoint lies: the ``storage_data`` of its metadata."""
+    """The place of a checkpoint: the ``storage_data`` of its metadata."""
 
     key: str
     version: int
@@ -38,13 +38,13 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class EncodedObject:
-    """An entry that is no tensor, in the encoding of a planner that has its own."""
+    """An entry that is not a tensor, in the encoding of a planner that has its own."""
 
     data: bytes
 
 
 def metadata_of(pinned: PinnedVersion) -> Metadata:
-    """Describe a stored version, of `StoreWriter` or of `put_state_dict`."""
+    """Describe a version that `StoreWriter` or `put_state_dict` has stored."""
     described: dict[str, Any] = {
         name: TensorStorageMetadata(properties_of(tensor), torch.Size(tensor.shape), _chunks(tensor))
         for name, tensor in pinned.tensors().items()
@@ -55,12 +55,12 @@ def metadata_of(pinned: PinnedVersion) -> Metadata:
 
 
 def properties_of(tensor: StoredTensor) -> TensorProperties:
-    """What DCP notes of a tensor, as this version of torch does it: newer ones note the strides, too."""
+    """DCP's properties of a tensor, for this version of torch: newer versions include the strides."""
     return TensorProperties.create_from_tensor(torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta"))
 
 
 def boxes_of(tensor: StoredTensor) -> tuple[Box, ...]:
-    """The parts of a tensor: an empty part where it has no elements."""
+    """The parts of a tensor; one empty part if it has no elements."""
     return tensor.boxes or (Box.whole(tensor.shape),)
 
 
@@ -69,14 +69,14 @@ def _chunks(tensor: StoredTensor) -> list[ChunkStorageMetadata]:
 
 
 def paths_of(names: Sequence[str], steps: Mapping[str, Steps] | None) -> dict[str, Path]:
-    """How names lead back into the nested state dict, as a planner flattened it; else nothing is nested."""
+    """How names lead back into the nested state dict that a planner flattened; else nothing is nested."""
     return {name: path_of((steps or {}).get(name, (name,))) for name in names}
 
 
 def part_of(
     name: str, dtype: torch.dtype, global_shape: Sequence[int], chunks: Sequence[tuple[Sequence[int], torch.Tensor]]
 ) -> LocalTensor:
-    """The chunks that one rank has of a tensor, as what the store calls a local tensor.
+    """The chunks that one rank has of a tensor, as a `LocalTensor` of the store.
 
     ``chunks`` has the offsets and elements of each chunk; they do not overlap.
 
@@ -122,7 +122,7 @@ def _beside_each_other(whole: Ints, chunks: Sequence[tuple[Ints, torch.Tensor]])
 
 
 def encode(value: Any) -> io.BytesIO:
-    """An entry that is no tensor, as the stream that planners take."""
+    """An entry that is not a tensor, as the stream that planners expect."""
     if isinstance(value, EncodedObject):
         return io.BytesIO(value.data)
     stream = io.BytesIO()
@@ -132,11 +132,11 @@ def encode(value: Any) -> io.BytesIO:
 
 
 def nbytes_of(shape: Sequence[int], dtype: torch.dtype) -> int:
-    """Bytes of a dense tensor."""
+    """The size of a dense tensor, in bytes."""
     return prod(shape) * dtype.itemsize
 
 
 def written_nbytes(item: WriteItem) -> int:
-    """Bytes of a tensor's chunk; objects are counted as none, since they travel along."""
+    """The size of a tensor's chunk, in bytes; objects count as 0, because they travel in the message."""
     data = item.tensor_data
     return 0 if data is None else nbytes_of(data.chunk.sizes, data.properties.dtype)

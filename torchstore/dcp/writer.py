@@ -1,4 +1,4 @@
-"""`StoreWriter`: where `torch.distributed.checkpoint.save` puts a checkpoint when that is the store."""
+"""`StoreWriter`: lets `torch.distributed.checkpoint.save` save a checkpoint into the store."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from skipper.torchstore.tensors.state_dict import Flattened
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """One rank's part in a save: the version that all ranks put, and which of how many parts of it."""
+    """One rank's part in a save: the version that all ranks put, the index of the part, and the number of parts."""
 
     version: int
     index: int
@@ -123,7 +123,7 @@ class StoreWriter(Keyed, StorageWriter):
         return [replace(plan, storage_data=RankShare(version, index, len(plans))) for index, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Put what this rank has to write."""
+        """Put this rank's part."""
         share: RankShare = plan.storage_data
         version = share.version if self._version is None else self._version
         parts = _collect(plan.items, planner)
@@ -155,7 +155,7 @@ class StoreWriter(Keyed, StorageWriter):
 
 
 def _collect(items: Sequence[WriteItem], planner: SavePlanner) -> Flattened:
-    """What a planner has to be written, as a state dict."""
+    """The items that a planner writes, as a state dict."""
     objects: dict[str, Any] = {}
     chunks: dict[str, list[tuple[Sequence[int], torch.Tensor]]] = {}
     data = {item.index.fqn: item.tensor_data for item in items}
@@ -177,7 +177,7 @@ def _collect(items: Sequence[WriteItem], planner: SavePlanner) -> Flattened:
 
 
 def _object(item: WriteItem, planner: SavePlanner) -> Any:
-    """An entry that is no tensor: itself, or the bytes of a planner with an encoding of its own."""
+    """An entry that is not a tensor: itself, or the bytes of a planner with its own encoding."""
     if (
         isinstance(planner, DefaultSavePlanner)
         and type(planner).transform_object is DefaultSavePlanner.transform_object

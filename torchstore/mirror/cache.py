@@ -1,4 +1,4 @@
-"""Chunks that a reader has fetched: in memory until they are used, or in a folder, where they outlive the reader."""
+"""A reader's fetched chunks: in memory until they are used, or in a folder, where they outlive the reader."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ChunkCache:
     """Verified chunks by their SHA-256.
 
     Args:
-        folder: Where they are kept, of one key and one reader; None: in memory.
+        folder: A folder for one key and one reader; None: they are kept in memory.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -40,19 +40,19 @@ class ChunkCache:
         return int(text) if re.fullmatch(r"[0-9]{1,19}", text) else -1
 
     def remember(self, number: int) -> None:
-        """Keep the number of the newest version that was seen."""
+        """Store the number of the newest version that was seen."""
         if self._folder is not None:
             self._write(self._folder / _SEEN, str(number).encode())
 
     def add(self, digest: str, data: bytes) -> None:
-        """Keep a chunk that was verified."""
+        """Keep a verified chunk."""
         if self._folder is None:
             self._held[digest] = data
         else:
             self._write(self._folder / digest, data)
 
     def take(self, digest: str) -> bytes | None:
-        """A chunk; None if it is not there, or has changed since it was kept."""
+        """A chunk; None if it is missing, or has changed since it was kept."""
         if self._folder is None:
             return self._held.get(digest)
         try:
@@ -62,7 +62,7 @@ class ChunkCache:
         return data if hashlib.sha256(data).hexdigest() == digest else None
 
     def keep_only(self, digests: set[str]) -> None:
-        """Drop the rest. In memory nothing is kept: the reader's tensors have what was read."""
+        """Drop all other chunks. In memory, all are dropped: the reader's tensors have the data."""
         self._held.clear()
         if self._folder is not None:
             for path in self._folder.iterdir():

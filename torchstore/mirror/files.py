@@ -1,7 +1,7 @@
 """The files of one mirror, by fsspec: a folder, S3, GCS, Azure or any other file system of fsspec.
 
-A file appears whole or not at all. Object stores do that by themselves; in a folder a file is written under another
-name first. All of it blocks; `MirrorFiles.run` runs it in threads, with a deadline.
+A file appears complete or not at all. Object stores do that by themselves; in a folder, a file is first written under
+another name. All methods block; `MirrorFiles.run` runs them in threads, with a deadline.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class MirrorFiles:
         return f"{self.root}/chunks/{digest[:2]}/{digest}"
 
     async def run(self, end: float, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do something in a thread.
+        """Run a function in a thread.
 
-        ``end`` is by the clock of the event loop.
+        ``end`` is a time of the event loop's clock.
 
         Raises:
-            StoreTimeoutError: It takes longer; the thread goes on by itself until the file system answers.
+            StoreTimeoutError: It takes longer; the thread continues by itself until the file system answers.
         """
         future = self._threads.submit(work, *args, **kwargs)
         try:
@@ -95,7 +95,7 @@ class MirrorFiles:
             raise
 
     async def run_all(self, end: float, work: Callable[[P1], T], each: Iterable[P1]) -> list[T]:
-        """Do the same with many things, as many at once as there are workers; the first error ends the rest.
+        """Run a function for many items, as many at once as there are workers; the first error ends the rest.
 
         Raises:
             StoreTimeoutError: It takes longer.
@@ -112,12 +112,12 @@ class MirrorFiles:
             data: bytes = self._system.cat_file(path, start=0, end=most_nbytes + 1)
         except FileNotFoundError:
             return None
-        except Exception as error:  # of whichever library the file system is
+        except Exception as error:  # any exception of the file system's library
             raise _unreachable(path, error) from error
         return data
 
     def size(self, path: str) -> int | None:
-        """The bytes of a file; None where there is none.
+        """The size of a file, in bytes; None if there is none.
 
         Raises:
             MirrorUnreachableError: The file system fails.
@@ -130,7 +130,7 @@ class MirrorFiles:
             raise _unreachable(path, error) from error
 
     def write(self, path: str, data: bytes | memoryview) -> None:
-        """Write a file, in the place of one that is there.
+        """Write a file, and replace an existing one.
 
         Raises:
             MirrorUnreachableError: The file system fails.
@@ -144,7 +144,7 @@ class MirrorFiles:
             raise _unreachable(path, error) from error
 
     def create(self, path: str, data: bytes) -> bool:
-        """Write a new file; False where there is one already.
+        """Write a new file. Returns False if it exists already.
 
         Raises:
             MirrorUnreachableError: The file system fails.
@@ -161,7 +161,7 @@ class MirrorFiles:
         return True
 
     def remove(self, path: str) -> None:
-        """Remove a file if it is there.
+        """Remove a file if it exists.
 
         Raises:
             MirrorUnreachableError: The file system fails.
@@ -194,7 +194,7 @@ class MirrorFiles:
         return found
 
     def unfinished(self) -> list[str]:
-        """The paths of files that were being written when their writer was killed; object stores have none.
+        """The paths of incomplete files that killed writers have left; object stores have none.
 
         Raises:
             MirrorUnreachableError: The file system fails.
@@ -206,7 +206,7 @@ class MirrorFiles:
         return [f"{folder}/{name}" for folder in folders for name in self._names(folder) if name.startswith(".")]
 
     def close(self) -> None:
-        """Let the threads end; idempotent."""
+        """End the threads; idempotent."""
         self._threads.shutdown()
 
     def _names(self, folder: str) -> list[str]:
@@ -234,7 +234,7 @@ class MirrorFiles:
 
 
 def _link(beside: str, path: str) -> None:
-    """Give a file its name, unless another one has it."""
+    """Give a file its name, unless another file has it."""
     os.link(beside, path)
 
 

@@ -1,6 +1,6 @@
 """The parts of a version in a mirror: for each tensor a grid of chunks, named by the SHA-256 of their bytes.
 
-Chunks are cut in global coordinates, independently of shards: a rank of a reader takes those that its boxes touch, and
+Chunks are cut in global coordinates, independently of shards. A rank of a reader takes those that its boxes touch, and
 a chunk whose name is in the previous version has not changed.
 """
 
@@ -26,7 +26,7 @@ MOST_CHUNK_NBYTES = 1 << 30
 MOST_MANIFEST_NBYTES = 256 << 20  # some three million chunks
 
 _FORMAT = "skipper.mirror"
-_LONGEST = 1 << 62  # of a tensor, in elements: what torch can count
+_LONGEST = 1 << 62  # of a tensor, in elements: the limit of torch
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MOST_DIMS = 64  # of torch
 
@@ -36,11 +36,11 @@ class MirroredTensor:
     """One tensor of a version.
 
     Attributes:
-        dtype: As torch prints it; of what is stored.
-        shape: Of the whole tensor, in stored elements.
+        dtype: The dtype of the stored elements, as torch prints it.
+        shape: The shape of the whole tensor, in stored elements.
         chunk: The shape of its chunks; those at the end of a dim may be shorter.
         digests: SHA-256 of each chunk's bytes in row-major order, the chunks in row-major order too.
-        scaled: How values are stored, where it is quantized.
+        scaled: How its values are stored, if it is quantized.
     """
 
     dtype: str
@@ -50,16 +50,16 @@ class MirroredTensor:
     scaled: BlockScaled | None = None
 
     def item(self) -> TensorItem:
-        """The tensor in the store's own terms, nowhere in memory."""
+        """The tensor in the store's own terms, without memory."""
         return TensorItem(self.dtype, self.shape, (), 0, 0, (), dtype_named(self.dtype).itemsize, scaled=self.scaled)
 
     def chunks(self, within: Box | None = None) -> Iterator[tuple[str, Box]]:
-        """The chunks that share an element with a box (None: all), each with its own box."""
+        """The chunks that intersect a box (None: all), each with its own box."""
         for index, box in self.grid(within or Box.whole(self.shape)):
             yield self.digests[index], box
 
     def grid(self, within: Box) -> Iterator[tuple[int, Box]]:
-        """The numbers and boxes of the chunks that share an element with a box."""
+        """The numbers and boxes of the chunks that intersect a box."""
         if within.numel == 0:
             return
         counts = grid_of(self.shape, self.chunk)
@@ -79,10 +79,10 @@ class MirrorManifest:
     """One version of one key.
 
     Attributes:
-        key: Of the state dict.
-        number: Of the version.
-        tensors: By name.
-        objects: The entries that are no tensors, as JSON has them.
+        key: The key of the state dict.
+        number: The number of the version.
+        tensors: The tensors by name.
+        objects: The entries that are not tensors, as JSON represents them.
         paths: How names lead back into the nested dict.
     """
 
@@ -97,10 +97,10 @@ class MirrorManifest:
         return {digest for tensor in self.tensors.values() for digest in tensor.digests}
 
     def encode(self) -> bytes:
-        """As it is signed and written.
+        """The bytes that are signed and written.
 
         Raises:
-            KindMismatchError: An entry is neither a tensor nor what JSON has: another job cannot be sent a pickle.
+            KindMismatchError: An entry is neither a tensor nor a JSON value: a mirror contains no pickles.
         """
         objects = {}
         for name, value in self.objects.items():
@@ -128,10 +128,10 @@ class MirrorManifest:
 
     @staticmethod
     def decode(body: bytes, path: str) -> MirrorManifest:
-        """Undo the encoding; only of what is signed.
+        """Undo the encoding; only for signed bytes.
 
         Raises:
-            MirrorFormatError: It is no manifest of this release; the message says where.
+            MirrorFormatError: It is not a manifest of this release; the message says where.
         """
         whole = _object(_json(body, path), path, "the manifest")
         if whole.get("format") != _FORMAT:
@@ -164,18 +164,18 @@ class MirrorManifest:
 
 @dataclass(frozen=True, slots=True)
 class LatestVersion:
-    """Which version is the newest, and which the oldest one that is kept."""
+    """The newest version, and the oldest one that is kept."""
 
     number: int
     oldest: int
 
     def encode(self, key: str) -> bytes:
-        """As it is signed and written."""
+        """The bytes that are signed and written."""
         return json.dumps({"key": key, "version": self.number, "oldest": self.oldest}).encode()
 
     @staticmethod
     def decode(body: bytes, key: str, path: str) -> LatestVersion:
-        """Undo the encoding; only of what is signed.
+        """Undo the encoding; only for signed bytes.
 
         Raises:
             MirrorFormatError: It is something else, or about another key.
@@ -187,9 +187,9 @@ class LatestVersion:
 
 
 def chunk_shape(shape: Ints, itemsize: int, nbytes: int) -> Ints:
-    """The shape of chunks of at most so many bytes: the longest dim is halved until they are small enough.
+    """The shape of chunks of limited size: the longest dim is halved until they are small enough.
 
-    Halves keep chunks in step with shards, which are mostly halves of halves too.
+    Halving aligns chunks with shards, which are mostly repeated halves, too.
     """
     chunk = [max(size, 1) for size in shape]
     while prod(chunk) * itemsize > nbytes and max(chunk) > 1:
@@ -199,12 +199,12 @@ def chunk_shape(shape: Ints, itemsize: int, nbytes: int) -> Ints:
 
 
 def grid_of(shape: Ints, chunk: Ints) -> Ints:
-    """How many chunks there are along each dim."""
+    """The number of chunks along each dim."""
     return tuple(-(-size // step) for size, step in zip(shape, chunk, strict=True))
 
 
 def chunk_box(place: Ints, shape: Ints, chunk: Ints) -> Box:
-    """The elements of the chunk at a place of the grid."""
+    """The box of the chunk at a position of the grid."""
     offsets = tuple(at * step for at, step in zip(place, chunk, strict=True))
     sizes = (min(step, size - start) for start, step, size in zip(offsets, chunk, shape, strict=True))
     return Box(offsets, tuple(sizes))
@@ -218,7 +218,7 @@ def _json(body: bytes, path: str) -> Any:
 
 
 def _is_json(value: Any, depth: int = 0) -> bool:
-    """Whether JSON gives a value back as it was."""
+    """Whether a value is unchanged after encoding and decoding as JSON."""
     if depth > _MOST_DIMS:
         return False
     if isinstance(value, dict):

@@ -130,7 +130,7 @@ class Mirror:
             KindMismatchError: An entry is not a tensor and cannot be written as JSON.
             MirrorUnreachableError: The file system has failed. The next call finds what has been written.
             MirrorSignatureError, MirrorFormatError: The files in the mirror are not those of this key.
-            StoreTimeoutError: It took longer. The next call finds what has been written.
+            StoreTimeoutError: It took too long. The next call finds what has been written.
             StoreError: As for `get_state_dict`.
         """
         end = asyncio.get_running_loop().time() + check_seconds("timeout", timeout)
@@ -155,7 +155,7 @@ class Mirror:
 
         Raises:
             MirrorError: As for `publish`.
-            StoreTimeoutError: It took longer.
+            StoreTimeoutError: It took too long.
         """
         end = asyncio.get_running_loop().time() + check_seconds("timeout", timeout)
         needed: set[str] = set()
@@ -193,7 +193,7 @@ class Mirror:
         work = _Upload(self._files, pinned, before.digests() if before else set(), self._chunk_nbytes)
         objects = pinned.objects()
         paths = dict(pinned.paths())
-        MirrorManifest(self._key, pinned.version, {}, objects, paths).encode()  # refuses what JSON does not have
+        MirrorManifest(self._key, pinned.version, {}, objects, paths).encode()  # refuses what JSON cannot represent
         for batch in work.batches(self._memory_nbytes):
             await work.upload(batch, end)
         manifest = MirrorManifest(self._key, pinned.version, work.tensors(), objects, paths)
@@ -239,7 +239,7 @@ class Mirror:
 
 
 async def read_latest(files: MirrorFiles, verifier: Verifier, key: str, end: float) -> LatestVersion | None:
-    """Which version a mirror shows; None: it shows none.
+    """The versions that a mirror shows; None: it shows none.
 
     Raises:
         MirrorError: The file cannot be read, or is not the publisher's.
@@ -265,7 +265,7 @@ async def read_manifest(files: MirrorFiles, verifier: Verifier, number: int, end
 
 @dataclass(slots=True)
 class _Chunk:
-    """One chunk that is to be written, if nobody has."""
+    """A chunk to write, unless it exists."""
 
     name: str
     index: int
@@ -274,7 +274,7 @@ class _Chunk:
 
 
 class _Upload:
-    """The chunks of one version on their way."""
+    """The chunks of one version while they are written."""
 
     def __init__(self, files: MirrorFiles, pinned: PinnedVersion, known: set[str], chunk_nbytes: int) -> None:
         self._files = files
@@ -288,7 +288,7 @@ class _Upload:
         self._digests: dict[str, dict[int, str]] = {name: {} for name in self._stored}
 
     def batches(self, nbytes: int) -> Iterator[list[_Chunk]]:
-        """The chunks, as many at a time as fit into so much memory, but one at least."""
+        """The chunks, at least one at a time, and as many as fit into the memory limit."""
         batch: list[_Chunk] = []
         held = 0
         for name, found in self._stored.items():
@@ -304,7 +304,7 @@ class _Upload:
             yield batch
 
     async def upload(self, batch: list[_Chunk], end: float) -> None:
-        """Read chunks from the store, and write those that are not there."""
+        """Read chunks from the store, and write those that are missing."""
         left = max(end - asyncio.get_running_loop().time(), 0.05)
         await self._pinned.read([PinnedBlock(each.name, each.box.offsets, each.bytes) for each in batch], left)
         digests = await self._files.run_all(end, self._put, batch)
@@ -312,7 +312,7 @@ class _Upload:
             self._digests[each.name][each.index] = digest
 
     def tensors(self) -> dict[str, MirroredTensor]:
-        """What is in the manifest, once all is written."""
+        """The manifest's entries, when everything has been written."""
         return {
             name: MirroredTensor(
                 str(found.dtype),
@@ -325,7 +325,7 @@ class _Upload:
         }
 
     def _put(self, chunk: _Chunk) -> str:
-        """Write one chunk unless it is there. Runs in a thread."""
+        """Write one chunk unless it exists. Runs in a thread."""
         data = memoryview(chunk.bytes.reshape(-1).view(torch.uint8).numpy().data)
         digest = hashlib.sha256(data).hexdigest()
         if digest in self._known:

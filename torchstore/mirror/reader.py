@@ -50,9 +50,9 @@ class MirrorRead:
 
     Attributes:
         version: Its number.
-        fetched_nbytes: From the mirror.
-        chunks: How many of them were fetched.
-        skipped_chunks: Those that this reader needs and had: in its tensors or in its folder.
+        fetched_nbytes: The bytes that were fetched from the mirror.
+        chunks: The number of fetched chunks.
+        skipped_chunks: The number of chunks that the reader needed and had already, in its tensors or in its folder.
     """
 
     version: int
@@ -195,7 +195,7 @@ class MirrorReader:
             await self.get_state_dict(
                 user_state_dict, version=("newer_than", after), strict=strict, delta=True, timeout=timeout
             )
-            assert self.last_read is not None  # of this read
+            assert self.last_read is not None  # by this read
             after = self.last_read.version
             yield after
 
@@ -229,10 +229,10 @@ class MirrorReader:
         wanted: VersionSelector = ("newer_than", after)
         try:
             state = await self.get_state_dict(self._relayed, version=wanted, delta=True, timeout=timeout)
-        except (StateDictMismatchError, LayoutMismatchError, DTypeMismatchError):  # another model than before
+        except (StateDictMismatchError, LayoutMismatchError, DTypeMismatchError):  # a different model than before
             state = await self.get_state_dict(version=wanted, delta=True, timeout=self._left(end))
         self._relayed = state
-        assert self.last_read is not None  # of this read
+        assert self.last_read is not None  # by this read
         number = self.last_read.version
         await put_state_dict(state, key or self._key, store_name, version=number, delta=True, timeout=self._left(end))
         return number
@@ -267,10 +267,10 @@ class MirrorReader:
         return number, found.oldest if found else -1
 
     async def _find(self, selector: Selector, end: float) -> tuple[MirrorManifest, int]:
-        """The manifest that is asked for.
+        """The requested manifest.
 
         Raises:
-            StoreTimeoutError: It did not come in time.
+            StoreTimeoutError: It did not appear in time.
         """
         while True:
             number, oldest = await self._latest(end)
@@ -288,7 +288,7 @@ class MirrorReader:
                 newest, oldest = await self._latest(end)
                 if selector.exact is not None:
                     raise VersionNotFoundError(self._key, wanted, (newest,))
-                if oldest <= wanted:  # it should be there
+                if oldest <= wanted:  # it should exist
                     raise MirrorDamagedError(self._files.version(wanted), f"version {wanted} has no manifest")
                 continue
             if end - asyncio.get_running_loop().time() <= self._poll_s:
@@ -306,7 +306,7 @@ class MirrorReader:
         needed = list(dict.fromkeys((part.digest, part.nbytes) for part in filling.parts))
         fetched = [nbytes for nbytes in await self._files.run_all(end, self._ensure, needed) if nbytes]
         if delta or (self._held is not None and self._held.mark == filling.mark):
-            self._held = None  # until all is written, the tensors hold no version
+            self._held = None  # until everything is written, the tensors hold no version
         await self._files.finish(filling.write, self._take)
         if delta:
             self._held = _Held(filling.mark, manifest, filling.landings, filling.targets)
@@ -320,7 +320,7 @@ class MirrorReader:
         return filling.state()
 
     def _ensure(self, chunk: tuple[str, int]) -> int:
-        """Have a verified chunk in the cache; the bytes that were fetched for it. Runs in a thread."""
+        """Bring a verified chunk into the cache. Returns the bytes that were fetched for it. Runs in a thread."""
         digest, nbytes = chunk
         if self._cache.take(digest) is not None:
             return 0
@@ -338,7 +338,7 @@ class MirrorReader:
         return nbytes
 
     def _take(self, digest: str) -> bytes:
-        """A chunk that is in the cache. Runs in a thread."""
+        """A chunk from the cache. Runs in a thread."""
         data = self._cache.take(digest)
         if data is None:
             raise MirrorDamagedError(self._files.chunk(digest), "it was removed from the folder of the cache")
@@ -355,11 +355,11 @@ class MirrorReader:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What is in a destination since it was read with ``delta=True``.
+    """The content of a destination that was read with ``delta=True``.
 
     Attributes:
-        mark: Which destination.
-        landings: What has arrived of tensors that were dequantized.
+        mark: The fingerprint of the destination.
+        landings: The received elements of tensors that were dequantized.
         targets: The filled tensors: they keep the memory, so that no other tensors can be there.
     """
 
@@ -369,7 +369,7 @@ class _Held:
     targets: Mapping[str, LocalTensor]
 
     def tensor(self, label: str, name: str, target: LocalTensor) -> MirroredTensor | None:
-        """What is in a target; None: it is not known."""
+        """The content of a target; None: unknown."""
         known = self.targets.get(label)
         if known is None or known.tensor.data_ptr() != target.tensor.data_ptr():
             return None
@@ -379,14 +379,14 @@ class _Held:
 
 @dataclass(frozen=True, slots=True)
 class _ChunkPart:
-    """What a chunk gives to a tensor.
+    """The part of a chunk that goes into a tensor.
 
     Attributes:
-        nbytes: Of the whole chunk.
-        label: Of the target.
-        box: Of the chunk.
-        common: What is taken of it.
-        into: Where that goes.
+        nbytes: The size of the whole chunk.
+        label: The label of the target.
+        box: The box of the chunk.
+        common: The box that is taken from it.
+        into: The destination of that box.
     """
 
     digest: str
@@ -399,10 +399,10 @@ class _ChunkPart:
 
 @dataclass(frozen=True, slots=True)
 class _Filling:
-    """A destination, and what has to be fetched for it.
+    """A destination, and the chunks to fetch for it.
 
     Attributes:
-        unchanged: Chunks that it needs and holds.
+        unchanged: The number of chunks that it needs and has already.
     """
 
     manifest: MirrorManifest
@@ -420,7 +420,7 @@ class _Filling:
         """Match a destination with a version.
 
         Raises:
-            MismatchError: They do not fit.
+            MismatchError: They do not fit together.
         """
         given = flatten(into)[0] if into is not None else {}
         items = {name: tensor.item() for name, tensor in manifest.tensors.items()}
@@ -450,7 +450,7 @@ class _Filling:
         return _Filling(manifest, mark, leaves, wanted, landings, tuple(parts), unchanged)
 
     def write(self, take: Callable[[str], bytes]) -> None:
-        """Write the chunks into the tensors. ``take`` gives the bytes of one."""
+        """Write the chunks into the tensors. ``take`` returns the bytes of a chunk."""
         by_chunk: dict[str, list[_ChunkPart]] = {}
         for part in self.parts:
             by_chunk.setdefault(part.digest, []).append(part)
@@ -477,7 +477,7 @@ class _Filling:
 
 
 def _leaves(key: str, manifest: MirrorManifest, given: Mapping[str, Any], *, strict: bool) -> dict[str, torch.Tensor]:
-    """The tensors that are filled, by their names: the given ones, and new ones where there are none.
+    """The tensors to fill, by their names: the given ones, and new ones if none are given.
 
     Raises:
         StateDictMismatchError: The names differ.
@@ -515,7 +515,7 @@ def _check(key: str, target: LocalTensor, tensor: MirroredTensor) -> None:
 
 
 def _parts(label: str, target: LocalTensor, tensor: MirroredTensor) -> Iterator[tuple[int, _ChunkPart]]:
-    """What each chunk gives to a target, with the chunk's number."""
+    """The part of each chunk that goes into a target, with the chunk's number."""
     itemsize = dtype_named(tensor.dtype).itemsize
     for piece in target.pieces:
         for index, box in tensor.grid(piece.box):

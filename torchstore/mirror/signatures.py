@@ -21,18 +21,18 @@ _MOST_HEADER = 256
 
 
 class Verifier(Protocol):
-    """Tells whether bytes are those of the publisher."""
+    """Verifies that bytes are the publisher's."""
 
     @property
     def scheme(self) -> str:
-        """Its name in files."""
+        """Its name in the files of a mirror."""
 
     def is_signed(self, message: bytes, signature: bytes) -> bool:
         """Whether the publisher has signed this."""
 
 
 class Signer(Verifier, Protocol):
-    """Signs for a publisher, and knows its own signatures."""
+    """Signs for a publisher, and verifies its own signatures."""
 
     def sign(self, message: bytes) -> bytes:
         """The signature."""
@@ -45,7 +45,7 @@ class SharedSecret:
         secret: 32 random bytes or more.
 
     Raises:
-        ValueError: It is shorter.
+        ValueError: The secret is shorter.
 
     Example:
         ```python
@@ -70,7 +70,7 @@ class SharedSecret:
 
     @staticmethod
     def generate() -> SharedSecret:
-        """A new one."""
+        """Generate a new one."""
         return SharedSecret(secrets.token_bytes(_LEAST_NBYTES))
 
     @staticmethod
@@ -161,7 +161,7 @@ class SigningKey:
 
     @staticmethod
     def generate() -> SigningKey:
-        """A new one."""
+        """Generate a new one."""
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
         return SigningKey(Ed25519PrivateKey.generate())
@@ -208,10 +208,10 @@ def seal(signer: Signer, kind: str, body: bytes) -> bytes:
 
 
 def unseal(verifier: Verifier, kind: str, data: bytes, path: str) -> bytes:
-    """The body of a file, once it is known to be the publisher's.
+    """The body of a file, after its signature was verified.
 
     Raises:
-        MirrorSignatureError: It is not; nothing of the body has been looked at.
+        MirrorSignatureError: The publisher has not signed it; the body was not used.
     """
     header, line_end, body = data[:_MOST_HEADER].partition(b"\n")
     try:
@@ -220,7 +220,7 @@ def unseal(verifier: Verifier, kind: str, data: bytes, path: str) -> bytes:
         if signature.hex() != hexadecimal:
             raise ValueError(
                 "it is not written in the canonical form"
-            )  # fromhex passes over spaces: one file, one way to write it
+            )  # fromhex ignores spaces, but a file must have only one valid form
     except ValueError:
         raise MirrorSignatureError(path, "it does not begin with a signature") from None
     body = data[len(header) + len(line_end) :]

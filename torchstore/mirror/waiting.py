@@ -1,4 +1,4 @@
-"""Many files at once."""
+"""Work on many files concurrently."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]], *, most: int) -> list[T]:
-    """Do all of it, at most so many at once; the first error ends the rest.
+    """Do all the work, with limited concurrency; the first error ends the rest.
 
     Returns:
         The results, in the order of the work.
@@ -19,7 +19,7 @@ async def together(work: Iterable[Coroutine[Any, Any, T]], *, most: int) -> list
     numbered = enumerate(work)
 
     async def some() -> None:
-        for number, each in numbered:  # shared: each of them takes the next one
+        for number, each in numbered:  # shared: each worker takes the next item
             results[number] = await each
 
     tasks = [asyncio.ensure_future(some()) for _ in range(most)]

@@ -1,6 +1,6 @@
 """A storage volume: an actor that owns memory into which publishers write one-sidedly.
 
-It gets two requests in the life of an arena, to allocate and to free it; writes and reads do not involve it.
+It gets two requests during the life of an arena, to allocate and to free it; writes and reads do not involve it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Arena:
     writer: ProcessId
     memory: torch.Tensor
     buffer: RDMABuffer
-    cut: dict[str, int] = field(default_factory=dict)  # bytes given back to the system, by range
+    cut: dict[str, int] = field(default_factory=dict)  # bytes that were given back to the system, by range
 
     @property
     def nbytes(self) -> int:
@@ -37,7 +37,7 @@ class _Arena:
 
 
 class StorageVolume(Actor):
-    """Keeps arenas: pieces of shared, registered memory, each given to one publisher.
+    """Keeps arenas: pieces of shared, registered memory, each for one publisher.
 
     Args:
         id_func: Names this volume; called here, in the volume's process (`TorchStoreStrategy.get_volume_id`).
@@ -82,7 +82,7 @@ class StorageVolume(Actor):
     def free(self, arenas: tuple[str, ...]) -> None:
         """Drop arenas. A handle that is still used raises an error. Unknown ids are ignored.
 
-        Ranges (`sections.section_id`) of an arena give their pages back to the system: they are not read any more.
+        Ranges (`sections.section_id`) of an arena give their pages back to the system: nobody reads them any more.
         """
         for name in arenas:
             whole, offset, nbytes = open_section_id(name)

@@ -1,1 +1,1 @@
-"""Plans of what an engine's own `load_weights` does, recorded once and replayed by the store."""
+"""Plans that record once what an engine's own `load_weights` does, and that the store replays."""

@@ -36,7 +36,7 @@ from skipper.torchstore.plans.regions import (
 )
 
 _FORMAT = {"format": "skipper.load_plan", "version": 1}
-_LONGEST = 1 << 62  # of a dim, an offset or a stride: what torch can count
+_LONGEST = 1 << 62  # of a dim, an offset or a stride: the limit of torch
 
 
 class PlanParts(NamedTuple):
@@ -51,7 +51,7 @@ class PlanParts(NamedTuple):
 
 
 def write(parts: PlanParts) -> str:
-    """The text of a plan's file: the same for equal plans."""
+    """The text of a plan's file; equal plans have equal texts."""
     lines: list[dict[str, Any]] = [_FORMAT]
     lines += [_tensor_line("parameter", name, tensor) for name, tensor in parts.parameters.items()]
     lines += [_tensor_line("checkpoint", name, tensor) for name, tensor in parts.checkpoint.items()]
@@ -63,7 +63,7 @@ def write(parts: PlanParts) -> str:
 
 
 def read(data: bytes, path: str) -> PlanParts:
-    """What `write` has made a file of.
+    """The inverse of `write`.
 
     Raises:
         LoadPlanFormatError: It is something else; ``path`` is for the message.
@@ -102,7 +102,7 @@ class _Reader:
         """Add one line.
 
         Raises:
-            ValueError, TypeError, LookupError: It is none of a plan.
+            ValueError, TypeError, LookupError: It is not a line of a plan.
         """
         match line:
             case {"parameter": str(name)} if name not in self.parameters:
@@ -184,7 +184,7 @@ def _as_strides(region: Strided) -> dict[str, Any]:
 
 
 def _as_box(region: Strided, tensor: RecordedTensor) -> tuple[str, list[int]] | None:
-    """A region as slices of the tensor, and to which of its dims those of the region belong; None: it is no box."""
+    """A region as slices of the tensor, and the tensor's dims that belong to the region's; None: it is not a box."""
     long = [dim for dim, size in enumerate(tensor.shape) if size > 1]
     dim_of = {tensor.strides[dim]: dim for dim in long}
     if len(dim_of) != len(long) or any(stride not in dim_of for stride in region.strides):
@@ -202,10 +202,10 @@ def _as_box(region: Strided, tensor: RecordedTensor) -> tuple[str, list[int]] | 
 
 
 def _read_region(words: Any, line: dict[str, Any], tensor: RecordedTensor) -> Strided:
-    """A region, with the dims of the tensor that are longer than 1 there, in order.
+    """A region, with the tensor's dims in which it is longer than 1, in order.
 
     Raises:
-        ValueError, TypeError, LookupError: It is none, or reaches out of the tensor.
+        ValueError, TypeError, LookupError: It is not a region, or reaches out of the tensor.
     """
     if isinstance(words, str):
         if not re.fullmatch(r"\[(\d{1,18}:\d{1,18}(, \d{1,18}:\d{1,18})*)?\]", words, re.ASCII):

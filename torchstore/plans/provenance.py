@@ -1,7 +1,7 @@
-"""Where the elements of tensors come from, while a model loads tensors without values.
+"""The sources of the elements of tensors, while a model loads tensors without values.
 
-Views need no bookkeeping: a view says by its storage, offset, shape and strides which elements it means. So what is
-kept is, for each storage, what was written to it.
+Views need no bookkeeping: the storage, offset, shape and strides of a view define its elements. So only the writes to
+each storage are recorded.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class FromCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """One value, known now."""
+    """One value, known at recording."""
 
     value: float
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What a plan has no words for, made of these checkpoint tensors."""
+    """A value that a plan cannot express, computed from these checkpoint tensors."""
 
     names: frozenset[str]
     reason: str
@@ -46,14 +46,14 @@ Source = FromCheckpoint | Constant | Computed
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Addresses of a storage (or of another tensor that they stand for), and what was written there."""
+    """Addresses of a storage (or of a tensor that they represent), and what was written there."""
 
     into: Strided
     source: Source
 
 
 class Contents:
-    """What storages hold. It keeps every tensor that it has been told of, so that no storage takes another's place."""
+    """The content of storages. It keeps every followed tensor alive, so that no other storage gets its id."""
 
     def __init__(self) -> None:
         self._written: dict[int, list[Written]] = {}
@@ -61,7 +61,7 @@ class Contents:
         self._kept: list[torch.Tensor] = []
 
     def add(self, tensor: torch.Tensor, *written: Written) -> None:
-        """Follow a storage from now on; ``tensor`` is all of it, or part of it in the dtype that it has."""
+        """Follow a storage from now on; ``tensor`` is all of it, or a part of it, in the storage's dtype."""
         place = storage_id(tensor)
         if place not in self._written:
             self._written[place] = []
@@ -74,17 +74,17 @@ class Contents:
         return storage_id(tensor) in self._written
 
     def read(self, tensor: torch.Tensor, along: Strided | None = None) -> list[Written]:
-        """What a tensor holds, newest first; elements that nobody wrote are left out.
+        """The content of a tensor, newest first; elements that were never written are left out.
 
         Args:
-            tensor: Of any strides, over a storage that is followed.
-            along: Addresses of the tensor's shape that are to be told in place of its own.
+            tensor: A tensor of any strides, over a followed storage.
+            along: Addresses of the tensor's shape, to return in place of its own.
         """
         place, here = storage_id(tensor), addresses(tensor)
         try:
             if tensor.dtype != self._dtypes[place] or not is_direct(tensor):
                 raise NotStridedError("seen in another dtype, conjugated or negated")
-            # Merged: rows that lie one after another meet rows of any other length.
+            # Merged: contiguous rows are compared with rows of any other length.
             rest, found = [merged(Pair(here, along or here))], []
             for written in reversed(self._written[place]):
                 source = written.source
@@ -100,14 +100,14 @@ class Contents:
         return found
 
     def names(self, tensors: Iterable[torch.Tensor]) -> frozenset[str]:
-        """The checkpoint tensors that some elements of these come from."""
+        """The checkpoint tensors from which some elements of these tensors come."""
         return frozenset().union(*(names_of(self.read(tensor)) for tensor in tensors if self.is_known(tensor)))
 
     def escaped(self, own: Iterable[torch.Tensor]) -> frozenset[str]:
-        """The checkpoint tensors of which something is kept by somebody else, beside these; the last call of all.
+        """The checkpoint tensors whose elements are kept in other tensors than these; must be the last call.
 
         Args:
-            own: Tensors whose storages do not count.
+            own: Tensors whose storages are ignored.
         """
         storages = {storage_id(tensor) for tensor in own}
         held = [
@@ -119,12 +119,12 @@ class Contents:
         return frozenset().union(*(names for names, storage in held if not storage.expired()))
 
     def copy(self, into: torch.Tensor, source: torch.Tensor, *, untold: Source | None) -> None:
-        """Write what one tensor holds into another one of its shape; converts as torch's ``copy_`` does.
+        """Write the content of one tensor into another one of its shape; converts like torch's ``copy_``.
 
         Args:
-            into: Its storage is followed from now on.
+            into: The destination; its storage is followed from now on.
             source: Any tensor.
-            untold: What ``source`` holds if its storage is not followed; None: nothing that can be told.
+            untold: The content of ``source`` if its storage is not followed; None: unknown.
         """
         target, source = addresses(into), source.expand(into.shape)
         self.add(into)
@@ -139,7 +139,7 @@ class Contents:
             self.add(into, Written(target, untold))
 
     def spoil(self, tensor: torch.Tensor, names: frozenset[str], reason: str) -> None:
-        """A tensor was written to in a way that a plan has no words for."""
+        """Record a write to a tensor that a plan cannot express."""
         at = addresses(tensor) if self.is_known(tensor) and self._is_plain(tensor) else _all_of(tensor)
         self.add(tensor, Written(at, Computed(names, reason)))
 
@@ -149,7 +149,7 @@ class Contents:
 
 
 def storage_id(tensor: torch.Tensor) -> int:
-    """The same for all views of one storage; meta tensors have no address, but they have a storage."""
+    """An id that is equal for all views of one storage; meta tensors have no address, but a storage."""
     found: int = _weakly(tensor).cdata
     return found
 
@@ -164,7 +164,7 @@ def addresses(tensor: torch.Tensor) -> Strided:
 
 
 def names_of(written: Iterable[Written]) -> frozenset[str]:
-    """The checkpoint tensors that are named there."""
+    """The checkpoint tensors in a content."""
     return frozenset(name for part in written for name in _names(part.source))
 
 

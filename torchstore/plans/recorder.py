@@ -35,16 +35,16 @@ from skipper.torchstore.protocol.meta import TensorMeta
 from skipper.torchstore.tensors.local_tensors import is_dtensor, why_not_dense
 
 LoadWeights = Callable[[Iterable[tuple[str, torch.Tensor]]], object]
-"""An engine's own way to load a checkpoint: it takes names and whole tensors, in any order."""
+"""An engine's own function that loads a checkpoint: it takes names and whole tensors, in any order."""
 
 CheckpointShapes = Mapping[str, "torch.Tensor | TensorMeta | tuple[tuple[int, ...], torch.dtype]"]
-"""What a checkpoint holds, by name: tensors (on any device, meta too), the ``tensors`` of `get_meta`, or shapes with
-dtypes."""
+"""The content of a checkpoint, by name: tensors (on any device, meta too), the ``tensors`` of `get_meta`, or shapes
+with dtypes."""
 
-_MOST_REPEATS = 64  # of one element in a parameter: so many copies, rather than a whole tensor
+_MOST_REPEATS = 64  # the most copies of one element in a parameter; beyond that, the whole tensor is read
 _ALIKE = {"aten::clone", "aten::_to_copy"}
 _CONSTANTS = {"aten::zeros": 0.0, "aten::zeros_like": 0.0, "aten::new_zeros": 0.0}
-_FILLED = {"aten::full": 1, "aten::full_like": 1, "aten::new_full": 2}  # where their value stands
+_FILLED = {"aten::full": 1, "aten::full_like": 1, "aten::new_full": 2}  # the position of their value
 _CONSTANTS |= {"aten::ones": 1.0, "aten::ones_like": 1.0, "aten::new_ones": 1.0}
 
 
@@ -83,7 +83,7 @@ def record_plan(
             raise ValueError(f"{name!r} cannot be filled: {reason}")
     shapes = {name: _shape_of(name, value) for name, value in checkpoint.items()}
     looked_at: dict[str, str] = {}
-    while True:  # each time without the tensors whose values were asked for, until there is none
+    while True:  # each time without the tensors whose values were requested, until there are none
         recorder = _Recorder(model, {name: shapes[name] for name in shapes if name not in looked_at})
         try:
             with torch.no_grad(), _unchanged(model) as replaced, recorder:
@@ -101,11 +101,11 @@ def record_plan(
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own hook
-    """Sees every operation, below autograd, from any caller; executes only views.
+    """Intercepts every operation, below autograd, from any caller; executes only views.
 
     Attributes:
-        current: The checkpoint tensor that was handed out last.
-        looked_at: Checkpoint tensors whose values were asked for, and by what.
+        current: The checkpoint tensor that `load_weights` got last.
+        looked_at: Checkpoint tensors whose values were requested, and by which operation.
     """
 
     def __init__(self, model: torch.nn.Module, shapes: Mapping[str, RecordedTensor]) -> None:
@@ -119,7 +119,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             self._contents.add(tensor.detach())
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The checkpoint as `load_weights` sees it."""
+        """The checkpoint that `load_weights` iterates over."""
         for name, shape in self._shapes.items():
             tensor = torch.empty(shape.shape, dtype=dtype_of(shape.dtype), device="meta")
             self._contents.add(tensor, Written(shape.all, FromCheckpoint(name, shape.all)))
@@ -127,7 +127,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             yield name, tensor
 
     def written(self, replaced: Mapping[str, torch.Tensor]) -> dict[str, list[Written]]:
-        """What has come into each parameter, by its first name; ``replaced`` have other memory than before."""
+        """The new content of each parameter, by its first name; ``replaced`` parameters have new memory."""
         found: dict[str, list[Written]] = {}
         seen: set[tuple[int, Strided, torch.dtype]] = set()
         for name, tensor in tensors_of(self._model).items():
@@ -148,13 +148,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         return found
 
     def kept(self) -> frozenset[str]:
-        """Checkpoint tensors that have come into what is neither a parameter nor a buffer, and is still there."""
+        """Checkpoint tensors whose elements are in living tensors that are neither parameters nor buffers."""
         return self._contents.escaped(tensors_of(self._model).values())
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Carry out one operation of `load_weights`."""
+        """Execute one operation of `load_weights`."""
         kwargs = kwargs or {}
         operation = func._schema.name
         given = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
@@ -165,7 +165,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             return self._constant(func, args, kwargs, args[_FILLED[operation]])
         if not any(self._contents.is_known(tensor) for tensor in given):
             return func(*args, **kwargs)
-        with self:  # in inference mode operations come that consist of others
+        with self:  # in inference mode there are operations that consist of others
             made = func.decompose(*args, **kwargs)
         if made is not NotImplemented:
             return made
@@ -196,7 +196,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         return made
 
     def _begin(self, tensor: torch.Tensor) -> None:
-        """Follow a tensor that the engine has made, from its present values on."""
+        """Follow a tensor that the engine has created, from its present values on."""
         if not self._contents.is_known(tensor) and not tensor.is_meta:
             size = tensor.untyped_storage().nbytes() // tensor.element_size()
             everything = tensor.as_strided((size,), (1,), 0)
@@ -204,7 +204,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             self._contents.add(everything, *([Written(addresses(everything), untold)] if untold else []))
 
     def _fill(self, args: tuple[Any, ...]) -> bool:
-        """A fill with a number; False: with something that is not known now."""
+        """Record a fill with a number. Returns False if the value is unknown now."""
         into = args[0]
         value = args[1] if len(args) > 1 else 0.0
         if isinstance(value, torch.Tensor):
@@ -225,7 +225,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         for number, tensor in enumerate(tensors):
             if func._schema.name == "aten::stack":
                 into = made.select(dim, number)
-            elif tensor.shape == (0,):  # torch's cat passes over these, whatever the other shapes are
+            elif tensor.shape == (0,):  # torch's cat ignores these, for any shape of the others
                 continue
             else:
                 into = made.narrow(dim, start, tensor.shape[dim])
@@ -252,14 +252,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         if any(result.alias_info is not None for result in func._schema.returns):  # a view
             return func(*args, **kwargs)
         names = self._contents.names(given)
-        if not names:  # it looks at what the engine itself has made
+        if not names:  # it reads a tensor that the engine itself has created
             return func(*args, **kwargs)
         if func._schema.name == "aten::_local_scalar_dense":
             self.looked_at |= dict.fromkeys(sorted(names), str(func))
             return torch.ones((), dtype=given[0].dtype).item()
         try:
             made = self._without_values(func, args, kwargs)
-        except NotImplementedError:  # what torch raises where a shape depends on values
+        except NotImplementedError:  # torch raises this if a shape depends on values
             self.looked_at |= dict.fromkeys(sorted(names), str(func))
             raise
         results = [leaf for leaf in tree_flatten(made)[0] if isinstance(leaf, torch.Tensor)]
@@ -274,17 +274,17 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             self._contents.spoil(tensor, names | ({self.current} if not names and self.current else set()), reason)
 
     def _untold(self, tensor: torch.Tensor) -> Constant | Computed | None:
-        """What a tensor holds that does not come from the checkpoint; None: nothing."""
+        """The content of a tensor that does not come from the checkpoint; None: unknown."""
         if self._contents.is_known(tensor) or not tensor.numel():
             return None
         first = tensor[(0,) * tensor.ndim]
         if not tensor.is_meta and bool((tensor == first).all()):
             return _number(first.item())
-        # It belongs to the checkpoint tensor that is just being loaded, as far as can be told.
+        # It probably belongs to the checkpoint tensor that is being loaded.
         return Computed(frozenset({self.current} - {""}), "values that come from no checkpoint tensor")
 
     def _without_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result on the meta device, wherever the arguments lie."""
+        """The result on the meta device, for arguments on any device."""
         args, kwargs = tree_map_only(torch.Tensor, _shadow, (args, kwargs))
         if kwargs.get("device") is not None:
             kwargs["device"] = torch.device("meta")
@@ -317,7 +317,7 @@ def _changed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[t
 
 @contextmanager
 def _unchanged(model: torch.nn.Module) -> Iterator[Callable[[], dict[str, torch.Tensor]]]:
-    """Restore a model's own tensors afterwards; yields a function that tells which ones it no longer has."""
+    """Restore a model's own tensors afterwards; yields a function that returns those that it no longer has."""
     before = [
         (module, name, tensor, tensor.data)
         for module in model.modules()
@@ -363,7 +363,7 @@ def _plan(
     looked_at: Mapping[str, str],
     kept: frozenset[str],
 ) -> LoadPlan:
-    """The plan of what has come into the parameters, in the order of the model's names."""
+    """The plan from the new contents of the parameters, in the order of the model's names."""
     parameters = {
         name: RecordedTensor.of(tensor.shape, tensor.dtype, tensor.stride())
         for name, tensor in tensors_of(model).items()
@@ -409,7 +409,7 @@ def _plan(
 def _copies(
     name: str, parameter: RecordedTensor, into: Strided, source: FromCheckpoint, tensor: RecordedTensor
 ) -> list[RegionCopy] | str:
-    """A part of a parameter as regions along the dims of both tensors; or why it is none."""
+    """A part of a parameter as regions along the dims of both tensors, or the reason why that is impossible."""
     long = tuple(
         tuple(stride for size, stride in zip(each.shape, each.strides, strict=True) if size > 1)
         for each in (parameter, tensor)
@@ -430,7 +430,7 @@ def _copies(
 
 
 def _along_dims(pair: Pair, parameter: RecordedTensor) -> Iterator[Pair]:
-    """The same cut along the dims of the parameter, to be read as boxes; as it is where that cannot be."""
+    """The same, split along the dims of the parameter, to be read as boxes; unchanged if that is impossible."""
     try:
         for cut in meet(pair, Pair(parameter.all, parameter.all)).found:
             yield Pair(cut.of, cut.at)
@@ -439,10 +439,10 @@ def _along_dims(pair: Pair, parameter: RecordedTensor) -> Iterator[Pair]:
 
 
 def _repeats(pair: Pair) -> Iterator[Pair]:
-    """The same without elements that are repeated: once for each time that they are.
+    """The same without repeated elements: one copy for each repetition.
 
     Raises:
-        NotStridedError: That would be too often.
+        NotStridedError: There are too many repetitions.
     """
     dims = [dim for dim, size in enumerate(pair.at.shape) if size > 1 and not pair.at.strides[dim]]
     if prod(pair.at.shape[dim] for dim in dims) > _MOST_REPEATS:
@@ -471,7 +471,7 @@ def _boxes(region: Strided, parameter: RecordedTensor) -> Iterator[Strided]:
 
 
 def _joined(groups: list[tuple[frozenset[str], str]]) -> tuple[WholeTensors, ...]:
-    """Tensors that meet in one computation belong together; each group once, with the first reason."""
+    """Group tensors that are used in one computation; each group once, with the first reason."""
     found: list[tuple[set[str], str]] = []
     for names, reason in groups:
         together = [group for group in found if group[0] & names]

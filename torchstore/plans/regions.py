@@ -1,4 +1,4 @@
-"""Regions of checkpoint tensors and of parameters, and what goes from the one to the other."""
+"""Regions of checkpoint tensors and of parameters, and the copies between them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from skipper.torchstore.algebra.layout import Ints, contiguous_strides
 from skipper.torchstore.algebra.strided import Strided
 
 MOST_BLOCKS = 4096
-"""Of one region: what is more scattered than that is read whole, since each block costs some 10 us each time."""
+"""Of one region: more scattered regions are read whole, because each block costs about 10 us each time."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedTensor:
-    """What a parameter or a checkpoint tensor was when the plan was recorded.
+    """The shape and dtype of a parameter or a checkpoint tensor when the plan was recorded.
 
     Attributes:
-        shape: Of the whole tensor.
-        dtype: As torch prints it: "torch.bfloat16".
-        strides: In elements, as they are in memory; those of a checkpoint tensor are row by row.
+        shape: The shape of the whole tensor.
+        dtype: The dtype as torch prints it: "torch.bfloat16".
+        strides: The strides in memory, in elements; checkpoint tensors are row-major.
     """
 
     shape: Ints
@@ -32,18 +32,18 @@ class RecordedTensor:
 
     @staticmethod
     def of(shape: Iterable[int], dtype: object, strides: Ints | None = None) -> RecordedTensor:
-        """A tensor of these; without strides one that is contiguous."""
+        """A tensor with these properties; contiguous if no strides are given."""
         sizes = tuple(shape)
         return RecordedTensor(sizes, str(dtype), contiguous_strides(sizes) if strides is None else strides)
 
     @property
     def nbytes(self) -> int:
-        """Of all its elements."""
+        """The size of all its elements, in bytes."""
         return self.all.numel * dtype_of(self.dtype).itemsize
 
     @property
     def all(self) -> Strided:
-        """Its addresses in its own memory."""
+        """The addresses of its elements in its own memory."""
         return Strided(0, self.shape, self.strides)
 
     def __str__(self) -> str:
@@ -56,8 +56,8 @@ class RegionBlock:
     """A box of a checkpoint tensor, and the part of a parameter that it fills.
 
     Attributes:
-        offsets: Of the box in the checkpoint tensor.
-        into: As many addresses as the box has elements, in its shape, relative to the parameter's first element.
+        offsets: The offsets of the box in the checkpoint tensor.
+        into: One address for each element of the box, in its shape, relative to the parameter's first element.
     """
 
     offsets: Ints
@@ -69,11 +69,12 @@ class RegionCopy:
     """Elements of one checkpoint tensor that become elements of one parameter.
 
     Attributes:
-        parameter: Its name in the model.
+        parameter: The name of the parameter in the model.
         into: Addresses relative to its first element, in elements, by its own strides.
-        checkpoint: The tensor's name in the checkpoint.
-        source: Its addresses there, row by row; of the same shape as ``into``.
-        casts: The dtypes that the values go through, the parameter's last; none where it has the checkpoint's.
+        checkpoint: The name of the tensor in the checkpoint.
+        source: The addresses there, row-major, in the same shape as ``into``.
+        casts: The dtypes to which the values are cast one after the other, the parameter's last; none if both are
+        equal.
     """
 
     parameter: str
@@ -83,7 +84,7 @@ class RegionCopy:
     casts: tuple[str, ...] = ()
 
     def blocks(self, shape: Ints) -> Iterator[RegionBlock]:
-        """The same as boxes of the checkpoint tensor, whose shape this is."""
+        """The same as boxes of the checkpoint tensor with this shape."""
         strides = contiguous_strides(shape)
         axis = {stride: dim for dim, (size, stride) in enumerate(zip(shape, strides, strict=True)) if size > 1}
         sizes, steps = [1] * len(shape), [0] * len(shape)
@@ -105,12 +106,12 @@ class RegionCopy:
 
 @dataclass(frozen=True, slots=True)
 class RegionFill:
-    """Elements of a parameter that have one value, whatever the checkpoint holds: padding.
+    """Elements of a parameter that have one value for any checkpoint: padding.
 
     Attributes:
-        parameter: Its name in the model.
+        parameter: The name of the parameter in the model.
         into: Addresses relative to its first element, in elements.
-        value: A number that the parameter's dtype holds.
+        value: A number that the parameter's dtype can represent.
     """
 
     parameter: str
@@ -120,11 +121,11 @@ class RegionFill:
 
 @dataclass(frozen=True, slots=True)
 class WholeTensors:
-    """Checkpoint tensors that are read whole and given to the model's own `load_weights`, all of them in one call.
+    """Checkpoint tensors that are read whole and passed to the model's own `load_weights`, all in one call.
 
     Attributes:
-        names: Which.
-        reason: What is done to them that a copy cannot say.
+        names: Their names.
+        reason: The operation on them that a copy cannot express.
     """
 
     names: tuple[str, ...]
@@ -132,20 +133,20 @@ class WholeTensors:
 
 
 def is_scattered(copy: RegionCopy, shape: Ints) -> bool:
-    """Whether what is copied lies in more than `MOST_BLOCKS` boxes of the checkpoint tensor, whose shape this is."""
+    """Whether a copy reads more than `MOST_BLOCKS` boxes of the checkpoint tensor, which has this shape."""
     strides = {stride for size, stride in zip(shape, contiguous_strides(shape), strict=True) if size > 1}
     axes = zip(copy.source.shape, copy.source.strides, strict=True)
     return prod(size for size, stride in axes if stride not in strides) > MOST_BLOCKS
 
 
 def region_of(tensor: torch.Tensor, region: Strided) -> torch.Tensor:
-    """The elements of a parameter that a region says, in its shape."""
+    """The view of a parameter for a region, in the region's shape."""
     tensor = tensor.detach()
     return tensor.as_strided(region.shape, region.strides, int(tensor.storage_offset()) + region.offset)
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The dtype that torch prints so.
+    """The dtype that torch prints like this.
 
     Raises:
         ValueError: There is none.

@@ -27,7 +27,7 @@ from skipper.torchstore.tensors.written import writing_mode, written
 
 DEFAULT_STAGING_NBYTES = 64 << 20
 
-_ALIGNMENT = 64  # bytes, of each block in the staging buffer: a cache line
+_ALIGNMENT = 64  # of each block in the staging buffer, in bytes: a cache line
 _LEAST_S = 0.05  # enough for a version that exists already
 
 
@@ -92,11 +92,11 @@ async def load_by_plan(
 
 @dataclass(frozen=True, slots=True)
 class _StagedBlock:
-    """A box that is read into the staging buffer, and what is then done with it.
+    """A box that is read into the staging buffer, and its destination.
 
     Attributes:
         into: The part of the parameter that it fills, in the box' shape.
-        nbytes: In the buffer, as the checkpoint has it.
+        nbytes: Its size in the buffer, in the checkpoint's dtype.
     """
 
     copy: RegionCopy
@@ -109,7 +109,7 @@ class _Replay:
     """One call of `load_by_plan`.
 
     Attributes:
-        tensors: The model's, by name.
+        tensors: The model's tensors, by name.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class _Replay:
                 await self._through_buffer(pinned, blocks_there, device)
 
     def _groups(self) -> Iterator[list[str]]:
-        """The whole tensors that are read together: groups that belong together, as many as fit the staging."""
+        """The whole tensors that are read together: as many groups as fit into the staging buffer."""
         names: list[str] = []
         filled = 0
         for group in self._plan.whole:
@@ -196,7 +196,7 @@ class _Replay:
     async def _round(
         self, pinned: PinnedVersion, blocks: list[_StagedBlock], sizes: list[int], buffer: torch.Tensor
     ) -> None:
-        """Read as many blocks as the buffer holds, and put them where they belong."""
+        """Read as many blocks as fit into the buffer, and copy them to their destinations."""
         offset, arrived = 0, []
         for block, size in zip(blocks, sizes, strict=True):
             dtype = dtype_of(self._plan.checkpoint[block.copy.checkpoint].dtype)
@@ -220,12 +220,12 @@ def _place(blocks: list[_StagedBlock], arrived: list[torch.Tensor]) -> None:
             for cast in block.copy.casts[:-1]:
                 values = values.to(dtype_of(cast))
             block.into.copy_(values)
-    if blocks[0].into.is_cuda:  # other streams fill the buffer again
+    if blocks[0].into.is_cuda:  # other streams will fill the buffer again
         torch.cuda.synchronize(blocks[0].into.device)
 
 
 def _cut(copy: RegionCopy, offsets: Ints, into: torch.Tensor, itemsize: int, room: int) -> Iterator[_StagedBlock]:
-    """A box in pieces that fit the staging, along its first long dims; a row stays whole."""
+    """A box in pieces that fit into the staging buffer, along its first long dims; a row stays whole."""
     nbytes = into.numel() * itemsize
     long = [dim for dim, size in enumerate(into.shape) if size > 1]
     if nbytes <= room or len(long) <= 1:
@@ -239,7 +239,7 @@ def _cut(copy: RegionCopy, offsets: Ints, into: torch.Tensor, itemsize: int, roo
 
 
 def _has_rows(tensor: torch.Tensor) -> bool:
-    """Whether neighbours along the last long dim are neighbours in memory: else each element would move by itself."""
+    """Whether neighbours along the last long dim are adjacent in memory; if not, each element would move separately."""
     strides = [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
     return not strides or strides[-1] == 1
 

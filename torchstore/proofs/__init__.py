@@ -1,1 +1,1 @@
-"""Certificates of versions, and proofs that a process holds what they say."""
+"""Certificates of versions, and proofs that a process holds the certified bytes."""

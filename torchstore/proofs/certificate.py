@@ -53,7 +53,7 @@ class Certificate:
 
     @cached_property
     def root(self) -> str:
-        """The hash over all tensors, in hexadecimal digits: a name, a form, a dtype, a shape and the tiles of each."""
+        """The hash over all tensors, in hexadecimal digits: over name, form, dtype, shape and tiles of each."""
         version = hashlib.sha256(b"skipper version\0")
         for (name, form), tensor in sorted(self.tensors.items()):
             version.update(tensor.root(name, form))
@@ -149,7 +149,7 @@ def _joined(table: TileTable, shares: Sequence[TensorTiles]) -> Iterator[Box]:
 
 
 def _holders(of_ranks: Mapping[int, TensorTiles], box: Box) -> tuple[int, int]:
-    """Two of the ranks that hold something of a tile."""
+    """Two of the ranks that hold a part of a tile."""
     ranks = [
         rank
         for rank, tiles in of_ranks.items()

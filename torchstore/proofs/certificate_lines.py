@@ -7,8 +7,8 @@
 {"tensor": "model.norm.weight", "form": "float8_e4m3fn", "dtype": "float8_e4m3fn", "shape": [4096], "tiles": "..."}
 ```
 
-``tiles`` are the digests of the tensor's tiles, row by row, 32 bytes each, in base64. Where a tensor is stored in 8
-bits with scales beside it, its line says ``"quantized": true``.
+``tiles`` are the digests of the tensor's tiles, row by row, 32 bytes each, in base64. If a tensor is stored in 8 bits
+with separate scales, its line has ``"quantized": true``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from skipper.torchstore.tensors.tiles import DIGEST_NBYTES, TileKey, count_tiles
 from skipper.torchstore.tensors.values import dtype_named
 
 _FORMAT = {"format": "skipper.certificate", "version": 1}
-_LONGEST = 1 << 62  # of a dim: what torch can count
+_LONGEST = 1 << 62  # of a dim: the limit of torch
 _MOST_DIMS = 64  # of a tensor of torch
 _SHOWN = 80
 
@@ -45,7 +45,7 @@ def write(key: str, number: int, root: str, tensors: Mapping[TileKey, CertifiedT
 
 
 def read(data: bytes, path: str) -> tuple[str, int, str, dict[TileKey, CertifiedTensor]]:
-    """The key, the number, the root that is stated, and the tensors of a certificate's file.
+    """The key, the number, the stated root, and the tensors of a certificate's file.
 
     Raises:
         CertificateFormatError: It is something else; ``path`` is for the message.
@@ -75,15 +75,15 @@ def read(data: bytes, path: str) -> tuple[str, int, str, dict[TileKey, Certified
 
 
 def wrong_root(path: str, stated: str, found: str) -> CertificateFormatError:
-    """The error about a file whose tensors make another root than it states."""
+    """The error about a file whose tensors have another root than it states."""
     return CertificateFormatError(path, 2, f"the root is stated as {stated[:_SHOWN]}, and its tensors make {found}")
 
 
 def _tensor(line: Any) -> tuple[TileKey, CertifiedTensor]:
-    """What one line certifies.
+    """The tensor that one line certifies.
 
     Raises:
-        ValueError, TypeError, LookupError: It is none of a certificate.
+        ValueError, TypeError, LookupError: It is not a line of a certificate.
     """
     match line:
         case {"tensor": str(name), "dtype": str(dtype), "shape": [*shape], "tiles": str(tiles)}:

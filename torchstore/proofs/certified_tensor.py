@@ -1,4 +1,4 @@
-"""What a certificate says of one tensor."""
+"""A tensor in a certificate."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class CertifiedTensor:
 
     Attributes:
         dtype: Its dtype in that form: "bfloat16".
-        shape: Of the whole tensor.
-        digests: Of its tiles, row by row, 32 bytes each.
-        is_quantized: Whether it is stored as small floats that need the scales beside them to be values.
+        shape: The shape of the whole tensor.
+        digests: The digests of its tiles, row by row, 32 bytes each.
+        is_quantized: Whether it is stored as small floats whose values depend on separate scales.
     """
 
     dtype: str
@@ -27,12 +27,12 @@ class CertifiedTensor:
     is_quantized: bool = False
 
     def root(self, name: str, form: str) -> bytes:
-        """The hash over what it is and over its tiles, whose order says where each of them lies."""
+        """The hash over its properties and its tiles, in the order of their positions."""
         what = [name, form, self.dtype, list(self.shape), list(tile_shape(self.shape)), self.is_quantized]
         found = hashlib.sha256(b"skipper tensor\0" + json.dumps(what).encode() + b"\0")
         found.update(self.digests)
         return found.digest()
 
     def table(self) -> TileTable:
-        """Its tiles, to compare others with."""
+        """Its tiles, to compare others with them."""
         return TileTable(self.shape, self.digests)

@@ -1,4 +1,4 @@
-"""``skipper weights``: whether weights, in files or in a running store, are those that a certificate says."""
+"""``skipper weights``: verify that weights, in files or in a running store, are those of a certificate."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _SHOWN = 4
 
 
 def main(argv: Sequence[str], *, prog: str = "skipper weights") -> int:
-    """Save a certificate, or verify weights by one; returns the exit code.
+    """Save a certificate, or verify weights with one. Returns the exit code.
 
     Args:
         argv: The arguments, without the program's name.
-        prog: What was typed before them; shown in messages.
+        prog: The command that was typed before them; shown in messages.
     """
     return run(parser(prog), argv, _do, errors=(ControlError,), status=UNREACHABLE)
 
@@ -77,7 +77,7 @@ def _verify(given: argparse.Namespace) -> int:
 
 
 def _stored(given: argparse.Namespace, certificate: Certificate) -> Mapping[Any, Any]:
-    """The version of a certificate, out of the store of a running job."""
+    """The version of a certificate, from the store of a running job."""
     from skipper.torchstore.weights import get_state_dict
 
     key, version = certificate.key, certificate.version
@@ -98,7 +98,7 @@ def _files(paths: Sequence[Path]) -> dict[str, Any]:
     """The tensors of all files together.
 
     Raises:
-        ValueError: A file holds something else, or two of them a tensor of one name.
+        ValueError: A file contains something else, or two files contain tensors of one name.
     """
     found: dict[str, Any] = {}
     for path in paths:
@@ -124,7 +124,7 @@ def _safetensors(path: Path) -> dict[str, Any]:
 
 
 def _saved(path: Path) -> dict[str, Any]:
-    """What `torch.save` has written, of tensors and plain values alone: nothing in it is run."""
+    """The content of a file of `torch.save`, only tensors and plain values: no code in it is run."""
     import torch
 
     from skipper.torchstore.tensors.state_dict import flatten

@@ -1,4 +1,4 @@
-"""In which form what a model holds is certified: its dtype may be another one than the stored one."""
+"""The certified form of a model's tensors: their dtype may differ from the stored one."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _EXACT = {
     torch.bfloat16: _LARGE,
     torch.float32: frozenset({torch.float64}),
 }
-"""The dtypes that hold each number of another one, so that it can be told from what it became."""
+"""The dtypes that represent every number of another dtype, so that a conversion can be undone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a parameter holds of a checkpoint tensor.
+    """The part of a checkpoint tensor that a parameter holds.
 
     Attributes:
-        name: Of the tensor in the checkpoint.
-        parameter: Of the model.
-        dtypes: What its elements have been, one after the other: as they were read first, as they are here last.
+        name: The name of the tensor in the checkpoint.
+        parameter: The name of the parameter in the model.
+        dtypes: The dtypes that its elements had one after the other: when they were read first, here last.
     """
 
     name: str
@@ -40,10 +40,11 @@ class Held:
 
 
 def find_form(held: Held, certified: Mapping[TileKey, CertifiedTensor]) -> tuple[TileKey, torch.dtype] | str:
-    """In which form the elements are certified, and the dtype that they have there; or why they are in none.
+    """The form in which the elements are certified and their dtype there, or the reason why they are not certified.
 
-    A dtype that holds more than the one before it has changed nothing: its elements are converted back to be compared.
-    What was rounded is certified in the dtype that it was rounded to, if the publisher has said so.
+    A dtype that represents all numbers of the one before has changed nothing: its elements are converted back for the
+    comparison. Rounded elements are certified in the dtype to which they were rounded, if the publisher certified that
+    dtype.
     """
     stored = certified[held.name, ""]
     dtypes = [dtype_named(name) for name in held.dtypes]

@@ -1,4 +1,4 @@
-"""What a process has proved of a version, and how the proofs of several processes are joined."""
+"""The result of a proof in one process, and how the proofs of several processes are joined."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class WrongTile:
-    """Elements that are not what the certificate says.
+    """Elements that differ from the certificate.
 
     Attributes:
         name: The name of the tensor in the certificate; for padding, that of the parameter.
@@ -41,7 +41,7 @@ class WrongTile:
 
 @dataclass(frozen=True)
 class Proof:
-    """What one process, or several together, hold of a certified version.
+    """The part of a certified version that one process, or several together, hold.
 
     The example of `Certificate` shows one.
 
@@ -74,7 +74,7 @@ class Proof:
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything here was compared: nothing has to be joined, and nothing could not be proved."""
+        """Whether everything here was compared: no parts need to be joined, and everything could be proved."""
         return not self.open and not self.unproved
 
     @property
@@ -127,7 +127,7 @@ class Proof:
 
 
 def join_proofs(certificate: Certificate, proofs: Iterable[Proof]) -> Proof:
-    """What the ranks of an engine hold together, including tiles that the edges of their shards cut.
+    """The proof of what the ranks of an engine hold together, including tiles that the edges of their shards cut.
 
     Args:
         certificate: The certificate with which all of the proofs were made.
@@ -151,11 +151,11 @@ def join_proofs(certificate: Certificate, proofs: Iterable[Proof]) -> Proof:
 
 
 class TileComparison:
-    """Compares with a certificate what is shown of it, piece by piece.
+    """Compares elements with a certificate, piece by piece.
 
     Attributes:
-        certificate: Which.
-        wrong: What was found to be something else.
+        certificate: The certificate.
+        wrong: The boxes that were found to differ.
         unproved: See `Proof`.
     """
 
@@ -172,11 +172,11 @@ class TileComparison:
         self.refuse(at, parameter, self._table(at).show(blocks, fragments))
 
     def refuse(self, at: TileKey, parameter: str, boxes: Iterable[Box]) -> None:
-        """These boxes are something else."""
+        """Record boxes that differ."""
         self.wrong += [WrongTile(at[0], parameter, box) for box in boxes]
 
     def take(self, proof: Proof) -> None:
-        """What another process has found."""
+        """Add the proof of another process."""
         self.wrong += proof.wrong
         self.unproved.update(proof.unproved)
         for at, bits in proof.shown.items():
@@ -185,7 +185,7 @@ class TileComparison:
             self._table(at).show((), fragments)
 
     def report(self) -> Proof:
-        """Join what can be joined, and sum up."""
+        """Join the fragments that can be joined, and make the proof."""
         for at, table in self._tables.items():
             self.refuse(at, self._parameters.get(at, at[0]), table.join())
         found = {at: table.fragments() for at, table in self._tables.items()}
@@ -206,7 +206,7 @@ class TileComparison:
         return self._tables[at]
 
     def _covered(self) -> float:
-        """The part of the stored bytes that was shown, in whichever form."""
+        """The part of the stored bytes that was proved, in any form."""
         total = self.certificate.nbytes
         if not total:
             return 1.0
@@ -215,7 +215,7 @@ class TileComparison:
             stored = self.certificate.tensors[name, ""]
             by_shape: dict[
                 Ints, list[NDArray[np.bool_]]
-            ] = {}  # those of values may differ from that of packed elements
+            ] = {}  # tiles of values may differ in number from those of packed elements
             for at, table in self._tables.items():
                 if at[0] == name:
                     by_shape.setdefault(table.shape, []).append(table.shown)

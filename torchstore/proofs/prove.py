@@ -1,4 +1,4 @@
-"""Prove that a model holds a certified version: by its own parameters, read back through the plan of its loading."""
+"""Prove that a model holds a certified version, by its own parameters, through the plan that loaded them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from skipper.torchstore.tensors.state_dict import flatten
 from skipper.torchstore.tensors.tiles import hashing_threads, take_tiles, tile_shape
 
 Part = tuple[Box, torch.Tensor]
-"""A box of a checkpoint tensor, and the elements of a model that are to be those."""
+"""A box of a checkpoint tensor, and the elements of a model that should equal it."""
 
 
 @torch.no_grad()
@@ -75,11 +75,11 @@ def prove(
 
 
 class _HeldComparison(TileComparison):
-    """A comparison of what lies in this process.
+    """A comparison of the tensors in this process.
 
     Args:
-        certificate: What it is compared with.
-        threads: Which hash.
+        certificate: The certificate to compare with.
+        threads: The threads that hash.
     """
 
     def __init__(self, certificate: Certificate, threads: Executor) -> None:
@@ -87,7 +87,7 @@ class _HeldComparison(TileComparison):
         self._threads = threads
 
     def state_dict(self, held: object) -> None:
-        """Show the tensors of a state dict, which have their names in the version."""
+        """Compare the tensors of a state dict, which have the names of the version."""
         if not isinstance(held, torch.nn.Module | Mapping):
             raise TypeError(f"a module or a state dict is proved, not {type(held).__name__}")
         leaves, _ = flatten(held.state_dict() if isinstance(held, torch.nn.Module) else held)
@@ -106,7 +106,7 @@ class _HeldComparison(TileComparison):
             self._show(Held(name, name, chain), local.global_shape, parts)
 
     def model(self, tensors: Mapping[str, torch.Tensor], plan: LoadPlan) -> None:
-        """Show the parameters of a model, each region as the one of the checkpoint that it was filled from."""
+        """Compare the parameters of a model, each region with the region of the checkpoint from which it was filled."""
         for group in plan.whole:
             why = f"the model's own load_weights makes something of it ({group.reason})"
             self.unproved.update(dict.fromkeys(group.names, why))
@@ -122,7 +122,7 @@ class _HeldComparison(TileComparison):
             self._show(held, plan.checkpoint[held.name].shape, _merged(parts))
 
     def _show(self, held: Held, whole: Ints, parts: Iterable[Part]) -> None:
-        """Compare what a parameter holds of a tensor of this shape, in the form that is certified."""
+        """Compare a parameter's part of a tensor of this shape, in the certified form."""
         certificate = self.certificate
         found = find_form(held, certificate.tensors)
         if isinstance(found, str):
@@ -161,7 +161,7 @@ class _HeldComparison(TileComparison):
 
 
 def _merged(parts: list[Part]) -> list[Part]:
-    """The same as one part, where they make a box: rows that are interleaved cut each tile otherwise."""
+    """The same parts as one, if they form a box: otherwise, interleaved rows would cut every tile."""
     if len(parts) < 2:
         return parts
     offsets = tuple(map(min, zip(*(box.offsets for box, _ in parts), strict=True)))
@@ -181,7 +181,7 @@ def _merged(parts: list[Part]) -> list[Part]:
 
 
 def _check_certified(plan: LoadPlan, certificate: Certificate) -> None:
-    """Check that the certificate is of the checkpoint that the plan was recorded for.
+    """Check that the certificate matches the checkpoint for which the plan was recorded.
 
     Raises:
         LoadPlanMismatchError: A tensor is missing, or has another shape or dtype.

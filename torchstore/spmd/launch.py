@@ -1,4 +1,4 @@
-"""How the ranks of a launcher become processes of one job of control: rank 0 opens it, the others find it and join.
+"""How the ranks of a launcher become processes of one job: rank 0 opens it, the others find it and join.
 
 Ranks of one host find a connection file in the user's own folder, and nothing listens on a port. For ranks of several
 hosts rank 0 listens at one IP, its gate, and they prove that they know a secret. If ``torch.distributed`` or torchrun's
@@ -31,7 +31,7 @@ from skipper.torchstore.errors import StoreRendezvousError, StoreTimeoutError
 from skipper.torchstore.spmd.ranks import Launch
 from skipper.trust import SECRET_VARIABLE
 
-if TYPE_CHECKING:  # its import brings gRPC, after which processes of a mesh cannot be forked from a warm one
+if TYPE_CHECKING:  # importing it imports gRPC, and then processes of a mesh cannot be forked from a warm one
     from skipper.control.cluster.hosts.job_gate import GateAddress
 
 _AGENT_VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"
@@ -39,7 +39,7 @@ _PREFIX = "skipper/spmd"
 _LOOK_S = 0.05
 _CONNECT_S = 10.0
 _ELSEWHERE = "192.0.2.1"
-"""An address of nobody (RFC 5737): the way there is the way to other networks. Nothing is sent."""
+"""An unused address (RFC 5737): the route to it is the route to other networks. Nothing is sent there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Trust:
         """The same, with arguments that were not passed taken from the environment.
 
         Raises:
-            ValueError: The environment says neither yes nor no.
+            ValueError: A variable of the environment means neither yes nor no.
         """
         trust = dataclasses.replace(self, insecure=self.insecure or insecure_by_environment())
         if self.secret_file is not None or self.certs is not None:
@@ -73,18 +73,18 @@ class Trust:
         return dataclasses.replace(trust, certs=certs or None, secret_file=None if certs else secret_file or None)
 
     def means_several_hosts(self, launch: Launch) -> bool:
-        """Whether these ranks meet at a gate; otherwise they are taken to be on one host."""
+        """Whether these ranks meet at a gate; otherwise they are assumed to be on one host."""
         if self.address is not None:
             return True
         if launch.is_one_host or (self.secret_file is None and self.certs is None):
             return False
         if launch.is_one_host is None:
-            # A secret may be in the environment for other reasons: without TLS it takes more than that.
+            # A secret may be in the environment for other reasons: without TLS, it alone is not enough.
             return (self.certs is not None or self.insecure) and not _is_at_loopback(launch.master_addr)
         return True
 
     def gate(self, address: str) -> GateAddress:
-        """The gate at an address.
+        """The gate for an address.
 
         Raises:
             ValueError: See `initialize_spmd`.
@@ -101,8 +101,8 @@ class OpenedJob:
     """The job of rank 0, open to the other ranks; a context manager.
 
     Attributes:
-        gate: Where those of other hosts come in, with the port that is really listened on; None: there is one host.
-        run: What the ranks have in common.
+        gate: The gate for ranks of other hosts, with the actual port; None: there is only one host.
+        run: The name that the ranks have in common.
     """
 
     gate: GateAddress | None
@@ -126,8 +126,8 @@ class EnteredJob:
     """How a rank joined the job.
 
     Attributes:
-        gate: The gate that it came through; None: it is on rank 0's host.
-        run: What the ranks have in common.
+        gate: The gate through which it joined; None: it is on rank 0's host.
+        run: The name that the ranks have in common.
         has_joined: Whether this process was in no job before.
     """
 
@@ -137,11 +137,11 @@ class EnteredJob:
 
 
 def open_job(launch: Launch, trust: Trust, store_name: str, deadline: float) -> OpenedJob:
-    """Open the job of this process, rank 0, to the other ranks. Blocks for as long as a look at a local store takes.
+    """Open the job of this process, rank 0, to the other ranks. Blocks only for a call of a local store.
 
     Raises:
         AlreadyInJobError: (control's) this process is part of another job.
-        JobExistsError: (control's) the ranks of another start with the same variables are about to meet.
+        JobExistsError: (control's) the ranks of another run with the same variables are about to meet.
         WireError: (control's) this process cannot listen there.
         RankEnvironmentError: The launcher has set no variable that the ranks have in common.
         ValueError: See `initialize_spmd`.
@@ -218,7 +218,7 @@ def _enter(launch: Launch, trust: Trust, found: dict[str, str], timeout: float, 
 
 
 def _derived(launch: Launch, trust: Trust, store_name: str) -> dict[str, str]:
-    """Where rank 0 is, derived from what all ranks know."""
+    """The place of rank 0, derived from what all ranks know."""
     run = launch.token(store_name)
     if not trust.means_several_hosts(launch):
         return {"run": run, "path": run}  # `join` takes the name of a job for its file
@@ -227,10 +227,10 @@ def _derived(launch: Launch, trust: Trust, store_name: str) -> dict[str, str]:
 
 
 def _address_of_rank_0(launch: Launch, note: _Note | None) -> str:
-    """Where rank 0 listens: at one IP, never at all of them.
+    """Where rank 0 listens: at one IP, never on all addresses.
 
-    Its port is any where it can be told, and MASTER_PORT elsewhere, which is free for ``torch.distributed`` again when
-    the ranks have met.
+    It uses any free port if rank 0 can publish it, otherwise MASTER_PORT, which is free for ``torch.distributed`` again
+    when the ranks have met.
 
     Raises:
         StoreRendezvousError: The address of rank 0 is not known.
@@ -273,7 +273,7 @@ def _check_reachable(launch: Launch, trust: Trust) -> None:
 
 
 def _is_here(host: str) -> bool:
-    """Whether a name or an IP is one of this host; also where nobody knows the name."""
+    """Whether a name or an IP is one of this host; True also if the name cannot be resolved."""
     try:
         ip, _ = addresses.parse(f"{host}:0")
     except ValueError:
@@ -287,7 +287,7 @@ def _is_here(host: str) -> bool:
 
 
 def _is_at_loopback(host: str | None) -> bool:
-    """Whether a name or an IP is one that only its own host reaches."""
+    """Whether only its own host can reach a name or an IP."""
     if host is None:
         return False
     try:
@@ -297,18 +297,18 @@ def _is_at_loopback(host: str | None) -> bool:
 
 
 class _Note:
-    """What rank 0 writes for the others in a store of ``torch.distributed``, and erases when all have read it."""
+    """Rank 0's note for the others in a store of ``torch.distributed``, which rank 0 erases when all have read it."""
 
     def __init__(self, store: Any, key: str) -> None:
         self._store, self._key = store, key
 
     @staticmethod
     def of(launch: Launch, store_name: str, deadline: float) -> _Note | None:
-        """That of these ranks; None: there is no such store.
+        """The note of these ranks; None: there is no such store.
 
         Raises:
             StoreTimeoutError: The store of torchrun's agent does not answer.
-            StoreRendezvousError: The same, in another way.
+            StoreRendezvousError: That store fails in another way.
         """
         if launch.has_group:
             return _Note(dist.distributed_c10d._get_default_store(), f"{_PREFIX}/{store_name}")
@@ -324,17 +324,17 @@ class _Note:
         return _Note(store, f"{_PREFIX}/{launch.job}/{store_name}")
 
     def write(self, content: dict[str, str]) -> None:
-        """Write what the others read."""
+        """Write the note."""
         _translated(lambda: self._store.set(self._key, json.dumps(content)), "rank 0 could not publish its address")
 
     def read(self) -> dict[str, str]:
-        """What rank 0 has written.
+        """The content that rank 0 has written.
 
         Raises:
             JobNotFoundError: Nothing yet.
             StoreRendezvousError: The store is gone.
         """
-        # Not by a wait: that would keep others from the group's store for as long.
+        # No blocking wait: it would block the group's store for others.
         if not _translated(lambda: self._store.check([self._key]), "the store in which rank 0 publishes its address"):
             raise JobNotFoundError("it has not published its address")
         text = _translated(lambda: self._store.get(self._key), "what rank 0 says")
@@ -349,10 +349,10 @@ class _Note:
 
 
 def parse_note(content: bytes) -> dict[str, str]:
-    """What rank 0 has written: under ``run`` what the ranks have in common, under ``path`` or ``gate`` where it is.
+    """The fields of rank 0's note: ``run``, the name that the ranks have in common, and ``path`` or ``gate``.
 
     Raises:
-        StoreRendezvousError: It is not what rank 0 writes.
+        StoreRendezvousError: It is not a note of rank 0.
     """
     try:
         note = json.loads(content)

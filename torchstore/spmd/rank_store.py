@@ -1,8 +1,8 @@
 """`initialize_spmd`: a store for the ranks of an SPMD job, which all make the same calls, under any launcher.
 
 Rank 0 becomes the root of a control job and starts the store in it; the others join that job.
-`torchstore.spmd.ranks` says which rank a process is, `torchstore.spmd.launch` how it finds the job,
-`torchstore.spmd.rendezvous` what ranks tell each other.
+`torchstore.spmd.ranks` finds out which rank a process is, `torchstore.spmd.launch` finds the job, and in
+`torchstore.spmd.rendezvous` the ranks meet.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from skipper.torchstore.support.process import this_process
 from skipper.torchstore.tensors.certifying import Certify, check_certify
 
 _GRACE_S = 5.0
-"""The rendezvous' own deadline gives the better message: let it be first."""
+"""The rendezvous' own deadline gives the better message, so it must come first."""
 
 _sessions: dict[str, _Session] = {}
 _beginning: set[str] = set()
@@ -215,7 +215,7 @@ initialize = initialize_spmd
 
 
 class _Beginning:
-    """What one rank does until the store is there, and undoes if that fails."""
+    """The steps of one rank until the store exists, and their cleanup after a failure."""
 
     def __init__(
         self, launch: Launch, trust: Trust, store_name: str, strategy: TorchStoreStrategy, deadline: float
@@ -285,17 +285,17 @@ class _Beginning:
         return rendezvous
 
     async def _bring_and_wait(self, rendezvous: ActorMesh[Rendezvous], place: RankPlace) -> None:
-        """Bring what this rank has to bring, and wait for the store; both end when rank 0 does."""
+        """Bring this rank's process for a volume, if any, and wait for the store; both end when rank 0 ends."""
         left = self._left()
         waiting = asyncio.ensure_future(ask(rendezvous.wait_for_start.call_one(left), left + _GRACE_S))
         bringing = asyncio.ensure_future(self._bring(rendezvous, place))
         try:
             await asyncio.wait({waiting, bringing}, return_when=asyncio.FIRST_COMPLETED)
-            if not bringing.done():  # the store waits for what is brought: the others have failed
+            if not bringing.done():  # the store waits for these processes: the other ranks have failed
                 self._gave_up.set()
                 if self._companion is not None:
                     self._companion.give_up()
-            with suppress(HostError):  # the death of rank 0 says more than that of a process which was to come to it
+            with suppress(HostError):  # the death of rank 0 explains more than that of a process that should come to it
                 await bringing
             if bringing.exception() is not None:
                 await asyncio.wait({waiting}, timeout=_GRACE_S)
@@ -307,7 +307,7 @@ class _Beginning:
             bringing.cancel()
 
     async def _bring(self, rendezvous: ActorMesh[Rendezvous], place: RankPlace) -> None:
-        """Where there may be several hosts, start the process for a volume of this rank, or of its host."""
+        """If there may be several hosts, start the process for a volume of this rank, or of its host."""
         way = self._way
         assert way is not None  # `_meet` has opened or entered the job
         is_first = place.local_rank == 0 or not isinstance(self._strategy, HostStrategy)
@@ -322,7 +322,7 @@ class _Beginning:
         await ask(rendezvous.bring.call_one(place.rank, process_id), self._left())
 
     async def _start(self, rendezvous: ActorMesh[Rendezvous], place: RankPlace, settings: dict[str, Any]) -> None:
-        """Start the store, once nobody is to come into the job any more."""
+        """Start the store, when no more processes will join the job."""
         assert isinstance(self._way, OpenedJob)  # this is rank 0
         count = place.num_hosts if isinstance(self._strategy, HostStrategy) else place.world_size
         mesh: ProcMesh | None = None
@@ -339,7 +339,7 @@ class _Beginning:
 
 
 def _of_ranks(strategy: TorchStoreStrategy, store_name: str) -> TorchStoreStrategy:
-    """The strategy that uses what the ranks know of each other; a user's own strategy stays as it is."""
+    """The strategy that uses the places of the ranks; a user's own strategy stays unchanged."""
     if type(strategy) is HostStrategy:
         return HostVolumes()
     return RankVolumes(store_name) if type(strategy) is LocalRankStrategy else strategy

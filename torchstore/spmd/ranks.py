@@ -1,7 +1,7 @@
-"""Which rank of an SPMD job this process is: from the environment that launchers set, and from what ranks agree on.
+"""Which rank of an SPMD job this process is: from the environment of the launcher, and from the ranks' agreement.
 
 `Launch.find` asks, in this order: explicit arguments, an initialized ``torch.distributed``, the variables of torchrun
-(which plain processes, Ray and verl workers set, too), of Open MPI, of MPICH's kin, and of Slurm.
+(which plain processes, Ray and verl workers set, too), of Open MPI, of MPICH and its derivatives, and of Slurm.
 """
 
 from __future__ import annotations
@@ -95,12 +95,12 @@ class Launch:
     """One rank, as described by its launcher; the rest is found out when the ranks meet.
 
     Attributes:
-        rank: Among all ranks.
-        world_size: How many there are.
-        local_world_size: How many there are on this host; None: that was not told.
-        master_addr: The host of rank 0, by a name or an IP; None: that was not told.
-        master_port: Where ``torch.distributed`` meets there; None: that was not told.
-        job: What the launcher calls this start of these ranks; empty where it has no name for it.
+        rank: The rank among all ranks.
+        world_size: The number of ranks.
+        local_world_size: The number of ranks on this host; None: unknown.
+        master_addr: The host of rank 0, as a name or an IP; None: unknown.
+        master_port: The port of ``torch.distributed`` there; None: unknown.
+        job: The launcher's name for this run; empty if it has none.
         has_group: Whether ``torch.distributed`` is initialized for just these ranks.
     """
 
@@ -120,14 +120,14 @@ class Launch:
 
     @property
     def is_one_host(self) -> bool | None:
-        """Whether all ranks are on one host; None: that was not told."""
+        """Whether all ranks are on one host; None: unknown."""
         return None if self.local_world_size is None else self.local_world_size == self.world_size
 
     def token(self, store_name: str) -> str:
-        """A name for a store that these ranks have in common, and no other ranks of this user.
+        """A name for a store that these ranks have in common, different from those of all other ranks of this user.
 
         Raises:
-            RankEnvironmentError: The launcher has told nothing that the ranks have in common but their number.
+            RankEnvironmentError: The launcher has set nothing that identifies these ranks, except their number.
         """
         if not self.job and (self.master_addr is None or self.master_port is None):
             _missing("MASTER_ADDR" if self.master_addr is None else "MASTER_PORT")
@@ -139,8 +139,8 @@ class Launch:
         """Find out which rank this is.
 
         Args:
-            env: Says it; nothing else is looked at.
-            rank: Says it, with ``world_size``; the environment says the rest.
+            env: The rank, given explicitly; nothing else is used.
+            rank: The rank, with ``world_size``; the rest comes from the environment.
             world_size: See ``rank``.
 
         Raises:
@@ -172,7 +172,7 @@ class Launch:
             if "SLURM_PROCID" in around and "SLURM_STEP_NUM_TASKS" in around:
                 return cls._of_slurm(around, master_addr, master_port, job)
         rank, world_size = _number(around, "RANK"), _number(around, "WORLD_SIZE")
-        if "LOCAL_RANK" in around:  # of no use here, and a sign of a mistake where it is no number
+        if "LOCAL_RANK" in around:  # not used here, but a sign of a mistake if it is not a number
             _number(around, "LOCAL_RANK")
         local_size = _optional(around, "LOCAL_WORLD_SIZE")
         return cls(rank, world_size, local_size, master_addr, master_port, job)
@@ -192,7 +192,7 @@ _LAUNCHERS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
 )
-"""What Open MPI and MPICH's kin (Hydra, Intel MPI) set. They come before Slurm, below which they may run."""
+"""The variables of Open MPI and of MPICH (Hydra, Intel MPI). They come before Slurm, under which they may run."""
 
 _JOBS = (
     ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
@@ -200,7 +200,7 @@ _JOBS = (
     ("OMPI_MCA_ess_base_jobid",),
     ("SLURM_JOB_ID", "SLURM_STEP_ID"),
 )
-"""Variables that name one start of ranks; the first group that is set in full counts."""
+"""Variables that identify one run; the first group that is completely set counts."""
 
 
 def _job(around: Mapping[str, str]) -> str:
@@ -236,16 +236,16 @@ def _missing(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """Where a rank is among those that have initialized a store together.
+    """The place of a rank among those that have initialized a store together.
 
     Attributes:
-        rank: Among all ranks.
-        world_size: How many there are.
-        local_rank: Among those of its host.
-        local_world_size: How many there are on its host.
-        host_rank: The number of its host, in the order of the lowest rank of each.
-        num_hosts: How many hosts there are.
-        local_pids: The process ids of the ranks of this host that are in the same namespace of them.
+        rank: The rank among all ranks.
+        world_size: The number of ranks.
+        local_rank: The rank among those of its host.
+        local_world_size: The number of ranks on its host.
+        host_rank: The number of its host, in the order of the lowest rank of each host.
+        num_hosts: The number of hosts.
+        local_pids: The process ids of the ranks of this host that are in the same pid namespace.
     """
 
     rank: int
@@ -261,12 +261,12 @@ _places: dict[str, RankPlace] = {}
 
 
 def place_of(store_name: str) -> RankPlace | None:
-    """Which rank this process is in a store of `initialize_spmd`; None where it has initialized none of this name."""
+    """The place of this process in a store of `initialize_spmd`; None if it has initialized no store of this name."""
     return _places.get(store_name)
 
 
 def note_place(store_name: str, place: RankPlace | None) -> None:
-    """Note which rank this process is in a store, or with None that it has left it."""
+    """Record the place of this process in a store; None: it has left the store."""
     if place is None:
         _places.pop(store_name, None)
     else:

@@ -1,4 +1,4 @@
-"""`Rendezvous`: the actor in rank 0's process at which the ranks of a store meet, and at which they leave it.
+"""`Rendezvous`: the actor in rank 0's process where the ranks of a store meet, and where they leave it.
 
 A rank arrives, gets its place, brings a process for a volume if one is wanted, waits until rank 0 has started the
 store, and reports that it is ready. All go on when all are ready. At the end each rank leaves, and rank 0 shuts the
@@ -19,7 +19,7 @@ from skipper.torchstore.spmd.ranks import RankPlace
 T = TypeVar("T")
 
 _ACKNOWLEDGE_S = 10.0
-"""How long rank 0, which is about to end, waits for the others to have heard that the store is shut down."""
+"""How long rank 0 waits, before it ends, until the others know that the store is shut down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class Arrival:
 
     Attributes:
         rank: Its number.
-        host: What the ranks of its host have in common, and no others.
+        host: The id of its host.
         pid: Its process id.
-        pids: In which namespace that is one; a host may have several, of containers.
+        pids: The pid namespace; a host with containers may have several.
         procs: Its process, for control.
     """
 
@@ -43,19 +43,19 @@ class Arrival:
 
 @dataclass(slots=True)
 class _Round:
-    """One store, from the arrival of the first rank to the leave of the last.
+    """One store, from the arrival of the first rank until the last one leaves.
 
     Attributes:
-        number: Of the round, as long as rank 0 lives.
-        world_size: How many ranks there are.
-        arrivals: Those that have arrived.
-        brought: The process ids, in control's sense, of those who host a volume, by the rank that has brought them.
+        number: The number of the round, during the life of rank 0.
+        world_size: The number of ranks.
+        arrivals: The ranks that have arrived.
+        brought: The ids (in control) of the processes that host a volume, by the rank that has brought them.
         is_started: Whether rank 0 has started the store.
-        ready: Who can use the store.
+        ready: The ranks that can use the store.
         failure: Why it failed.
         left: The ranks that have left the store or ended.
         is_over: Whether the store is shut down.
-        informed: The ranks that know that.
+        informed: The ranks that know that it is shut down.
     """
 
     number: int
@@ -70,16 +70,16 @@ class _Round:
     informed: set[int] = field(default_factory=set)
 
     def missing(self, those: Iterable[int]) -> list[int]:
-        """All ranks but those."""
+        """All ranks except those."""
         return sorted(set(range(self.world_size)) - set(those))
 
     @property
     def is_complete(self) -> bool:
-        """Whether all have met."""
+        """Whether all ranks have met."""
         return len(self.ready) == self.world_size
 
     def place(self, rank: int) -> RankPlace:
-        """Where a rank is, once all have arrived."""
+        """The place of a rank, after all have arrived."""
         hosts: dict[str, list[int]] = {}
         for number in sorted(self.arrivals):
             hosts.setdefault(self.arrivals[number].host, []).append(number)
@@ -98,7 +98,7 @@ class _Round:
 
 
 class Rendezvous(Actor):
-    """Where the ranks of one store meet; every wait has a deadline, and ends when a rank has failed or died."""
+    """The meeting point of a store's ranks; every wait has a deadline, and ends when a rank has failed or died."""
 
     def __init__(self) -> None:
         self._round: _Round | None = None
@@ -107,7 +107,7 @@ class Rendezvous(Actor):
 
     @concurrent_endpoint
     async def open(self, world_size: int) -> None:
-        """Start a new round; rank 0 does it before it admits any rank."""
+        """Start a new round; rank 0 calls this before it admits any rank."""
         self._round = _Round(1 if self._round is None else self._round.number + 1, world_size)
         await self._tell()
 
@@ -122,7 +122,7 @@ class Rendezvous(Actor):
             StoreTimeoutError: Some have not come; the message names them.
             StoreRendezvousError: One has failed.
         """
-        # A rank that is in the job for another store may be here before rank 0 has begun anew.
+        # A rank that is in the job for another store may arrive before rank 0 has started the new round.
         here = await self._until(
             lambda: self._round if self._round is not None and self._expects(self._round, arrival.rank) else None,
             timeout,
@@ -143,13 +143,13 @@ class Rendezvous(Actor):
 
     @concurrent_endpoint
     async def bring(self, rank: int, process_id: str) -> None:
-        """Name a process that has come into the job to host a volume."""
+        """Report a process that has joined the job to host a volume."""
         self._now().brought[rank] = process_id
         await self._tell()
 
     @concurrent_endpoint
     async def brought(self, count: int, timeout: float) -> list[str]:
-        """Wait for so many processes for volumes; in the order of the ranks that have brought them.
+        """Wait for this many processes for volumes. Returns them in the order of the ranks that have brought them.
 
         Raises:
             StoreTimeoutError: They did not come.
@@ -175,7 +175,7 @@ class Rendezvous(Actor):
 
     @concurrent_endpoint
     async def started(self) -> None:
-        """Rank 0 has started the store."""
+        """Report that rank 0 has started the store."""
         self._now().is_started = True
         await self._tell()
 
@@ -213,7 +213,7 @@ class Rendezvous(Actor):
         """
         here = self._now()
         if here.number != number:
-            return  # rank 0 has begun anew since: it is shut down
+            return  # rank 0 has started a new round since: the store is shut down
         here.left.add(rank)
         await self._tell()
         await self._until(lambda: here.is_over or None, timeout, lambda: "rank 0 has not shut the store down")
@@ -227,7 +227,7 @@ class Rendezvous(Actor):
 
     @concurrent_endpoint
     async def wait_for_others(self, timeout: float) -> list[int]:
-        """Wait until all ranks but 0 are through with the store. Returns those that are not, after ``timeout``."""
+        """Wait until all ranks except 0 have left the store. Returns those that have not, after ``timeout``."""
         here = self._now()
         try:
             await self._until(lambda: not here.missing({0, *here.left}) or None, timeout, lambda: "others use it")
@@ -237,7 +237,7 @@ class Rendezvous(Actor):
 
     @concurrent_endpoint
     async def close(self) -> None:
-        """Say that the store is shut down; returns when those that wait for it know."""
+        """Announce that the store is shut down; returns when the waiting ranks know it."""
         here = self._now()
         here.is_over = True
         await self._tell()
@@ -259,7 +259,7 @@ class Rendezvous(Actor):
 
     @staticmethod
     def _expects(here: _Round, rank: int) -> bool:
-        """Whether a rank that comes now is there for this round, and not for the next store of this name."""
+        """Whether a rank that arrives now belongs to this round, and not to the next store of this name."""
         return not here.is_over and rank not in here.arrivals
 
     async def _tell(self) -> None:
@@ -283,7 +283,7 @@ class Rendezvous(Actor):
     async def _in_round(
         self, here: _Round, done: Callable[[], bool], timeout: float, missing: Callable[[], str]
     ) -> None:
-        """Wait for something to be so, unless a rank fails first."""
+        """Wait for a condition, unless a rank fails first."""
         await self._until(lambda: here.failure is not None or done() or None, timeout, missing)
         if here.failure is not None and not here.is_complete:
             raise here.failure

@@ -1,7 +1,7 @@
-"""The store for plain functions: coroutines run on one event loop in a thread of this process, which is waited for.
+"""The store for plain functions: they wait for coroutines on one event loop in a thread of this process.
 
-`torchstore.sync` is made of it, and so are the engines of other projects (`torchstore.adapters`) and what
-`torch.distributed.checkpoint` calls (`torchstore.dcp`).
+`torchstore.sync`, the engines of other projects (`torchstore.adapters`) and the functions for
+`torch.distributed.checkpoint` (`torchstore.dcp`) use it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _thread = CoroutineThread("torchstore-sync")
 
 
 def run(make: Callable[[], Coroutine[Any, Any, T]], *, name: str = "run", begins_job: bool = False) -> T:
-    """Run a coroutine to its end, even if the calling thread is inside an event loop, which is blocked for that time.
+    """Run a coroutine to its end, even if the calling thread is inside an event loop, which is then blocked.
 
-    ``make`` is called in this thread, ``name`` is for the error. ``begins_job``: begin a job if this process is part of
+    ``make`` is called in this thread, ``name`` is for the error. ``begins_job``: start a job if this process is in
     none.
 
     Raises:
-        BlockingCallError: This is the thread itself, which would wait for itself.
+        BlockingCallError: The caller is in that thread, which would wait for itself.
     """
     if _thread.is_current():
         raise BlockingCallError(name)
@@ -32,8 +32,8 @@ def run(make: Callable[[], Coroutine[Any, Any, T]], *, name: str = "run", begins
 
 
 def run_soon(function: Callable[[], object]) -> None:
-    """Call a function in that thread, soon; for finalisers, which run anywhere, and must take no lock and send nothing.
+    """Call a function in that thread, soon. For finalizers, which run anywhere, and must take no lock and send nothing.
 
-    It sees the context variables of this thread. Nothing happens where the thread was never started.
+    It sees the context variables of this thread. Nothing happens if the thread was never started.
     """
     _thread.call_soon(function)

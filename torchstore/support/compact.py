@@ -1,4 +1,4 @@
-"""Dataclasses that are pickled as a call of themselves: what travels with every message."""
+"""Dataclasses that are pickled as a call of their class, for objects in every message."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ C = TypeVar("C", bound=type[Any])
 
 
 def compact(cls: C) -> C:
-    """Let the instances of a dataclass with two fields or more be pickled as the class and their values.
+    """Pickle the instances of a dataclass with two fields or more as the class and their values.
 
-    What ``dataclass(frozen=True, slots=True)`` does by itself looks at each field in Python, on both sides: it takes
-    twice as long.
+    The default of ``dataclass(frozen=True, slots=True)`` handles each field in Python, on both sides: it takes twice as
+    long.
     """
     values = attrgetter(*(field.name for field in fields(cls)))
 
     def reduced(self: Any) -> tuple[type[Any], tuple[Any, ...]]:
         return cls, values(self)
 
-    cls.__reduce__ = reduced  # type: ignore[assignment]  # a method of a class that is not known here
+    cls.__reduce__ = reduced  # type: ignore[assignment]  # a method of an unknown class
     return cls

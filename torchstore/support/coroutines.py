@@ -1,4 +1,4 @@
-"""Coroutines of the public functions: one that is never awaited says what was called, and what to write."""
+"""Coroutines of the public functions: the warning about one that is never awaited says what to write instead."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _USED = -1
 
 
 class NamedCoroutine(Generic[R]):
-    """The coroutine of a call of a public function. It is awaited, made into a task and cancelled as any other.
+    """The coroutine of a call of a public function. It can be awaited, made into a task and cancelled like any other.
 
-    Python itself would name the function without its package, and not say what to write in its place.
+    Python itself would name the function without its package, and not say what to write instead.
     """
 
     __slots__ = ("__weakref__", "_called_at", "_caller", "_coroutine")
@@ -35,22 +35,22 @@ class NamedCoroutine(Generic[R]):
         return self._coroutine.__await__()
 
     def send(self, value: Any) -> Any:
-        """As that of a coroutine."""
+        """The same as for a plain coroutine."""
         self._called_at = _USED
         return self._coroutine.send(value)
 
     def throw(self, *error: Any) -> Any:
-        """As that of a coroutine."""
+        """The same as for a plain coroutine."""
         self._called_at = _USED
         return self._coroutine.throw(*error)
 
     def close(self) -> None:
-        """As that of a coroutine."""
+        """The same as for a plain coroutine."""
         self._called_at = _USED
         self._coroutine.close()
 
     def __getattr__(self, name: str) -> Any:
-        # What shows tasks to people looks at `cr_frame` and the like, and at `__qualname__`.
+        # Tools that show tasks read `cr_frame` and similar attributes, and `__qualname__`.
         return getattr(self._coroutine, name)
 
     def __repr__(self) -> str:
@@ -81,7 +81,7 @@ def public(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Corouti
     )
     make, caller = kind.__new__, sys._getframe
 
-    # Small values are read in some 20 us: each step here counts, so that a constructor would be too much.
+    # Small values are read in about 20 us: each step here counts, and a constructor would be too slow.
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         coroutine = function(*args, **kwargs)
@@ -89,13 +89,13 @@ def public(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Corouti
         named._coroutine = coroutine
         frame = caller(1)
         named._caller, named._called_at = frame.f_code, frame.f_lasti
-        return named  # type checkers are told so by `Coroutine.register` alone
+        return named  # type checkers learn this only from `Coroutine.register`
 
-    if sys.version_info >= (3, 12):  # before, nothing can say of a plain function that it returns coroutines
+    if sys.version_info >= (3, 12):  # older ones have no mark for functions that return coroutines
         return inspect.markcoroutinefunction(call)
     return call
 
 
 def is_public(function: object) -> bool:
-    """Whether a function is one that `public` has made."""
+    """Whether `public` has made this function."""
     return inspect.isfunction(function) and inspect.iscoroutinefunction(inspect.unwrap(function))

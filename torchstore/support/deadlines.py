@@ -1,6 +1,6 @@
-"""Waits with a deadline, of anything and of an actor's answer, which may be one of the store's own errors.
+"""Waits with a deadline: for any awaitable, and for an actor's answer, which may be one of the store's own errors.
 
-Nearly all of them end long before: one timer serves all waits of an event loop.
+Nearly all of them end long before the deadline, so one timer serves all waits of an event loop.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ async def within(seconds: float, work: Awaitable[T]) -> T:
 
     Raises:
         TimeoutError: The time is up; the work was cancelled.
-        TypeError: That is no number of seconds.
-        ValueError: It is not a number (NaN).
+        TypeError: The limit is not a number of seconds.
+        ValueError: The limit is NaN.
     """
     try:
         seconds = check_seconds("timeout", seconds)
@@ -35,7 +35,7 @@ async def within(seconds: float, work: Awaitable[T]) -> T:
     clock = _clocks.get(loop) or _clock_of(loop)
     task = asyncio.current_task(loop)
     assert task is not None  # this is a coroutine, and a loop runs it
-    # As `asyncio.timeout` does it; to enter and to leave that costs several microseconds.
+    # As in `asyncio.timeout`, whose context manager costs several microseconds.
     limit = _Limit(task)
     cancelling = task.cancelling()
     clock.add(limit, loop.time() + seconds)
@@ -47,15 +47,15 @@ async def within(seconds: float, work: Awaitable[T]) -> T:
         raise
     finally:
         clock.remove(limit)
-        limit.take_back()  # the work may have ended in the same turn of the loop in which its time was up
+        limit.take_back()  # the work may have ended in the same iteration of the loop as its time
 
 
 def check_timeout(seconds: object) -> None:
-    """See whether a user's timeout leaves any time.
+    """Check a user's timeout.
 
     Raises:
-        TypeError: It is no number of seconds.
-        ValueError: It is not above 0, or not a number (NaN).
+        TypeError: It is not a number of seconds.
+        ValueError: It is not above 0, or NaN.
     """
     if check_seconds("timeout", seconds) <= 0:
         raise ValueError(f"timeout must be above 0 seconds, not {seconds!r}")
@@ -76,7 +76,7 @@ class _Limit:
         self.task.cancel()
 
     def take_back(self) -> float:
-        """Take back the cancellation by `expire`; how many others the task has, infinity if there was none."""
+        """Undo the cancellation by `expire`. Returns how many others the task has, infinity if there was none."""
         if not self.has_expired:
             return math.inf
         self.has_expired = False
@@ -84,7 +84,7 @@ class _Limit:
 
 
 class _Clock:
-    """The deadlines of one event loop. Its timer stays when the wait that it was set for ends: the next may need it."""
+    """The deadlines of one event loop. Its timer stays after its wait has ended: the next wait may need it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._call_at = loop.call_at
@@ -94,7 +94,7 @@ class _Clock:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, limit: _Limit, end: float) -> None:
-        """Let ``limit`` expire then."""
+        """Let ``limit`` expire at that time."""
         self._ends[limit] = end
         if end < self._rings_at:
             if self._timer is not None:
@@ -102,7 +102,7 @@ class _Clock:
             self._set(end)
 
     def remove(self, limit: _Limit) -> None:
-        """Its wait is over."""
+        """Remove a limit whose wait has ended."""
         self._ends.pop(limit, None)
 
     def _set(self, at: float) -> None:
@@ -152,7 +152,7 @@ def ask_blocking(call: Future[T], timeout: float) -> T:
 
 
 def _raise_own(error: TimeoutError | ActorError, timeout: float) -> NoReturn:
-    """Raise the store's own error, where there is one in or behind this."""
+    """Raise the store's own error, if this error is or contains one."""
     if isinstance(error, TimeoutError) and not isinstance(error, StoreError):
         raise StoreTimeoutError(f"the store did not answer within {timeout:g} s") from error
     if isinstance(error, ActorError) and isinstance(error.cause, StoreError):

@@ -1,4 +1,4 @@
-"""A bounded memory: what was used least recently is forgotten first."""
+"""A bounded cache that drops the least recently used entry first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ V = TypeVar("V")
 
 
 class LRUCache(Generic[K, V]):
-    """The entries that were put or asked for last, up to a number of them. Not thread-safe."""
+    """The most recently used entries, up to a maximum number. Not thread-safe."""
 
     __slots__ = ("_entries", "_limit")
 
@@ -20,14 +20,14 @@ class LRUCache(Generic[K, V]):
         self._limit = limit
 
     def get(self, key: K) -> V | None:
-        """What is remembered under a key, if it still is; it counts as used."""
+        """The entry of a key, if there still is one; it counts as used."""
         value = self._entries.get(key)
         if value is not None:
             self._entries.move_to_end(key)
         return value
 
     def put(self, key: K, value: V) -> V:
-        """Remember something; what was used least recently may have to go. Returns the value."""
+        """Add an entry; the least recently used one may be dropped. Returns the value."""
         self._entries[key] = value
         self._entries.move_to_end(key)
         while len(self._entries) > self._limit:
@@ -35,20 +35,20 @@ class LRUCache(Generic[K, V]):
         return value
 
     def pop(self, key: K) -> V | None:
-        """Forget an entry. Returns what it was."""
+        """Remove an entry. Returns its value."""
         return self._entries.pop(key, None)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all entries."""
         self._entries.clear()
 
     def items(self) -> ItemsView[K, V]:
-        """All entries, the one that was used last at the end."""
+        """All entries, the most recently used one at the end."""
         return self._entries.items()
 
     @property
     def newest(self) -> V | None:
-        """What was put or asked for last."""
+        """The most recently used entry."""
         return next(reversed(self._entries.values()), None)
 
     def __contains__(self, key: object) -> bool:

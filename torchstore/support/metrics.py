@@ -1,6 +1,6 @@
-"""What this process' puts and gets add up to: the last records of each store, and counters for Prometheus.
+"""The totals of this process' puts and gets: the last records of each store, and counters for Prometheus.
 
-They are kept by store name, so a client that is made anew goes on counting. Prometheus fetches them over HTTP.
+They are kept by store name, so a new client continues the counts. Prometheus fetches them over HTTP.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from skipper.torchstore.support.records import STAGES, SyncRecord
 KEPT_RECORDS = 256
 
 BUCKETS_S = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-"""Upper bounds of the histogram of durations: half decades, from a small value's put to a hanging job."""
+"""Upper bounds of the histogram of durations: half decades, from the put of a small value to a hanging job."""
 
 Samples = Iterator[tuple[str, Labels, float]]
 
 
 @dataclass(slots=True)
 class _Series:
-    """The sums of one kind of operation in one mode."""
+    """The totals of one kind of operation in one mode."""
 
     buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
     seconds: float = 0.0
@@ -54,7 +54,7 @@ class _Series:
         self.seconds += record.seconds
         self.messages += record.control_calls
         self.ended = record.ended
-        if record.mode == "inline":  # the shortest way has one stage and moves nothing but the message
+        if record.mode == "inline":  # the shortest path has one stage and moves only the message
             self.stages[1] += record.control_s
             return
         for number, spent_s in enumerate(record.stages.values()):
@@ -70,7 +70,7 @@ class _Series:
 
 
 class SyncLog:
-    """What one process did with one store. Thread-safe."""
+    """The operations of one process on one store. Thread-safe."""
 
     def __init__(self) -> None:
         self._records: deque[SyncRecord] = deque(maxlen=KEPT_RECORDS)
@@ -115,7 +115,7 @@ class SyncLog:
                 yield from _samples(series, (("store", store), ("op", op), ("mode", mode)))
             for (op, error), number in self._errors.items():
                 yield "torchstore_errors_total", (("store", store), ("op", op), ("error", error)), number
-            # Of the records that are kept, so that there is a bound to the number of keys.
+            # Only of the kept records, so that the number of keys is bounded.
             newest = {(record.op, record.key): record.version for record in self._records if record.mode != "inline"}
         for (op, key), version in newest.items():
             yield "torchstore_version", (("store", store), ("op", op), ("key", key)), version
@@ -146,7 +146,7 @@ _logs_lock = Lock()
 
 
 def log_of(store_name: str) -> SyncLog:
-    """What this process did with a store; the same object for as long as the process lives."""
+    """The operations of this process on a store; the same object for the life of the process."""
     with _logs_lock:
         if not _logs:
             report_figures("torchstore", _totals)
@@ -156,7 +156,7 @@ def log_of(store_name: str) -> SyncLog:
 
 
 def _since(at_s: float) -> list[Occurrence]:
-    """Syncs of all stores, for the record of the job, without small values, which the controller itself has."""
+    """The syncs of all stores, for the record of the job, without small values, which the controller itself stores."""
     with _logs_lock:
         logs = list(_logs.items())
     found = [
@@ -174,7 +174,7 @@ def _figures_of(store: str, record: SyncRecord) -> dict[str, str | float | None]
 
 
 def _totals() -> dict[str, float]:
-    """What all stores add up to, for the status of the job."""
+    """The totals of all stores, for the status of the job."""
     with _logs_lock:
         logs = list(_logs.values())
     totals: dict[str, float] = {"errors": 0, "bytes": 0}
@@ -189,7 +189,7 @@ _WATERFALL = Waterfall("version", "began", (*STAGES, "rest"))
 
 
 def _syncs() -> Table | None:
-    """The latest puts and gets by stage, for who watches the job; small values, which have no stages, are left out."""
+    """The latest puts and gets by stage, to watch the job; small values, which have no stages, are left out."""
     with _logs_lock:
         logs = list(_logs.items())
     rows: list[tuple[Entry, ...]] = [

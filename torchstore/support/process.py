@@ -1,4 +1,4 @@
-"""Which process: an identity that a reused process id does not fake, and the news of its death."""
+"""The identity of a process, safe against reused process ids, and notifications of its death."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class ProcessId:
 
     @property
     def is_local(self) -> bool:
-        """Whether its pid means something here."""
+        """Whether its pid is valid in this process' namespace."""
         return self.host == _host()
 
     def is_alive(self) -> bool:
-        """Whether it still runs; a process of another host counts as alive."""
+        """Whether it is still running; a process of another host counts as alive."""
         return not self.is_local or _start_time(self.pid) == self.start
 
     def __str__(self) -> str:
@@ -66,16 +66,16 @@ def _start_time(pid: int) -> int | None:
             stat = file.read()
     except OSError:
         return None
-    # The command name may hold spaces and brackets: fields count from after the last bracket.
+    # The command name may contain spaces and brackets: fields are counted after the last bracket.
     state, *fields = stat[stat.rindex(b")") + 2 :].split()
     return None if state in (b"Z", b"X") else int(fields[18])
 
 
 class DeathNotice:
-    """Calls ``on_death(process)`` in the event loop in which the process was added, once for each time that it was.
+    """Calls ``on_death(process)`` in the event loop in which the process was added, once for each time it was added.
 
-    A pidfd becomes readable when a process of this host dies. Control tells of those of other hosts, and of all that
-    have left the job or are stopped, which to others are gone as well. Nothing is polled.
+    A pidfd becomes readable when a process of this host dies. For processes of other hosts, and for all that have left
+    the job or are stopped, which also count as gone, control reports the end. Nothing is polled.
     """
 
     def __init__(self, on_death: Callable[[ProcessId], None]) -> None:
@@ -84,7 +84,7 @@ class DeathNotice:
         self._members: dict[ProcessId, set[str]] = {}
 
     def add(self, process: ProcessId, procs: ProcMesh | None = None) -> None:
-        """Watch a process; idempotent. A dead one is reported soon.
+        """Watch a process; idempotent. A process that is dead already is reported soon.
 
         ``procs`` is the same process for control; without it a process of another host is not watched.
         """

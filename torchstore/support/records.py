@@ -1,4 +1,4 @@
-"""What one put or get did, in figures."""
+"""The figures of one put or get."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import time
 from dataclasses import dataclass
 
 STAGES = ("wait", "control", "describe", "compile", "transfer", "verify", "cast")
-"""Where the time of an operation goes, apart from a rest that is the script's own event loop."""
+"""The stages of an operation; the rest of its time is spent in the script's own event loop."""
 
 
-@dataclass(slots=True, unsafe_hash=True)  # none is changed; to make a frozen one of so many fields takes 3 us more
+@dataclass(slots=True, unsafe_hash=True)  # never changed; a frozen one with so many fields takes 3 us more to create
 class SyncRecord:
     """One finished `put*` or `get*` of this process.
 
@@ -101,7 +101,7 @@ class SyncRecord:
 
 @dataclass(slots=True)
 class Cost:
-    """Where the time of one operation goes; becomes its `SyncRecord`."""
+    """Measures the stages of one operation; becomes its `SyncRecord`."""
 
     op: str
     begin: float
@@ -153,7 +153,7 @@ class Cost:
 
 
 class _Stage:
-    """A block whose time counts as one stage's."""
+    """A block whose time counts for one stage."""
 
     __slots__ = ("_begin", "_cost", "_name")
 

@@ -1,6 +1,6 @@
-"""Names of transports, for callers of Meta's torchstore; here nothing depends on them.
+"""Names of transports, for callers of Meta's torchstore; nothing here depends on them.
 
-Which way the bytes take is found out for each pair of processes by `dataplane`: shared memory, UCX or verbs.
+`dataplane` selects the backend for each pair of processes: shared memory, CUDA IPC, UCX or verbs.
 """
 
 from skipper.torchstore.transport.kinds import TransportType

@@ -1,4 +1,4 @@
-"""`TransportType`: what Meta's torchstore calls the ways between a client and a volume."""
+"""`TransportType`: the names of Meta's torchstore for the transports between a client and a volume."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum, auto
 
 
 class TransportType(Enum):
-    """A way between a client and a volume. Strategies take one and check it; the choice is that of `dataplane`.
+    """A transport between a client and a volume. Strategies accept one, but `dataplane` selects the backend.
 
     Example:
         ```python

@@ -20,10 +20,10 @@ class Request:
     """A value to be put or filled, with the part of a tensor that it is.
 
     Attributes:
-        key: Of the value.
+        key: The key of the value.
         tensor_val: The local tensor; None for an object.
-        tensor_slice: Which part of the global tensor it is; None for all of it.
-        objects: The value, where it is no tensor.
+        tensor_slice: Which part of the global tensor it is; None for the whole tensor.
+        objects: The value, if it is not a tensor.
 
     Example:
         ```python
@@ -43,15 +43,15 @@ class Request:
 
     @property
     def is_object(self) -> bool:
-        """Whether the value is no tensor."""
+        """Whether the value is not a tensor."""
         return self.tensor_val is None and self.objects is not None
 
     @classmethod
     def from_any(cls, key: str, value: object, tensor_slice: TensorSlice | None = None) -> Request:
-        """What a value is.
+        """Describe a value.
 
         Raises:
-            ValueError: A slice is given with a DTensor, which knows its own, or it has another shape than the tensor.
+            ValueError: A slice is given with a DTensor, which has its own, or it has another shape than the tensor.
         """
         if is_dtensor(value):
             if tensor_slice is not None:
@@ -68,8 +68,9 @@ def slice_of(dtensor: DTensor) -> TensorSlice:
     """The part of a DTensor that this rank holds.
 
     Raises:
-        LayoutMismatchError: (a `ValueError`) it holds several blocks of the tensor, or none, which no slice can say.
-        UnsupportedPlacementError: (likewise) a placement is Partial.
+        LayoutMismatchError: (a `ValueError`) it holds several blocks of the tensor, or none, which a slice cannot
+        describe.
+        UnsupportedPlacementError: (a `ValueError`) a placement is Partial.
     """
     local = describe(dtensor, key="the tensor")
     if len(local.pieces) != 1:
