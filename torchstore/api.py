@@ -1,7 +1,7 @@
 """Stores, and the values in them. The script initializes a store; the script and every actor of its job use it.
 
 Each function takes ``store_name``, so that a job can have several stores, and ``timeout`` in seconds.
-Names and argument order up to ``store_name`` are those of Meta's torchstore; what is keyword-only is ours.
+Names and argument order up to ``store_name`` are those of Meta's torchstore; keyword-only arguments are ours.
 State dicts and their versions are in `torchstore.weights`.
 """
 

@@ -156,7 +156,7 @@ class TorchStoreCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # ver
             global_steps: The trainer's step, which is sent with them.
 
         Returns:
-            Bytes and seconds, for the trainer's metrics; empty where nothing was sent.
+            Bytes and seconds, for the trainer's metrics; empty if nothing was sent.
         """
         if not self._takes_part:
             for _ in weights:

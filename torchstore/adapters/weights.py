@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class WeightOwnership:
-    """Who owns the weights of a trainer.
+    """The owners of a trainer's weights.
 
     Args:
         metadata: For each weight ``name``, ``shape``, ``dtype``, ``owners`` (ranks; None: all) and ``placements``.

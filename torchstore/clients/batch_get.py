@@ -218,13 +218,13 @@ def _compile(
 
 def _check(key: str, item: TensorItem, target: torch.Tensor, shape: tuple[int, ...]) -> None:
     if item.pickled:
-        raise KindMismatchError(key, "an object is stored there, not a tensor: ask without tensor and slice")
+        raise KindMismatchError(key, "an object is stored there, not a tensor: get it without tensor and slice")
     if item.dtype != str(target.dtype):
         raise DTypeMismatchError(
-            key, f"stored as {item.dtype}, asked for as {target.dtype}; the store never converts silently"
+            key, f"stored as {item.dtype}, requested as {target.dtype}; the store never converts silently"
         )
     if item.global_shape != shape:
-        raise LayoutMismatchError(key, f"stored with shape {item.global_shape}, asked for with {shape}")
+        raise LayoutMismatchError(key, f"stored with shape {item.global_shape}, requested with {shape}")
     check_destination(target, key)
 
 

@@ -39,7 +39,7 @@ class Sorted:
     """The values of a batch by how they are sent.
 
     Attributes:
-        inline: In the message itself.
+        inline: Those in the message itself.
         shared: Tensors for the arena of the batch; pickled objects are tensors of bytes.
         pickled: The keys of the pickled objects.
         alone: Those with an arena of their own: large ones, shards, and those with checksums or copies.

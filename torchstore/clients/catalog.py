@@ -71,7 +71,7 @@ class Opened:
 
     @property
     def kind(self) -> str:
-        """Of the value: "value" or "state_dict"."""
+        """The kind of the value: "value" or "state_dict"."""
         return self.sources[0].manifest.kind
 
     @property
@@ -102,7 +102,7 @@ class Recalled:
 
 
 def place_of(manifest: Manifest, name: str) -> tuple[object, ...] | None:
-    """Where a publisher's part of a tensor is in its buffers; equal for tensors with the same bytes."""
+    """The place of a publisher's part of a tensor in its buffers; equal for tensors with the same bytes."""
     item = manifest.tensors.get(name)
     if item is None or not item.pieces:
         return None
@@ -167,7 +167,7 @@ class Catalog:
         return [tuple(holder.volume for holder in _holders(recalled.records, share)) for share in grant.shares]
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Drop what is kept for some keys."""
+        """Drop the records of some keys."""
         with self._lock:
             for key in keys:
                 self._records.pop(key)

@@ -1,4 +1,4 @@
-"""Where a client finds the controller of its store. A store with a journal has several, one after the other."""
+"""How a client finds the controller of its store. A store with a journal has several, one after the other."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class HeldLeases:
             self._changed.notify_all()
 
     def give_back(self, leases: Iterable[tuple[str, int]], batch: int = 0) -> None:
-        """They are not needed any more."""
+        """Forget leases that are no longer needed."""
         with self._changed:
             self._leases.difference_update(leases)
             self._batches.discard(batch)
@@ -226,7 +226,7 @@ class ControllerLink:
     def _switch(self, life: int, switch: _Switch) -> None:
         try:
             self._switch_to_successor(life, _SWITCH_TIMEOUT_S)
-        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+        except BaseException as error:  # noqa: BLE001 - the waiting thread raises it
             self._end_switch(switch, error)
         else:
             self._end_switch(switch, None)

@@ -44,10 +44,10 @@ class DeltaRead:
 
 @dataclass(frozen=True, slots=True)
 class DestinationContents:
-    """What is in a destination since it was read with ``delta=True``.
+    """The content of a destination that was read with ``delta=True``.
 
     Attributes:
-        mark: Which destination.
+        mark: The fingerprint of the destination.
         manifests: Ids of what was read, in the order of the sources; a stamp for each.
         plan: How it was filled. It keeps the destination's memory, so that no other tensors can be there, and the
             received elements of tensors that were dequantized.
@@ -60,12 +60,12 @@ class DestinationContents:
 
     @staticmethod
     def of(mark: tuple[Any, ...], opened: Opened, plan: Plan) -> DestinationContents:
-        """What a destination holds after it has been filled with a version."""
+        """The content of a destination after it has been filled with a version."""
         stamps = tuple(share.stamp for share in opened.grant.shares)
         return DestinationContents(mark, tuple(source.manifest.id for source in opened.sources), stamps, plan)
 
     def changes(self, mark: tuple[Any, ...], plan: Plan, opened: Opened) -> list[bytes | None] | None:
-        """What has changed since the last read, for each source (None: nothing).
+        """The changes since the last read, for each source (None: no change).
 
         Returns:
             None if a source cannot tell, or if this is another destination: read all of it.
@@ -183,7 +183,7 @@ def _box(
     Args:
         touched: The block.
         cell: The shape of its cells.
-        shape: Of the grid.
+        shape: The shape of the grid.
         first: The row of the grid, all dims but the last counted as one, that the rows are counted from.
         rows: Along the dim before the last, first and one after the last.
         run: The same along the last dim.

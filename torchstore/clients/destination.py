@@ -49,7 +49,7 @@ class Destination:
 
     @property
     def names(self) -> NameMap | None:
-        """Says what is stored under other names; None: nothing is."""
+        """Returns the stored names if they differ; None: they are the same."""
         return self.get.names
 
     def answers(self) -> dict[str, Stack | None]:
@@ -125,7 +125,7 @@ def compile_targets(
 
 
 def _check_distinct(key: str, targets: Mapping[str, LocalTensor], names: Mapping[str, str], opened: Opened) -> None:
-    """Refuse targets that share memory but are not tied in the same manner where they are stored.
+    """Refuse targets that share memory but are not tied in the same way in the store.
 
     Raises:
         DestinationOverlapError: See above.
@@ -183,7 +183,7 @@ def _rebuild_mapped(
 
 
 def into_entries(key: str, destination: Destination, names: Collection[str]) -> dict[str, torch.Tensor | None]:
-    """Where entries that were put separately go, by name: into a given tensor, or a new value (None).
+    """The destinations of entries that were put separately, by name: a given tensor, or None for a new value.
 
     Raises:
         LayoutMismatchError: Such an entry is only a part of one of the reader's entries.

@@ -39,7 +39,7 @@ class DirectMemory:
         self._replaced: dict[str, _Registration] = {}  # there may still be readers of an older version
 
     def find(self, key: str, mark: tuple[object, ...]) -> Packed | None:
-        """What is registered under this key, if it is the memory with this fingerprint."""
+        """The registration under this key, if it is of the memory with this fingerprint."""
         current = self._current.get(key)
         return current.packed if current is not None and current.packed.mark == mark else None
 

@@ -1,4 +1,4 @@
-"""What a read would do: its plan in figures."""
+"""The plan of a read, in figures."""
 
 from __future__ import annotations
 
@@ -95,12 +95,12 @@ class Explanation:
             f"version {self.version} of {self.key!r} ({self.mode}): {self.tensors} tensors, {self.nbytes:,} bytes "
             f"in {self.segments:,} segments, amplification {self.amplification:.2f}",
             f"  plan {'known' if self.known else 'made now'} ({self.compile_s * 1e3:.1f} ms); "
-            f"{self.predicted_s * 1e3:.1f} ms to move, judged by {self.rate_from}",
+            f"{self.predicted_s * 1e3:.1f} ms to move, estimated from {self.rate_from}",
         ]
         if self.saved_nbytes:
-            lines.append(f"  {self.saved_nbytes:>14,} bytes are already there from the version before")
+            lines.append(f"  {self.saved_nbytes:>14,} bytes are already there from the previous version")
         if self.proof_nbytes:
-            lines.append(f"  {self.proof_nbytes:>14,} bytes of checksums prove what arrives")
+            lines.append(f"  {self.proof_nbytes:>14,} bytes of checksums verify what arrives")
         lines += [
             f"  {link.nbytes:>14,} bytes in {link.parts:,} blocks from {link.source} by {link.backend}"
             for link in self.links

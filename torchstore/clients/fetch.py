@@ -197,7 +197,7 @@ class Fetcher:
             self._remote.release(grants)
 
     def forget(self, keys: tuple[str, ...]) -> None:
-        """The keys were deleted: drop what is kept for them."""
+        """The keys were deleted: drop their plans and records."""
         self._catalog.forget(keys)
         if self._board is not None:
             self._board.forget(keys)
@@ -211,7 +211,7 @@ class Fetcher:
         self._peer_source.withdraw(key)
 
     def close(self) -> None:
-        """Let go of what was offered."""
+        """Release what was offered."""
         self._peer_source.close()
 
     # Steps ----------------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ class Fetcher:
         return result
 
     def _read_single(self, cost: Cost, timeout: float) -> ReadOne:
-        """What reads one value of a batch."""
+        """The function that reads one value of a batch."""
         end = cost.begin + check_seconds("timeout", timeout)
 
         async def read(key: str, request: ValueRequest, grant: Grant) -> Any:

@@ -176,9 +176,9 @@ class PutCounts:
         if count.failed and version is None:
             raise OutOfStepError(
                 key,
-                f"put {count.failed} of rank {member.origin.rank} of {member.origin.size} failed, so that it cannot be "
-                "told whether this one is that step once more or the next: say which version it is (version=...), or "
-                "have all ranks publish as another group (publisher=Origin(...))",
+                f"put {count.failed} of rank {member.origin.rank} of {member.origin.size} failed, so it is unknown "
+                "whether this put repeats that step or is the next one: say which version it is (version=...), or let "
+                "all ranks publish as another group (publisher=Origin(...))",
             )
         return Turn(member.origin, count.session, count.number, alone, count.refused if version is None else None)
 

@@ -375,8 +375,8 @@ def _actors_on(mesh: ProcMesh) -> ActorMesh[MeshPublisher]:
 def _refuse_shards(key: str, mesh: ProcMesh) -> NoReturn:
     raise UnsupportedPlacementError(
         key,
-        f"a tensor of {mesh!r} is one on each rank, and nothing says whether these are parts of a whole: make a "
-        "DTensor of it (DTensor.from_local), or put that of one rank (tensor.slice_mesh(...)). If all ranks have the "
+        f"a tensor of {mesh!r} has a value on each rank, and it is unknown whether these are parts of a whole: make "
+        "a DTensor of it (DTensor.from_local), or put that of one rank (tensor.slice_mesh(...)). If all ranks have the "
         "same, put_state_dict(..., verify_replicas=True) compares them",
     )
 
@@ -384,5 +384,5 @@ def _refuse_shards(key: str, mesh: ProcMesh) -> NoReturn:
 def _refuse_publisher(publisher: object) -> None:
     if publisher is not None:
         raise TypeError(
-            "publisher= is for a process that puts what it has: of tensors of a mesh, the ranks are publishers"
+            "publisher= is for a process that puts its own tensors: for tensors of a mesh, the ranks are the publishers"
         )

@@ -26,7 +26,7 @@ class _Copy:
 
 
 class PeerSource:
-    """What one process offers to other readers, by key."""
+    """The copies that one process offers to other readers, by key."""
 
     def __init__(self) -> None:
         self._memory = DirectMemory()

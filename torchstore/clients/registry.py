@@ -105,7 +105,7 @@ async def run(
     """Call a function with this process' client; with a new one if its store is of an earlier `initialize`.
 
     Raises:
-        TypeError: The timeout is no number, or the store's name no string.
+        TypeError: The timeout is not a number, or the store's name not a string.
         ValueError: The timeout is not above 0.
     """
     check_timeout(timeout)
@@ -121,7 +121,7 @@ async def controller_of(store_name: str, timeout: float) -> ActorMesh[StoreContr
     """The controller of a store, initialized or not.
 
     Raises:
-        TypeError: The timeout is no number, or the store's name no string.
+        TypeError: The timeout is not a number, or the store's name not a string.
         ValueError: The timeout is not above 0.
     """
     check_timeout(timeout)

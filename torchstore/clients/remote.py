@@ -101,7 +101,7 @@ class RemoteStore:
         """The controller that is there now, as far as this client knows."""
         return self._link.actor
 
-    # Plain functions, where a coroutine would only wait for another one: a small put goes through all of them.
+    # Plain functions in place of coroutines that would only wait for another one: a small put calls all of them.
 
     def ask(self, call: Call[T], timeout: float, *, grants: bool = False) -> Awaitable[T]:
         """The controller's answer.
@@ -268,7 +268,7 @@ class RemoteStore:
         return {volume for volume, answered in zip(asked, answers, strict=True) if not answered}
 
     async def allocate(self, volume: str, nbytes: int, timeout: float) -> Binding:
-        """A new arena; waits for memory where the volume is full.
+        """A new arena; waits for memory if the volume is full.
 
         Raises:
             VolumeFullError: It is larger than all that the volume may hold.

@@ -106,7 +106,7 @@ class StateDictGet:
 
     Attributes:
         into: The state dict whose tensors are filled; None: all tensors are new.
-        version: Which one.
+        version: The version to read.
         strict: Whether names must be the same on both sides.
         names: A function that gives the stored names; None: the names are the same.
         delta: Whether the tensors still hold what the last such read has written.
@@ -171,7 +171,7 @@ def selector_of(version: object) -> Selector:
 
     Raises:
         TypeError: It is a number of another type.
-        ValueError: It is none of what a reader can say.
+        ValueError: It is not a valid selector.
     """
     match version:
         case "latest":
@@ -202,12 +202,12 @@ def as_object(key: str, request: ValueRequest, value: Any) -> Any:
         KindMismatchError: A tensor or a part was requested.
     """
     if request.into is not None or request.part is not None:
-        raise KindMismatchError(key, "an object is stored there, not a tensor: ask without tensor and slice")
+        raise KindMismatchError(key, "an object is stored there, not a tensor: get it without tensor and slice")
     return value
 
 
 def target_of(key: str, request: ValueRequest, item: TensorItem) -> tuple[LocalTensor, torch.Tensor]:
-    """Where a stored tensor goes, and what the caller gets back."""
+    """The destination of a stored tensor, and the caller's result."""
     if request.part is not None:
         into = request.into
         if into is None:
@@ -244,9 +244,9 @@ def _cut(key: str, request: ValueRequest, tensor: torch.Tensor) -> torch.Tensor:
         target = describe(request.into, key=key)
     check_destination(target.tensor, key)
     if target.tensor.dtype != tensor.dtype:
-        raise DTypeMismatchError(key, f"stored as {tensor.dtype}, asked for as {target.tensor.dtype}")
+        raise DTypeMismatchError(key, f"stored as {tensor.dtype}, requested as {target.tensor.dtype}")
     if target.global_shape != tuple(tensor.shape):
-        raise LayoutMismatchError(key, f"stored with shape {tuple(tensor.shape)}, asked for with {target.global_shape}")
+        raise LayoutMismatchError(key, f"stored with shape {tuple(tensor.shape)}, requested with {target.global_shape}")
     with written([request.into]), writing_mode(target.tensor):
         for piece in target.pieces:
             here = region(as_bytes(target.tensor), piece.local, piece.box.shape)

@@ -43,7 +43,7 @@ class Bases:
         """The changes from the last publication. Call this before the next one is written.
 
         Returns:
-            The change, or None where there is nothing to compare with (any more), and the bytes of unchanged cells.
+            The change, or None if there is nothing to compare with (any more), and the bytes of unchanged cells.
         """
         last = self._last.get(key)
         if last is None or last.manifest != packed.manifest.id:
@@ -146,7 +146,7 @@ class SnapshotPuts:
             try:
                 written.append(await self._write_to(volumes[len(written)], key, packed, cost, timeout))
             except BaseException as error:
-                for arena in written:  # nothing is published of what is there
+                for arena in written:  # nothing of it is published
                     self.arenas.give_back(arena)
                 written.clear()
                 if copies == 1 or not isinstance(error, VolumeLostError):

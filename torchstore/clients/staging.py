@@ -114,7 +114,7 @@ def check_transfer_dtype(dtype: object) -> None:
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"transfer_dtype is a torch.dtype, or a BlockFP8, MXFP8 or NVFP4, not {dtype!r}")
     if not dtype.is_floating_point:
-        raise ValueError(f"transfer_dtype is a floating-point dtype, not {dtype}: other tensors travel as they are")
+        raise ValueError(f"transfer_dtype is a floating-point dtype, not {dtype}: other tensors are sent unchanged")
 
 
 def _make(key: str, mark: tuple[Any, ...], leaves: Mapping[str, Any], dtype: TransferDtype, everything: bool) -> Staged:
@@ -141,7 +141,7 @@ def _make(key: str, mark: tuple[Any, ...], leaves: Mapping[str, Any], dtype: Tra
             quantized[name] = room_for(dtype, name, described, partial(room, place, local.device), where)
             for stored in quantized[name].item.beside():
                 if stored in leaves:
-                    raise MismatchError(where, f"a tensor is named {stored!r} already, as its scales would")
+                    raise MismatchError(where, f"a tensor is named {stored!r} already, which its scales need")
             continue
         target = dtype if isinstance(dtype, torch.dtype) and leaf.is_floating_point() else leaf.dtype
         if target == leaf.dtype and not everything:

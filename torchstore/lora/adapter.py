@@ -40,7 +40,7 @@ class BaseVersion:
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """What an adapter adds to one matrix: `scale` times the product of its two factors.
+    """The update of one matrix by an adapter: `scale` times the product of its two factors.
 
     Attributes:
         module: The name of the module in the base model.
@@ -98,7 +98,7 @@ class LoRAAdapter:
         config.replace(there / _CONFIG_FILE)
 
     def products(self) -> Iterator[LowRank]:
-        """What the adapter adds to each matrix.
+        """The updates of all matrices.
 
         Raises:
             ValueError: It is of a kind that adds something else (DoRA), or a factor is missing.

@@ -113,7 +113,7 @@ class LoRAMerger:
         self._copies.clear()
 
     def _products(self, adapter: LoRAAdapter) -> dict[str, LowRank]:
-        """What is added, by the name of the parameter that it is added to."""
+        """The updates, by the name of the parameter to which they are added."""
         found: dict[str, LowRank] = {}
         missing: list[str] = []
         for product in adapter.products():

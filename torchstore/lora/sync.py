@@ -156,7 +156,7 @@ class _Read:
             local = describe(tensor, key=f"{self.key}/{name}")
             if local.global_shape != stored[name].shape:
                 raise LayoutMismatchError(
-                    f"{self.key}/{name}", f"stored with shape {stored[name].shape}, asked for with {local.global_shape}"
+                    f"{self.key}/{name}", f"stored with shape {stored[name].shape}, requested with {local.global_shape}"
                 )
             blocks += _blocks(f"{_TENSORS}.{name}", local)
         with written(self.tensors.values()):

@@ -107,7 +107,7 @@ class MirrorManifest:
             if not _is_json(value):
                 raise KindMismatchError(
                     f"{self.key}/{name}",
-                    f"a mirror carries tensors and what JSON has, not a {type(value).__name__}: jobs do not open "
+                    f"a mirror contains only tensors and JSON values, not a {type(value).__name__}: jobs do not open "
                     "pickles of each other",
                 )
             objects[name] = {"value": value, "path": list(steps_of(self.paths[name]))}
@@ -145,7 +145,7 @@ class MirrorManifest:
         for name, line in _object(whole.get("objects"), path, "objects").items():
             entry = _object(line, path, name)
             if name in tensors or not _is_json(entry.get("value", ...)):
-                raise MirrorFormatError(path, f"{name!r:.80} is there twice, or has no value that JSON has")
+                raise MirrorFormatError(path, f"{name!r:.80} appears twice, or has a value that JSON does not know")
             objects[name], paths[name] = entry["value"], _path(entry.get("path"), path, name)
         for name, tensor in tensors.items():
             for beside in tensor.scaled.beside() if tensor.scaled else ():
@@ -271,7 +271,7 @@ def _tensor(name: str, line: dict[str, Any], paths: dict[str, Path], path: str) 
     if len(shape) != len(chunk) or prod(shape) > _LONGEST or prod(chunk) * itemsize > MOST_CHUNK_NBYTES:
         raise MirrorFormatError(path, f"{name!r:.80} has chunks that do not fit its shape, or are too large")
     if not isinstance(digests, list) or len(digests) != prod(grid_of(shape, chunk)):
-        raise MirrorFormatError(path, f"{name!r:.80} has another number of chunks than its shape says")
+        raise MirrorFormatError(path, f"{name!r:.80} has another number of chunks than its shape needs")
     if any(not isinstance(digest, str) or not _DIGEST.fullmatch(digest) for digest in digests):
         raise MirrorFormatError(path, f"{name!r:.80} has a chunk without a SHA-256")
     paths[name] = _path(line.get("path"), path, name)
@@ -283,7 +283,7 @@ def _scaled(line: dict[str, Any], shape: Ints, path: str, name: str) -> BlockSca
     if found is None:
         return None
     if not isinstance(found, list) or [type(each) for each in found] != [str, list, int, str, str]:
-        raise MirrorFormatError(path, f"{name!r:.80} is quantized in no way that is known")
+        raise MirrorFormatError(path, f"{name!r:.80} is quantized in an unknown format")
     kind, block, packed, scales, tensor_scale = found
     sizes = _ints(block, 1, path, name)
     if not is_known_format(kind) or len(sizes) != len(shape) or not 1 <= packed <= 8:

@@ -46,7 +46,7 @@ from skipper.torchstore.weights import put_state_dict
 
 @dataclass(frozen=True, slots=True)
 class MirrorRead:
-    """What a read has moved.
+    """The costs of a read.
 
     Attributes:
         version: Its number.
@@ -101,7 +101,7 @@ class MirrorReader:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         if workers < 1 or check_seconds("poll_s", poll_s) <= 0:
-            raise ValueError("a reader has at least one worker, and some time between two looks")
+            raise ValueError("a reader needs at least one worker, and poll_s above 0")
         self._files = MirrorFiles(url, key, workers=workers, options=options)
         self._key = key
         self._verifier = verifier
@@ -252,7 +252,7 @@ class MirrorReader:
     # Steps ----------------------------------------------------------------------------------------------
 
     async def _latest(self, end: float) -> tuple[int, int]:
-        """The newest version and the oldest kept one; -1 where there is none.
+        """The newest version and the oldest kept one; -1 if there is none.
 
         Raises:
             MirrorRolledBackError: It is older than one that was seen.
@@ -509,9 +509,9 @@ def _leaves(key: str, manifest: MirrorManifest, given: Mapping[str, Any], *, str
 
 def _check(key: str, target: LocalTensor, tensor: MirroredTensor) -> None:
     if str(target.tensor.dtype) != tensor.dtype:
-        raise DTypeMismatchError(key, f"mirrored as {tensor.dtype}, asked for as {target.tensor.dtype}")
+        raise DTypeMismatchError(key, f"mirrored as {tensor.dtype}, requested as {target.tensor.dtype}")
     if target.global_shape != tensor.shape:
-        raise LayoutMismatchError(key, f"mirrored with shape {tensor.shape}, asked for with {target.global_shape}")
+        raise LayoutMismatchError(key, f"mirrored with shape {tensor.shape}, requested with {target.global_shape}")
 
 
 def _parts(label: str, target: LocalTensor, tensor: MirroredTensor) -> Iterator[tuple[int, _ChunkPart]]:

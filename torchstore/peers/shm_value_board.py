@@ -37,11 +37,11 @@ _BLANK = bytes(_VALUE_AT)
 
 
 class BoardPlace(NamedTuple):
-    """Where a value is posted.
+    """The place where a value is posted.
 
     Attributes:
         page: The number of the board's page.
-        offset: Of the record in it, in bytes.
+        offset: The offset of the record in it, in bytes.
         nbytes: Space of the record.
         serial: Its number, never 0.
     """
@@ -164,7 +164,7 @@ class ValueBoard:
 
 
 class BoardReader:
-    """What one client knows about the board. Thread-safe."""
+    """The places on the board that one client knows. Thread-safe."""
 
     def __init__(self) -> None:
         self._places: LRUCache[str, BoardPlace] = LRUCache(_KEPT_PLACES)
@@ -172,7 +172,7 @@ class BoardReader:
         self._lock = Lock()
 
     def learn(self, key: str, place: BoardPlace) -> None:
-        """Note where a value is posted."""
+        """Remember where a value is posted."""
         with self._lock:
             self._places.put(key, place)
 

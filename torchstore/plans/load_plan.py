@@ -1,4 +1,4 @@
-"""A plan: which region of which checkpoint tensor goes where in which parameter."""
+"""A plan: which regions of checkpoint tensors are copied to which places in parameters."""
 
 from __future__ import annotations
 

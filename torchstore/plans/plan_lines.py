@@ -77,7 +77,7 @@ def read(data: bytes, path: str) -> PlanParts:
             number += 1
             reader.take(json.loads(text))
     except (ValueError, TypeError, LookupError, RecursionError) as error:
-        reason = f"{error.args[0]!r} is not there" if isinstance(error, KeyError) else str(error)
+        reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
         raise LoadPlanFormatError(path, number, reason) from error
     return PlanParts(
         reader.parameters,
@@ -128,17 +128,17 @@ class _Reader:
         if isinstance(line["from"], str) and "axes" in line:
             source = _in_order(source, source_of, _ints(line["axes"]))
         if source.shape != into.shape:
-            raise ValueError(f"what is copied has the shape {source.shape}, where it goes to {into.shape}")
+            raise ValueError(f"the source of the copy has the shape {source.shape}, its destination {into.shape}")
         casts = line.get("casts", [])
         if not isinstance(casts, list) or not all(isinstance(cast, str) for cast in casts):
             raise TypeError(f"casts are a list of names of dtypes, not {casts!r}")
         dtypes = tuple(str(dtype_of(cast)) for cast in casts)
         if (dtypes or (source_of.dtype,))[-1] != into_of.dtype:
-            raise ValueError(f"{source_of.dtype} is copied into {into_of.dtype}, and no cast leads there")
+            raise ValueError(f"{source_of.dtype} is copied into {into_of.dtype}, without a cast between their dtypes")
         source, into = _sorted(source, into)
         copy = RegionCopy(parameter, into, name, source, dtypes)
         if is_scattered(copy, source_of.shape):
-            raise ValueError(f"what is copied lies in more than {MOST_BLOCKS} blocks")
+            raise ValueError(f"the copy reads more than {MOST_BLOCKS} blocks")
         return copy
 
 
@@ -212,7 +212,7 @@ def _read_region(words: Any, line: dict[str, Any], tensor: RecordedTensor) -> St
             raise ValueError(f"not a box: {words[:80]}")
         ends = [tuple(map(int, part.split(":"))) for part in words[1:-1].split(", ") if part]
         if len(ends) != len(tensor.shape):
-            raise ValueError(f"{words} has not as many dims as {tensor}")
+            raise ValueError(f"{words} has another number of dims than {tensor}")
         if not all(start < stop <= size for (start, stop), size in zip(ends, tensor.shape, strict=True)):
             raise ValueError(f"{words} is empty, or reaches out of {tensor}")
         long = [dim for dim, (start, stop) in enumerate(ends) if stop - start > 1]
@@ -250,5 +250,5 @@ def _sorted(source: Strided, into: Strided) -> tuple[Strided, Strided]:
 
 def _ints(numbers: Any) -> Ints:
     if not isinstance(numbers, list) or not all(type(number) is int and 0 <= number < _LONGEST for number in numbers):
-        raise TypeError(f"whole numbers in a list are wanted, not {str(numbers)[:80]}")
+        raise TypeError(f"a list of whole numbers is expected, not {str(numbers)[:80]}")
     return tuple(numbers)

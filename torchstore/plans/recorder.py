@@ -144,7 +144,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         for name, parts in found.items():
             for part in parts:
                 if isinstance(part.source, Computed) and not part.source.names and name not in replaced:
-                    raise RecordingError(self.current, f"it fills {name} from elsewhere: {part.source.reason}")
+                    raise RecordingError(self.current, f"it fills {name} from another source: {part.source.reason}")
         return found
 
     def kept(self) -> frozenset[str]:
@@ -353,7 +353,7 @@ def _shape_of(name: str, value: Any) -> RecordedTensor:
             return RecordedTensor.of(value.shape, value.dtype)
         case (shape, torch.dtype() as dtype):
             return RecordedTensor.of(shape, dtype)
-    raise TypeError(f"{name!r}: a tensor, a TensorMeta or a tuple of shape and dtype is wanted, not {value!r}")
+    raise TypeError(f"{name!r}: a tensor, a TensorMeta or a tuple of shape and dtype is expected, not {value!r}")
 
 
 def _plan(
@@ -372,7 +372,7 @@ def _plan(
     copies: list[RegionCopy] = []
     fills: list[RegionFill] = []
     groups = [(frozenset({name}), f"its value is needed by {reason}") for name, reason in looked_at.items()]
-    groups += [(frozenset({name}), "the model keeps it elsewhere than in its parameters") for name in sorted(kept)]
+    groups += [(frozenset({name}), "the model keeps it outside of its parameters") for name in sorted(kept)]
     for name, parts in written.items():
         for part in parts:
             match part.source:

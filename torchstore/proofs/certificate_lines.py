@@ -61,7 +61,7 @@ def read(data: bytes, path: str) -> tuple[str, int, str, dict[TileKey, Certified
             case {"key": str(key), "number": int(version), "root": str(root)} if version >= 0 and version is not True:
                 pass
             case _:
-                raise ValueError("a key, a number and a root are wanted")
+                raise ValueError("a key, a number and a root are expected")
         for text in filter(None, texts[2:]):
             number += 1
             at, tensor = _tensor(json.loads(text))
@@ -69,14 +69,16 @@ def read(data: bytes, path: str) -> tuple[str, int, str, dict[TileKey, Certified
                 raise ValueError(f"{at[0]!r} comes twice")
             tensors[at] = tensor
     except (ValueError, TypeError, LookupError, RecursionError) as error:
-        reason = f"{error.args[0]!r} is not there" if isinstance(error, KeyError) else str(error)
+        reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
         raise CertificateFormatError(path, number, reason) from error
     return key, version, root, tensors
 
 
 def wrong_root(path: str, stated: str, found: str) -> CertificateFormatError:
     """The error about a file whose tensors have another root than it states."""
-    return CertificateFormatError(path, 2, f"the root is stated as {stated[:_SHOWN]}, and its tensors make {found}")
+    return CertificateFormatError(
+        path, 2, f"it states the root {stated[:_SHOWN]}, but its tensors have the root {found}"
+    )
 
 
 def _tensor(line: Any) -> tuple[TileKey, CertifiedTensor]:

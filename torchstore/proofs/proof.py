@@ -113,7 +113,7 @@ class Proof:
             more = f", and {len(others)} more" if others else ""
             problem = (
                 f"{name!r} cannot be proved to be of version {self.version} of {self.key!r}: {why}{more} "
-                "(strict=False passes over these)"
+                "(strict=False skips these)"
             )
         if not problem and strict and not self.shown:
             problem = (

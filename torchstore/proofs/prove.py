@@ -58,7 +58,7 @@ def prove(
         TypeError: ``held`` or ``certificate`` has another type.
     """
     if not isinstance(certificate, Certificate):
-        raise TypeError(f"what is proved is a Certificate, not {type(certificate).__name__}")
+        raise TypeError(f"certificate must be a Certificate, not {type(certificate).__name__}")
     with hashing_threads() as threads:
         comparison = _HeldComparison(certificate, threads)
         if plan is None:
@@ -89,7 +89,7 @@ class _HeldComparison(TileComparison):
     def state_dict(self, held: object) -> None:
         """Compare the tensors of a state dict, which have the names of the version."""
         if not isinstance(held, torch.nn.Module | Mapping):
-            raise TypeError(f"a module or a state dict is proved, not {type(held).__name__}")
+            raise TypeError(f"held must be a module or a state dict, not {type(held).__name__}")
         leaves, _ = flatten(held.state_dict() if isinstance(held, torch.nn.Module) else held)
         certified = self.certificate.tensors
         for name, value in leaves.items():
@@ -108,7 +108,7 @@ class _HeldComparison(TileComparison):
     def model(self, tensors: Mapping[str, torch.Tensor], plan: LoadPlan) -> None:
         """Compare the parameters of a model, each region with the region of the checkpoint from which it was filled."""
         for group in plan.whole:
-            why = f"the model's own load_weights makes something of it ({group.reason})"
+            why = f"the model's own load_weights computes with it ({group.reason})"
             self.unproved.update(dict.fromkeys(group.names, why))
         for fill in plan.fills:
             self._padding(tensors[fill.parameter], fill)

@@ -1,4 +1,4 @@
-"""What is stored under a key, without the bytes."""
+"""The description of a stored value, without its bytes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TensorMeta:
 
 @dataclass(frozen=True, slots=True)
 class ValueMeta:
-    """What one version of a key holds.
+    """The description of one version of a key.
 
     Attributes:
         version: Its number.

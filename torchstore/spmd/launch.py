@@ -337,7 +337,7 @@ class _Note:
         # No blocking wait: it would block the group's store for others.
         if not _translated(lambda: self._store.check([self._key]), "the store in which rank 0 publishes its address"):
             raise JobNotFoundError("it has not published its address")
-        text = _translated(lambda: self._store.get(self._key), "what rank 0 says")
+        text = _translated(lambda: self._store.get(self._key), "the store in which rank 0 publishes its address")
         if not text:
             raise JobNotFoundError("it admits no more ranks")
         return parse_note(text)

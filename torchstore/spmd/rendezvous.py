@@ -137,7 +137,7 @@ class Rendezvous(Actor):
             here,
             lambda: len(here.arrivals) == here.world_size,
             timeout,
-            lambda: f"{_named(here.missing(here.arrivals))} did not come",
+            lambda: f"{_named(here.missing(here.arrivals))} did not arrive",
         )
         return here.place(arrival.rank), here.number
 
@@ -160,7 +160,7 @@ class Rendezvous(Actor):
             here,
             lambda: len(here.brought) == count,
             timeout,
-            lambda: f"only {len(here.brought)} of {count} processes for volumes came",
+            lambda: f"only {len(here.brought)} of {count} processes for volumes arrived",
         )
         return [here.brought[rank] for rank in sorted(here.brought)]
 
@@ -245,7 +245,7 @@ class Rendezvous(Actor):
             await self._until(
                 lambda: here.left <= here.informed | {0} or None,
                 _ACKNOWLEDGE_S,
-                lambda: "other ranks have not been told",
+                lambda: "other ranks do not know it yet",
             )
         except StoreTimeoutError:
             return  # the others have had their time

@@ -64,7 +64,7 @@ class NamedCoroutine(Generic[R]):
         name = f"torchstore.{self._name}"
         warnings.warn_explicit(
             f"coroutine '{name}' was never awaited, and did nothing: "
-            f"write `await {name}(...)`, or `torchstore.sync.{self._name}(...)` where there is no event loop",
+            f"write `await {name}(...)`, or `torchstore.sync.{self._name}(...)` without an event loop",
             RuntimeWarning,
             self._caller.co_filename,
             next(lines, None) or self._caller.co_firstlineno,

@@ -227,8 +227,8 @@ def metrics_text(store_name: str | None = None) -> str:
 
 
 _FAMILIES = {
-    "torchstore_sync_duration_seconds": ("histogram", "How long puts and gets took, waiting included."),
-    "torchstore_sync_stage_seconds_total": ("counter", "Where that time went."),
+    "torchstore_sync_duration_seconds": ("histogram", "How long puts and gets took, including waits."),
+    "torchstore_sync_stage_seconds_total": ("counter", "That time, by stage."),
     "torchstore_sync_bytes_total": ("counter", "Tensor bytes moved by this process."),
     "torchstore_sync_saved_bytes_total": ("counter", "Bytes that a delta did not have to move."),
     "torchstore_sync_lent_bytes_total": ("counter", "Bytes moved that came from another reader's copy."),

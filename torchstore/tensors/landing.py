@@ -145,7 +145,7 @@ def _scales_within(whole: LocalTensor, box: Box) -> torch.Tensor:
         before = start - piece.box.offsets[0]
         if before >= 0 and before + count <= piece.box.shape[0]:
             return whole.tensor[piece.local[0] + before :][:count]
-    raise AssertionError(f"no scale is there for the matrices from {start} on")
+    raise AssertionError(f"there are no scales for the matrices from {start} on")
 
 
 def land(
@@ -174,7 +174,7 @@ def land(
         check_destination(target.tensor, f"{key}/{label}")
         if target.global_shape != item.value_shape:
             raise LayoutMismatchError(
-                f"{key}/{label}", f"stored with shape {item.value_shape}, asked for with {target.global_shape}"
+                f"{key}/{label}", f"stored with shape {item.value_shape}, requested with {target.global_shape}"
             )
         known = earlier.get(label)
         fits = known is not None and known.fits(target, item)

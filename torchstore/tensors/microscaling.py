@@ -115,7 +115,7 @@ class MXFP8(Quantization):
 class NVFP4(Quantization):
     """``put_state_dict(transfer_dtype=NVFP4())``: 4-bit floats with an 8-bit scale for each 16 elements of a row.
 
-    All in float32: the tensor's scale is its peak / (6 * 448), and 1 where that is 0; a block's scale is the block's
+    All in float32: the tensor's scale is its peak / (6 * 448), or 1 if that is 0; a block's scale is the block's
     peak / (6 * tensor's scale), rounded to the nearest ``float8_e4m3fn``, at least 2**-9, the least of them that is not
     0; an element is the value / (block's scale * tensor's scale), rounded to the nearest of 0, 0.5, 1, 1.5, 2, 3, 4
     and 6 (ties to the even code), with the value's sign. The first of two elements lies in the lower half of a byte.

@@ -127,7 +127,7 @@ NameMap = Callable[[str], "str | Part | Stack | None"]
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """A reader's state dict in terms of what is stored.
+    """A reader's state dict in terms of stored tensors.
 
     Attributes:
         targets: Views of the reader's memory, by label.
@@ -199,11 +199,11 @@ def _map_one(key: str, name: str, leaf: Any, answer: Stack, items: Mapping[str, 
     where = f"{key}/{' + '.join(part.name for part in answer.parts)} (for {name})"
     if any(part.name not in items for part in answer.parts):
         if isinstance(leaf, torch.Tensor) or not whole:
-            raise KindMismatchError(where, "an object is stored there, a tensor is wanted")
+            raise KindMismatchError(where, "an object is stored there, a tensor is expected")
         return  # an object is read as an object
     if not isinstance(leaf, torch.Tensor):
         if not whole:
-            raise KindMismatchError(where, "a tensor must be given for what is made of parts of others")
+            raise KindMismatchError(where, "give a tensor for an entry that is made of parts of others")
         leaf = mapped.created[name] = new_tensor(items[first].global_shape, items[first].dtype)
     target = describe(leaf, key=where)
     if whole:

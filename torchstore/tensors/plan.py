@@ -286,11 +286,11 @@ def check_same(name: str, dtype: str, global_shape: Ints, target: LocalTensor) -
     """
     if dtype != str(target.tensor.dtype):
         raise DTypeMismatchError(
-            name, f"stored as {dtype}, asked for as {target.tensor.dtype}; the store never converts silently"
+            name, f"stored as {dtype}, requested as {target.tensor.dtype}; the store never converts silently"
         )
     if global_shape != target.global_shape:
         raise LayoutMismatchError(
-            name, f"stored with the global shape {global_shape}, asked for with {target.global_shape}"
+            name, f"stored with the global shape {global_shape}, requested with {target.global_shape}"
         )
 
 

@@ -53,8 +53,8 @@ class TileBlock:
     """Whole tiles that form a box.
 
     Attributes:
-        box: In the whole tensor.
-        digests: Of its tiles, row by row.
+        box: The box in the whole tensor.
+        digests: The digests of its tiles, row by row.
     """
 
     box: Box
@@ -66,7 +66,7 @@ class TileFragment:
     """A part of one tile.
 
     Attributes:
-        box: In the whole tensor.
+        box: The box in the whole tensor.
         data: Its elements, row by row.
     """
 
@@ -151,7 +151,7 @@ def take_tiles(
 
 
 def _digests(block: torch.Tensor, tile: Ints, threads: Executor) -> bytes:
-    """The digests of a block that begins where a tile does, in the order of its grid."""
+    """The digests of a block that begins at a tile's start, in the order of its grid."""
     shape = tuple(block.shape)
     table = np.empty((*grid_shape(Box.whole(shape), tile), DIGEST_NBYTES), np.uint8)
     dims = [_uniform(size, step) for size, step in zip(shape, tile, strict=True)]

@@ -1,4 +1,4 @@
-"""Where `TensorSlice` and `Request` were in older releases of Meta's torchstore."""
+"""The module of `TensorSlice` and `Request` in older releases of Meta's torchstore."""
 
 from skipper.torchstore.transport.types import Request, TensorSlice
 

@@ -116,7 +116,7 @@ def test_a_parameter_that_something_else_holds_keeps_its_address() -> None:
     kernel = SimpleNamespace(weights=[model.layers[1].weight])
     second = second_set(model)
     assert second.flip_by == "copy"
-    assert second.why_copy == "a list beside the modules holds one of their tensors"
+    assert second.why_copy == "a list outside of the modules holds one of their tensors"
     load(second.model, 5.0, functions=False)
     second.flip()
     assert float(kernel.weights[0].detach()[0, 0]) == 5.0

@@ -241,7 +241,7 @@ def test_values_from_nowhere_before_the_first_tensor_are_refused() -> None:
     def load(weights: Weights) -> None:
         model.w.data.copy_(torch.arange(4.0))
 
-    with pytest.raises(ts.RecordingError, match="fills w from elsewhere"):
+    with pytest.raises(ts.RecordingError, match="fills w from another source"):
         ts.record_plan(model, {"a": ((4,), torch.float32)}, load_weights=load)
 
 

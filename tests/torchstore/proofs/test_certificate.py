@@ -173,7 +173,7 @@ SECOND = '{"key": "k", "number": 1, "root": "%s"}\n'
         (HEAD + SECOND % "00" + LINE.replace("float32", "floaty"), 3, "knows no dtype"),
         (HEAD + SECOND % "00" + LINE.replace("AAAA=", "AA!A="), 3, "base64"),
         (HEAD + SECOND % "00" + "[]\n", 3, "not a line of a certificate"),
-        (HEAD + SECOND % "00" + LINE, 2, "its tensors make"),
+        (HEAD + SECOND % "00" + LINE, 2, "its tensors have the root"),
         (HEAD + SECOND % "00" + "[" * 100_000, 3, "recursion|Stack overflow"),  # the latter from Python 3.14 on
     ],
 )
@@ -191,7 +191,7 @@ async def test_a_digest_that_somebody_has_changed_in_the_file_does_not_fit_its_r
     text = path.read_text()
     at = text.index('"tiles": "', text.index('"q"')) + 12
     path.write_text(text[:at] + ("A" if text[at] != "A" else "B") + text[at + 1 :])
-    with pytest.raises(ts.CertificateFormatError, match="its tensors make"):
+    with pytest.raises(ts.CertificateFormatError, match="its tensors have the root"):
         ts.Certificate.load(path)
 
 

@@ -150,7 +150,7 @@ async def test_a_plan_for_something_else_is_refused() -> None:
         ts.prove({}, certificate, plan)
     with pytest.raises(TypeError, match="a module or a state dict"):
         ts.prove(3, certificate)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="is a Certificate"):
+    with pytest.raises(TypeError, match="must be a Certificate"):
         ts.prove(model, "certificate")  # type: ignore[arg-type]
 
 

@@ -72,11 +72,11 @@ async def test_process_ids_of_another_container_are_no_concern(
 
 async def test_who_does_not_come_is_named(rendezvous: ActorMesh[Rendezvous], ranks: ProcMesh) -> None:
     await rendezvous.open.call_one(3)
-    with pytest.raises(ts.StoreTimeoutError, match="rank 1, rank 2 did not come"):
+    with pytest.raises(ts.StoreTimeoutError, match="rank 1, rank 2 did not arrive"):
         await arrive(rendezvous, arrival(0), SOON_S)
     await rendezvous.open.call_one(1)
     await arrive(rendezvous, arrival(0))
-    with pytest.raises(ts.StoreTimeoutError, match="only 0 of 1 processes for volumes came"):
+    with pytest.raises(ts.StoreTimeoutError, match="only 0 of 1 processes for volumes arrived"):
         await ask(rendezvous.brought.call_one(1, SOON_S), PATIENCE_S)
     with pytest.raises(ts.StoreTimeoutError, match="rank 0 did not start the store"):
         await ask(rendezvous.wait_for_start.call_one(SOON_S), PATIENCE_S)

@@ -219,7 +219,7 @@ async def test_a_delta_is_explained_before_it_is_read() -> None:
     explanation = await ts.explain("m", mine, delta=True)
     assert (explanation.nbytes, explanation.saved_nbytes) == (4096 * 4, whole - 4096 * 4)
     assert [(link.nbytes, link.parts) for link in explanation.links] == [(4096 * 4, 1)]
-    assert "from the version before" in str(explanation)
+    assert "from the previous version" in str(explanation)
     assert (await ts.explain("m", mine)).nbytes == whole
 
 

@@ -120,7 +120,7 @@ ERRORS: list[tuple[dict[str, Any], Any, type[Exception], str]] = [
     ({"x": torch.zeros(2, 30)}, ts.Part("a", chunk=(2, 2)), ts.LayoutMismatchError, r"no chunk 2 of 2"),
     ({"x": torch.zeros(2, 30)}, ts.Part("a", dim=2), ts.LayoutMismatchError, r"about dim 2"),
     ({"x": torch.zeros(3, 30)}, "note", ts.KindMismatchError, r"'s/note \(for x\)'.*an object is stored"),
-    ({"x": None}, ts.Stack("a", "b"), ts.KindMismatchError, r"'s/a \+ b \(for x\)'.*must be given"),
+    ({"x": None}, ts.Stack("a", "b"), ts.KindMismatchError, r"'s/a \+ b \(for x\)'.*give a tensor for"),
     ({"x": torch.zeros(3, 30)}, 7, TypeError, r"names\('x'\) must return a string"),
 ]
 

@@ -86,7 +86,7 @@ class BackgroundReader:
             while not self._reader.is_complete:
                 info = self._pieces.get()
                 if info is None:
-                    raise RuntimeError("the update was given up")
+                    raise RuntimeError("the update was aborted")
                 self._reader.receive(info)
             self._reader.load()
             self._second_set.check()

@@ -33,7 +33,7 @@ class TorchStoreInitInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM 
         if self.staging_nbytes is not None and self.staging_nbytes < 1:
             raise ValueError(f"staging_nbytes is at least one byte, or None for all; not {self.staging_nbytes}")
         if self.second_set_nbytes is not None and not self.background:
-            raise ValueError("second_set_nbytes limits the second set of weights, which there is with background=True")
+            raise ValueError("second_set_nbytes limits the second set of weights: it needs background=True")
 
 
 @dataclass

@@ -314,5 +314,5 @@ def _held_elsewhere(model: torch.nn.Module) -> str:
             gc.freeze()
     for holder in holders:
         if id(holder) not in known and holder is not held and not isinstance(holder, FrameType):
-            return f"a {type(holder).__name__} beside the modules holds one of their tensors"
+            return f"a {type(holder).__name__} outside of the modules holds one of their tensors"
     return ""

@@ -54,7 +54,7 @@ class TorchStoreWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc
         self.last_update: UpdateRecord | None = None
         self._name = secrets.token_hex(8)  # of this rank, on the board
         self._connection: TorchStoreInitInfo | None = None
-        self._reader: UpdateReader | None = None  # of an update that has begun
+        self._reader: UpdateReader | None = None  # of an update in progress
         self._background: BackgroundReader | None = None
         self._second_set: SecondSet | None = None
         self._recorded: WeakKeyDictionary[torch.nn.Module, RecordedLoads] = WeakKeyDictionary()
@@ -178,7 +178,7 @@ class TorchStoreWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc
 
     def _new_reader(self, form: LoadForm, part_nbytes: int | None, *, is_beside: bool = False) -> UpdateReader:
         connection = self._connection
-        assert connection is not None, "start_weight_update has seen to it"
+        assert connection is not None, "start_weight_update has checked it"
         known = self._recorded.setdefault(self.model, {})
         return UpdateReader(form, known, connection, self.device, part_nbytes=part_nbytes, is_beside=is_beside)
 
@@ -196,7 +196,7 @@ class TorchStoreWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc
             return
         background.give_up()
         if not background.wait(_LAST_READ_S):
-            raise RuntimeError(f"a read of weights that was given up has not ended after {_LAST_READ_S:g} s")
+            raise RuntimeError(f"an aborted read of weights has not ended after {_LAST_READ_S:g} s")
         self._background = None
 
     def _together(self, step: Callable[[], object]) -> bool:
