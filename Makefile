@@ -15,7 +15,7 @@ UCX    ?= cu12
 # How many files of tests run at a time. A process of pytest that dies ends the run: pytest-xdist, which would replace it,
 # may then wait for ever at the end.
 WORKERS ?= 2
-# CI has tests.twice here: what fails beside other tests is tried once more by itself.
+# CI has tests.twice here: a test that fails among others runs once more by itself.
 PYTEST ?= pytest
 XDIST  := --numprocesses=$(WORKERS) --dist=loadfile --max-worker-restart=0
 ARGS   ?=
@@ -47,7 +47,7 @@ help:
 	@echo "make test-verbs  the tests that need an RDMA device, on Soft-RoCE in guest kernels (VERBS_TESTS, ARGS to choose)"
 	@echo "make test-hosts  the tests of jobs on several machines: network namespaces, Slurm, Ray, torchrun (root; ARGS to choose)"
 	@echo "make test-gpu  the tests on a GPU, without a network     (make gpu-wheels: what it installs, where there is one)"
-	@echo "make bench-gpu  GPU memory beside its ceilings, on the same machine"
+	@echo "make bench-gpu  GPU memory compared with its ceilings, on the same machine"
 	@echo "make fuzz     everything that takes bytes of others, for FUZZ_SECONDS (ARGS='frames handle' to choose)"
 	@echo "make simulate  jobs on a virtual clock and network, for SIMULATE_SECONDS (ARGS='--first 1000000' for other seeds)"
 	@echo "make test-asan  the compiled modules under AddressSanitizer and UBSan (ASAN_TESTS, ARGS to choose)"
@@ -59,7 +59,7 @@ help:
 	@echo "make test-opinfo  every operation of torch's own database on a mesh    (ARGS='--ops prod sort' to choose)"
 	@echo "make check    linters, types, planted mistakes of types, imports and layers, generated protobuf code"
 	@echo "make bench    the bandwidth sweep     (make bench-smoke: a short run for correctness)"
-	@echo "make bench-peers  Skipper beside Monarch, Ray, NIXL, ... for 25 minutes, into benchmarks/results"
+	@echo "make bench-peers  Skipper, Monarch, Ray, NIXL, ... in turns for 25 minutes, into benchmarks/results"
 	@echo "make dist     the wheel and the source distribution, in dist"
 	@echo "make test-dist  both looked through, and the wheel at work in an empty environment"
 	@echo "make release  both, a wheel for each Python, built twice and compared (RELEASE_PYTHONS='python3.12 ...', SIGN=KEY)"
@@ -158,7 +158,7 @@ bench-gpu:
 test-asan: $(STAMP)
 	$(BIN)/python -m tests.sanitizers address $(ASAN_TESTS) $(ARGS)
 
-# In build/tsan, likewise.
+# The same in build/tsan.
 test-tsan: $(STAMP)
 	$(BIN)/python -m tests.sanitizers thread $(TSAN_TESTS) $(ARGS)
 

@@ -3,7 +3,7 @@
 Run ``skipper bw`` or ``python -m skipper.benchmarks.bandwidth``. `docs/reference/bandwidth.md` explains the output.
 """
 
-if __name__ != "skipper.benchmarks":  # found by the folder's own name, beside the one package that there is
+if __name__ != "skipper.benchmarks":  # imported by the name of the folder, as a second copy
     raise ImportError("write `from skipper import benchmarks`, or `from skipper.benchmarks import ...`", name=__name__)
 
 

@@ -1,4 +1,4 @@
-"""The backends of the data plane, as benchmarks are told by ``--backend`` which one to use."""
+"""``--backend`` of the benchmarks: which backend of the data plane they use."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def add_backend(parser: TakesArguments) -> None:
 
 
 def require_backend(name: str) -> None:
-    """See that it can be used here.
+    """Check that the backend can be used here.
 
     Raises:
-        UsageError: It cannot, and why.
+        UsageError: It cannot be used; the message says why.
     """
     if name == AUTO:
         return

@@ -1,6 +1,6 @@
-"""``python -m skipper.benchmarks.checkpoints``: a state dict into the store and out of it, by its own calls and by DCP.
+"""``python -m skipper.benchmarks.checkpoints``: save and load a state dict by the store's calls, and by DCP.
 
-Beside them run `torch.distributed.checkpoint` with files in memory (tmpfs), and a memcpy of as many bytes. All of it
+`torch.distributed.checkpoint` with files in memory (tmpfs) and a memcpy of as many bytes run to compare. All of it
 runs in one process, as in a rank of a job; the volumes are processes of their own.
 """
 

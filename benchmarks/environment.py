@@ -18,7 +18,7 @@ _DISTRIBUTIONS = {
     "skipper": ("skipper-mesh",),
     "torch": ("torch",),
     "numpy": ("numpy",),
-    "ucx": ("libucx-cu13", "libucx-cu12"),  # whichever is there
+    "ucx": ("libucx-cu13", "libucx-cu12"),  # one of them is installed
 }
 _GIT_TIMEOUT_S = 5.0
 
@@ -53,7 +53,7 @@ def _cpu_model() -> str | None:
 
 
 def _version(distributions: Sequence[str]) -> str | None:
-    """That of the first of them that is installed."""
+    """The version of the first distribution that is installed."""
     # This import takes a tenth of the start of a process, and the actors of a benchmark do not need it.
     from importlib.metadata import PackageNotFoundError, version
 
@@ -64,7 +64,7 @@ def _version(distributions: Sequence[str]) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout this package lies in, ``+changes`` when the tree differs from it."""
+    """The commit of the checkout that has this package, ``+changes`` when the tree differs from it."""
     root = Path(__file__).resolve().parents[1]
     if not (root / ".git").exists():
         return None

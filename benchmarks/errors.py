@@ -83,6 +83,6 @@ class IntegrityError(BenchmarkError):
 
 
 class BelowMinimumError(BenchmarkError):
-    """A measured bandwidth lies below the asked-for minimum."""
+    """A measured bandwidth is below the requested minimum."""
 
     exit_code: ClassVar[int] = 4

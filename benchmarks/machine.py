@@ -27,7 +27,7 @@ def proc_nbytes(path: str, key: str) -> int:
         name, _, value = line.partition(":")
         if name == key:
             return int(value.split()[0]) << 10
-    raise BenchmarkError(f"{path} does not tell {key}")
+    raise BenchmarkError(f"{path} has no {key}")
 
 
 def memcpy() -> Callable[[int, int, int], object]:

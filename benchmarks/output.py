@@ -104,7 +104,7 @@ def write_csv(results: Sequence[Result], path: str) -> None:
 
 
 def significant(value: float, digits: int = 4) -> str:
-    """Print a figure with ``digits`` significant ones, never in exponents: 0.01234, 12.34, 1234."""
+    """Print a figure with ``digits`` significant digits, never with an exponent: 0.01234, 12.34, 1234."""
     if abs(value) >= 1:
         return f"{value:.{max(digits - len(str(int(abs(value)))), 0)}f}"
     # Decimal prints without an exponent what :g has rounded.

@@ -1,4 +1,4 @@
-"""Processes of benchmarks that do not outlive what has started them."""
+"""Processes of benchmarks that do not outlive the process that started them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def follow_parent(parent: int, number: signal.Signals) -> bool:
-    """Have the kernel send this process a signal when its parent ends, however that comes about.
+    """Have the kernel send this process a signal when its parent ends, for any reason.
 
     Args:
         parent: The process id of the parent.
         number: The signal.
 
     Returns:
-        Whether the parent lives: it may have ended before this was in force.
+        Whether the parent lives: it may have ended before this took effect.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     return os.getppid() == parent

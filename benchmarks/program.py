@@ -40,7 +40,7 @@ class Parser(CommandParser):
         raise UsageError(self.explained(message))
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace | int:
-        """The arguments, or the exit code if there is nothing to run because help or a complaint has been printed.
+        """The arguments, or the exit code if there is nothing to run because help or an error has been printed.
 
         Args:
             argv: What was typed, without the program's name.
@@ -80,7 +80,7 @@ def report_parser(
 
 @contextlib.contextmanager
 def rounds_shown(prog: str, total: int) -> Iterator[Callable[[int], None]]:
-    """While it is entered, a person who waits at a terminal sees how many rounds are whole.
+    """Within its block, a terminal shows how many rounds are complete.
 
     Args:
         prog: What measures.
@@ -89,14 +89,14 @@ def rounds_shown(prog: str, total: int) -> Iterator[Callable[[int], None]]:
     Yields:
         What is to be called after each round.
     """
-    from skipper.control import track_progress  # skipper bw, whose parser is made here too, does without
+    from skipper.control import track_progress  # skipper bw, whose parser is made here too, does not need it
 
     with track_progress(prog, total, "rounds") as task:
         yield lambda _: task.advance()
 
 
 def require_device(device: str) -> None:
-    """See that torch has it.
+    """Check that torch can use the device.
 
     Raises:
         UsageError: It is a GPU, and torch cannot use one.
@@ -131,7 +131,7 @@ def run(
         csv: File for the rows.
         tables: Lays the rows out for people, or what is left to say when they have been printed already.
         config: What the report says of the run; called when the run is over.
-        failures: Errors that end the run with exit code 1, besides `BenchmarkError`, which has its own.
+        failures: Errors that end the run with exit code 1, in addition to `BenchmarkError`, which has its own.
 
     Returns:
         The exit code.

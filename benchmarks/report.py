@@ -6,9 +6,9 @@
                   "ratio": <value / reference.value> or null, ...the row's own parameters}],
      "errors": []}
 
-All numbers of a row are in the row's ``unit``. ``ratio`` compares in that unit: for a rate more is
-better, for a time less is. Rows add parameters of their own (``"backend"``, ``"op"``, ``"nbytes"``, ...)
-beside the fixed keys, reports may add plain values beside the fixed top-level ones.
+All numbers of a row are in the row's ``unit``. ``ratio`` compares in that unit: for a rate, higher
+is better; for a time, lower. Rows add parameters of their own (``"backend"``, ``"op"``, ``"nbytes"``, ...)
+to the fixed keys; reports may add plain values to the fixed top-level ones.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Result:
         return cls.from_samples(name, unit, [value], reference=reference, parameters=parameters)
 
     def as_reference(self) -> Reference:
-        """This row as what another row is held against."""
+        """This row as the reference of another row."""
         return Reference(self.name, self.value)
 
     @property
@@ -281,7 +281,7 @@ class Report:
 
 
 def report_problems(document: Mapping[str, Any]) -> list[str]:
-    """Everything that keeps ``document``, written by any program, from being a report; empty when it is one."""
+    """Everything that is wrong with ``document``, from any program, as a report; empty if it is one."""
     problems = [
         f"{key} must be an object" for key in ("environment", "config") if not isinstance(document.get(key), dict)
     ]
@@ -302,7 +302,7 @@ def report_problems(document: Mapping[str, Any]) -> list[str]:
 
 
 def result_problems(row: object) -> Iterator[str]:
-    """Everything that keeps ``row`` from being an entry of ``results``."""
+    """Everything that is wrong with ``row`` as an entry of ``results``."""
     if not isinstance(row, Mapping):
         yield "not an object"
         return

@@ -53,7 +53,7 @@ def percentile(ordered: Sequence[float], rank: float) -> float:
     if not ordered:
         raise ValueError("a percentile of no samples is undefined")
     if not 0 < rank <= 100:
-        raise ValueError(f"a percentile's rank lies in (0, 100], not at {rank}")
+        raise ValueError(f"a percentile's rank must be in (0, 100], not {rank}")
     # str() gives the shortest decimal that means this float, so 99.9 becomes 999/1000 and not a hair more,
     # which would push an exact rank (the 999th of 1000) up by one.
     return ordered[math.ceil(Fraction(str(rank)) * len(ordered) / 100) - 1]
@@ -78,7 +78,7 @@ def median_interval(samples: Sequence[float], *, confidence: float = 0.95) -> tu
 
     Args:
         samples: Independent samples, in any order.
-        confidence: Probability that the true median lies within.
+        confidence: Probability that the true median is within.
 
     Returns:
         Two of the samples, the k-th smallest and the k-th largest, k as large as the binomial distribution of the
@@ -262,7 +262,7 @@ def _finished(schedule: Schedule, done: int, elapsed_ns: int) -> bool:
 
 
 class WholeRounds(Generic[Number]):
-    """Figures that count once their round is whole: not those of the warm-up, nor of a round that was cut short.
+    """Figures that count once their round is complete: none of the warm-up or of a round that was interrupted.
 
     Blocks `note` what they take, and `end_round` is the ``after_round`` of `interleave`.
 
@@ -279,7 +279,7 @@ class WholeRounds(Generic[Number]):
         self._is_warm = False
 
     def note(self, name: str, figures: Iterable[Number]) -> None:
-        """Take figures of the round that is under way."""
+        """Add figures of the current round."""
         self._taken.setdefault(name, []).extend(figures)
 
     def end_round(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import griffe
 
-sys.path.insert(0, str(Path(__file__).parent))  # as MkDocs itself does while it loads what stands beside this file
+sys.path.insert(0, str(Path(__file__).parent))  # as MkDocs itself does while it loads the files next to this one
 from api_reference import packages
 
 _NAME = re.compile(r"(?<![`\w\[])`(?P<name>[A-Za-z_][\w.]*)`(?!`)")

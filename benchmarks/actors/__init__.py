@@ -1,1 +1,1 @@
-"""The control plane's speed: calls, casts, bulk arguments and spawning, beside raw gRPC and memcpy in the same run."""
+"""The control plane's speed: calls, casts, bulk arguments and spawning, and raw gRPC and memcpy to compare."""

@@ -1,4 +1,4 @@
-"""``skipper actors`` from the command line to the exit code: which rows there are, and what each is held against."""
+"""``skipper actors`` from the command line to the exit code: its rows, and what each is compared with."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from skipper.control import ControlError
 __all__ = ["main", "parser", "rows"]
 
 _MOST = 1024
-_COPIES = 8  # of the large argument: at the script, on its way, at the actor, and those that memcpy fills
-_LARGEST_MESSAGE = 1 << 20  # raw gRPC, beside which it is measured, takes 4 MiB at most
+_COPIES = 8  # of the large argument: at the script, in transit, at the actor, and those that memcpy fills
+_LARGEST_MESSAGE = 1 << 20  # raw gRPC, with which it is compared, takes 4 MiB at most
 _QUICK = ActorsPlan(rounds=2, calls=20, broadcasts=200, spawns=1, warmup=1)
 
 
@@ -83,7 +83,7 @@ def main(argv: Sequence[str], *, prog: str = "skipper actors") -> int:
         try:
             with rounds_shown(prog, plan.rounds) as on_round:
                 measure(plan, times, on_round)
-        finally:  # what there is of a run that was cut short
+        finally:  # also the rows of a run that was interrupted
             results += rows(times, plan)
 
     return run(
@@ -99,7 +99,7 @@ def main(argv: Sequence[str], *, prog: str = "skipper actors") -> int:
 
 
 def rows(times: Times, plan: ActorsPlan) -> list[Result]:
-    """The rows of a run, references first; none where no round of it is whole."""
+    """The rows of a run, references first; none if no round is complete."""
     if "memcpy" not in times:
         return []
     unary = latency("grpc_aio_unary_p50_us", times["grpc_unary"])

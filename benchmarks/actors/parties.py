@@ -10,19 +10,19 @@ __all__ = ["AsyncCaller", "AsyncEcho", "CallingActor", "Echo"]
 
 
 class Echo(Actor):
-    """Answers at once, so that a call measures nothing but the way there and back."""
+    """Answers at once, so that a call measures only the round trip."""
 
     def __init__(self) -> None:
         self.count = 0
 
     @endpoint
     def echo(self, value: bytes) -> bytes:
-        """Give back what came."""
+        """Return the argument."""
         return value
 
     @endpoint
     def nbytes(self, value: bytes) -> int:
-        """The number of bytes that came."""
+        """The number of bytes received."""
         return len(value)
 
     @endpoint
@@ -42,7 +42,7 @@ class AsyncEcho(Actor):
 
     @endpoint
     async def echo(self, value: bytes) -> bytes:
-        """Give back what came."""
+        """Return the argument."""
         return value
 
 

@@ -88,7 +88,7 @@ def read_line(process: subprocess.Popen[str], ended: str) -> str:
     """The next line that the process prints.
 
     Raises:
-        PeerLostError: It prints no more; ``ended`` is the message.
+        PeerLostError: The process printed no further line; ``ended`` is the message.
     """
     assert process.stdout is not None
     line = process.stdout.readline().strip()

@@ -1,4 +1,4 @@
-"""What is measured, in turns: control beside raw gRPC and memcpy, a block of each in every round."""
+"""What is measured, in turns: control, raw gRPC and memcpy, a block of each in every round."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REPLICAS = 1
 """Replicas of the service. With several of them the processes would take turns, which `call_one` does not."""
 
 PIPELINED = 1000
-"""Calls of which none waits for another."""
+"""Calls that do not wait for each other."""
 
 TIMEOUT_S = 60.0
 
@@ -40,11 +40,11 @@ class ActorsPlan:
         rounds: Blocks of each kind.
         calls: Single calls in a block.
         broadcasts: Messages to each actor in a block.
-        spawns: How often the processes are started anew.
+        spawns: How often the processes are started again.
         warmup: Rounds that are not counted.
         procs: Processes, with an actor each; two or more.
-        message_nbytes: Of the message that every call carries there and back, through actors as through raw gRPC.
-        bulk_nbytes: Of the large argument.
+        message_nbytes: Size of the message that every call sends and returns, through actors and through raw gRPC.
+        bulk_nbytes: Size of the large argument.
     """
 
     rounds: int = 24

@@ -35,7 +35,7 @@ class RpcEcho:
         """Start the server; it ends with the block.
 
         Args:
-            timeout: Of each call, in seconds.
+            timeout: Limit of each call, in seconds.
 
         Raises:
             PeerLostError: It did not start.
@@ -53,7 +53,7 @@ class RpcEcho:
         return time_runs(lambda: self._client.echo.sync(value), count)
 
     def call_by_future(self, count: int, value: bytes) -> list[int]:
-        """The same, each call by way of a future."""
+        """The same, each call through a future."""
         return time_runs(lambda: self._client.echo(value).get(), count)
 
 

@@ -1,7 +1,7 @@
 """Ceilings of a transfer: the kernel's own one-sided copy within a host, and the wire between hosts.
 
 UCX moves bytes between processes of one host by ``process_vm_readv`` and ``_writev`` (its CMA transport). The rate of
-the same system call, taken in turns with ours, tells how much of a gap is ours and how much is the kernel's.
+the same system call, taken in turns with ours, shows how much of a gap is ours and how much is the kernel's.
 
 Each end knows the rate of its own link from /sys; the slower of the two is the ceiling of the wire. Where no wire is
 crossed, or no driver states its rate, a reason stands in place of the ceiling.
@@ -35,7 +35,7 @@ def boot_id() -> str:
 
 
 def started(pid: int) -> int | None:
-    """When a process began, in clock ticks since boot (field 22 of proc_pid_stat(5)), if it lives."""
+    """When a process began, in clock ticks since boot (field 22 of proc_pid_stat(5)), if it runs."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -60,8 +60,8 @@ def kernel_copier(op: str, offer: Offer, size: int, *, local: int) -> Callable[[
             between the same places.
 
     Returns:
-        The call, after it worked once; ``None`` where the server is no process of this kernel that
-        this one sees, or the kernel forbids it (ptrace(2), "Ptrace access mode checking").
+        The call, after it worked once; ``None`` if this process does not see the server among the
+        processes of its kernel, or if the kernel forbids the call (ptrace(2), "Ptrace access mode checking").
     """
     if not offer.addresses or offer.boot_id != boot_id() or offer.started != started(offer.pid):
         return None
@@ -75,7 +75,7 @@ def kernel_copier(op: str, offer: Offer, size: int, *, local: int) -> Callable[[
 
 
 def _calls(addresses: list[int], size: int, local: int) -> list[tuple[_IoVec, list[_IoVec]]]:
-    """Split the transfer into calls that the kernel accepts: a stretch here, and the pieces over there."""
+    """Split the transfer into calls that the kernel accepts: a stretch of local memory, and pieces of the server's."""
     pieces = [
         (address + begin, min(_MOST_BYTES, size - begin))
         for address in addresses
@@ -112,8 +112,8 @@ def link(backend: str, net_devices: str | None) -> Wire:
 
     Args:
         backend: The one in use, not ``auto``.
-        net_devices: As given to ``--net-devices``. Without: the first active RDMA port for verbs, and what UCX
-            is told by its environment, else the loopback, for ucx.
+        net_devices: As given to ``--net-devices``. Without it: for verbs, the first active RDMA port; for
+        ucx, what its environment variables say, else the loopback.
     """
     if backend == "verbs":
         ports = [f"{port.device}:{port.number}" for port in rdma_ports() if port.state == "ACTIVE"]

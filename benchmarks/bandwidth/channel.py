@@ -1,4 +1,4 @@
-"""The side channel between client and server: small framed messages with deadlines, proved by a token.
+"""The side channel between client and server: small framed messages with deadlines; both ends prove a token.
 
 Messages are bytes: JSON for requests and answers, `RDMABuffer.serialize()` for handles. Nothing that arrives is ever
 unpickled. The payload of the benchmark itself does not pass through here.
@@ -23,7 +23,7 @@ from skipper.benchmarks.errors import PeerError, PeerLostError, PeerTimeoutError
 __all__ = ["CONNECT_TIMEOUT_S", "MAX_MESSAGE", "MessageChannel", "accept", "connect", "handle_secret"]
 
 CONNECT_TIMEOUT_S = 10.0
-"""How long reaching a server, and proving the token either way, may take."""
+"""Limit in seconds for connecting to a server, and for proving the token in both directions."""
 
 MAX_MESSAGE = 4 << 20
 """Longest message that is read, in bytes; a longer one ends the connection before it is stored."""
@@ -68,7 +68,7 @@ class MessageChannel:
             return self._connection.recv_bytes(MAX_MESSAGE)
 
     def authenticate(self, token: bytes, *, serving: bool) -> None:
-        """Prove to each other that both hold ``token``, which itself does not cross.
+        """Prove to each other that both ends hold ``token``, which itself is not sent.
 
         Raises:
             TokenRefusedError: The tokens differ.

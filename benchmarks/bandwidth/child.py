@@ -40,7 +40,7 @@ from skipper.dataplane.errors import DataplaneError
 
 _TIMEOUT_S = 60.0
 
-# Bad input, a failed transfer, no memory: the client is told.
+# Bad input, a failed transfer, no memory: the client gets the error.
 _CLIENTS_TO_KNOW = (DataplaneError, ValueError, TypeError, OSError, RuntimeError, MemoryError)
 
 
@@ -77,7 +77,7 @@ def serve_client(channel: MessageChannel, *, net_devices: str | None, listen: st
         secret: As for `side.configure`.
 
     Raises:
-        PeerError: The client is lost, silent for longer than its own work can take, or talks nonsense.
+        PeerError: The client is lost, silent for longer than its own work can take, or sends something invalid.
             Its memory has been given back.
     """
     workload = read_request(channel, timeout=CONNECT_TIMEOUT_S)

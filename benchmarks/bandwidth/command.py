@@ -62,7 +62,7 @@ def _serve(options: Options, prog: str) -> int:
     with listener:
         port: int = listener.getsockname()[1]
         print(_greeting(options, secret, port, prog), flush=True)
-        # The address where verbs can be reached from elsewhere; the wildcard is none.
+        # The address at which other hosts reach verbs, which cannot be the wildcard.
         reachable = None if options.host in (LOOPBACK, "::1", *_EVERYWHERE) else options.host
         serve(
             listener,
@@ -155,7 +155,7 @@ def _title(first: Result, options: Options) -> str:
 
 
 def _below(results: Sequence[Result], options: Options) -> Iterator[Text]:
-    """What stands below the table, and then the picture if one was asked for."""
+    """Yield the notes below the table, and then draw the picture if one was asked for."""
     from rich.text import Text
 
     yield Text(notes(results))

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 COMPARE = "compare"
-"""The word; a server on a host of that name is reached as ``compare:PORT``."""
+"""The subcommand; a server on a host of that name is reached as ``compare:PORT``."""
 
 _STYLES = {"faster": "green", "slower": "red", "unclear": "dim"}
 
@@ -61,7 +61,7 @@ class Comparison:
     Attributes:
         before: Row of A.
         after: Row of B.
-        speedup: How many times as fast B is; for times the inverse of theirs.
+        speedup: How many times as fast B is; for times, the time of A over that of B.
         low, high: 95% interval of that; ``None`` where the samples were too few.
         verdict: ``faster``, ``slower``, ``no difference``, or ``unclear`` where there is no interval.
     """
@@ -127,7 +127,7 @@ def compare(before: Report, after: Report, *, relative: bool, tolerance: float) 
         after: B.
         relative: Compare the rows' ratios to their own yardsticks. Rows without one are left out.
         tolerance: Speedups from ``1 - tolerance`` to ``1 + tolerance`` count as no difference, however narrow
-            their intervals: those know what varies within a run, not what does from run to run.
+            their intervals: an interval shows how much samples vary within a run, not from run to run.
 
     Raises:
         UsageError: The two have no row in common.
@@ -144,7 +144,7 @@ def compare(before: Report, after: Report, *, relative: bool, tolerance: float) 
 
 
 def matches(before: Iterable[Result], after: Iterable[Result]) -> list[tuple[Result, Result]]:
-    """Pair the rows that measured the same; those that differ in backend or copy threads alone pair up where clear."""
+    """Pair rows that measured the same; those that differ only in backend or copy threads, if only one fits."""
     pairs: list[tuple[Result, Result]] = []
     left_before, left_after = list(before), list(after)
     for without in (frozenset[str](), _CHOICES):
@@ -188,7 +188,7 @@ def require_at_least(comparisons: Sequence[Comparison], least: float) -> None:
     """For CI: fail when something has certainly become slower. Rows without an interval are not judged.
 
     Raises:
-        BelowMinimumError: The whole interval of a speedup lies below ``least``.
+        BelowMinimumError: The whole interval of a speedup is below ``least``.
         UsageError: No row has an interval.
     """
     if all(item.high is None for item in comparisons):

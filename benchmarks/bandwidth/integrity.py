@@ -91,7 +91,7 @@ def prove_before(ways: Sequence[Direction], size: int, *, batch: int, seed: int)
 
 
 def prove_after(ways: Sequence[Direction], size: int, *, seed: int) -> None:
-    """Prove that what was timed still moves what `prove_before`, given the same ``seed``, left to be moved.
+    """Prove that the timed transfers still move the pattern that `prove_before` left, given the same ``seed``.
 
     Raises:
         IntegrityError: Wrong bytes.

@@ -27,7 +27,7 @@ Bytes = NDArray[np.uint8]
 
 
 class Memory(Protocol):
-    """A flat run of bytes somewhere."""
+    """Contiguous bytes, in memory of the host or of a GPU."""
 
     nbytes: int
 
@@ -73,7 +73,7 @@ class HostMemory:
         return self._array[begin:end]
 
     def copier(self, source: Memory, nbytes: int) -> Callable[[], object]:
-        """A call of the C library's memcpy in one thread: this library's own copy is what is measured beside it."""
+        """A call of the C library's memcpy in one thread: the reference for this library's own copy."""
         if source.address is None or nbytes > min(self.nbytes, source.nbytes):
             raise ValueError(f"{nbytes} bytes cannot be copied here by memcpy")
         return functools.partial(memcpy(), self._array.ctypes.data, source.address, nbytes)
@@ -130,7 +130,7 @@ def allocate(mem: str, nbytes: int, *, shared: bool = False) -> Memory:
 
         return CudaMemory(torch.zeros(nbytes, dtype=torch.uint8, device=mem))
     array: Bytes = dataplane.empty_array((nbytes,), np.uint8) if shared else np.empty(nbytes, np.uint8)
-    # The first touch of a page costs several times the copy into it. Here it is outside of every figure.
+    # The first touch of a page costs several times the copy into it. Here it is part of no figure.
     array.fill(0)
     return HostMemory(array)
 
@@ -162,6 +162,6 @@ def _pattern(seed: int, offset: int, length: int) -> Bytes:
 
 @functools.lru_cache(maxsize=4)
 def _two_tiles(seed: int) -> Bytes:
-    # Twice in a row, so that any run of TILE bytes is one slice, whatever its phase.
+    # Twice in a row, so that any run of TILE bytes is one slice, at any phase.
     tile = random.Random(seed).randbytes(TILE)
     return np.frombuffer(tile + tile, np.uint8)

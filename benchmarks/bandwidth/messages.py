@@ -164,7 +164,7 @@ class Offer:
         boot_id: Identity of the running kernel, to find out whether both sides share one.
         pid: The server's process there.
         started: When that process began, in clock ticks, so that a reused pid is not mistaken for it.
-        addresses: Where the buffers lie in it (the client reads them as the kernel's own
+        addresses: Where its buffers are (the client reads them as the kernel's own
             ``process_vm_readv`` would, as a yardstick); empty for memory that is not the host's.
     """
 
@@ -235,7 +235,7 @@ def read_answer(channel: MessageChannel, kind: type[Answer], *, timeout: float |
         PeerRefusedError: The server answered with an error.
         PeerLostError: The connection ended.
         PeerTimeoutError: No answer in time.
-        PeerError: What came is no such answer.
+        PeerError: The server sent something that is not such an answer.
     """
     document = _parse(channel, channel.receive(timeout=timeout))
     error = document.pop("error", None)
@@ -250,7 +250,7 @@ def read_request(channel: MessageChannel, *, timeout: float) -> Request:
     Raises:
         PeerLostError: The connection ended.
         PeerTimeoutError: No request in time.
-        PeerError: What came is no request.
+        PeerError: The client sent something that is not a request.
     """
     document = _parse(channel, channel.receive(timeout=timeout))
     name = document.pop("request", None)

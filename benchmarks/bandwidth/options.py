@@ -80,7 +80,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """One command line, checked in itself. `side.require_feasible` checks it against this machine.
+    """One command line, free of contradictions. `side.require_feasible` checks it against this machine.
 
     Attributes:
         role: ``server``, ``client`` or ``local``.
@@ -161,7 +161,7 @@ def parse(argv: Sequence[str], *, prog: str) -> Options:
 
 
 def parser(prog: str) -> Parser:
-    """The parser of the command, but for ``skipper bw compare``."""
+    """The parser of the command, except for ``skipper bw compare``."""
     own = Parser(
         prog=prog,
         description="Measure bandwidth and latency of one-sided reads and writes, and of memcpy to compare.",
@@ -328,7 +328,7 @@ def _peer(text: str) -> tuple[str, int | None]:
 
 
 def _client_flags(argv: Sequence[str]) -> tuple[str, ...]:
-    """``argv`` without what concerns a server alone, for the command that it prints."""
+    """``argv`` without the flags that are for a server only: those of the client's command, which the server prints."""
     kept: list[str] = []
     arguments = iter(argv)
     for argument in arguments:

@@ -40,7 +40,7 @@ from skipper.dataplane.errors import DataplaneError
 __all__ = ["run_pairs"]
 
 _ROUND_BYTES = 256 << 20
-"""About what a pair moves in one round: long beside the moment in which all begin."""
+"""About what a pair moves in one round: enough to take much longer than all pairs need to begin."""
 
 _MOST_RUNS = 2000
 _ROUNDS = 20
@@ -53,7 +53,7 @@ _KNOWN = (BenchmarkError, DataplaneError, OSError, MemoryError, ValueError)
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a pair is: its parent's pid, its work, and where its server is; ``None`` has it start one of its own."""
+    """What a pair is: its parent's pid, its work, and where its server is; with ``None``, it starts its own."""
 
     parent: int
     workload: Workload
@@ -91,7 +91,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The end. Not answered."""
+    """The run is over. Not answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def run_pairs(
         pairs: How many.
         measure: How often, and whether to check.
         server: Where the servers are reached; ``None`` starts one here for each pair.
-        token: What the server wants to see proved, and what handles are proved by.
+        token: The secret that both ends prove to each other, and that handles are proved by.
         net_devices: As for `side.configure`.
 
     Yields:

@@ -30,7 +30,7 @@ _COLUMNS = (
     ("GB/s", "peak", 7),
     ("Gb/s", "", 6),
 )
-"""Two lines of a heading, and the width with the space before it: 80 together. What is wider moves the rest along."""
+"""Two lines of a heading, and the width with the space before it: 80 together. A wider cell shifts the next ones."""
 
 _SPEEDS = ("p50_us", "p99_us", "p99_9_us", "average_gb_per_s", "peak_gb_per_s", "average_gbit_per_s")
 
@@ -73,7 +73,7 @@ def _wire_share(wire: Wire, workload: Workload, gb_per_s: float) -> dict[str, Sc
 def size_rows(
     timed: Timed, workload: Workload, *, backend: str, wire: Wire, latency: bool, verified: bool
 ) -> list[Result]:
-    """The figures of one size: the transfers' row, then those of the yardsticks that were timed beside the memcpy.
+    """The figures of one size: the transfers' row, then those of the yardsticks other than memcpy.
 
     Args:
         timed: The samples.
@@ -141,7 +141,7 @@ def pairs_row(
     wire: Wire,
     verified: bool,
 ) -> Result:
-    """What all pairs moved together, beside the memcpys of all of them at once; and how the pairs differ."""
+    """What all pairs moved together, compared with memcpys by all of them at once; and how the pairs differ."""
     pair_medians = moved.medians()
     times_us = [duration / 1e3 for duration in moved.durations.kept_ns()]
     median = percentile(sorted(moved.rates), 50)
@@ -186,7 +186,7 @@ def percentiles_us(times_us: Sequence[float]) -> dict[str, Scalar]:
 
 
 def _speeds(times_us: Sequence[float], average: float, peak: float) -> dict[str, Scalar]:
-    """The figures in µs, GB/s and Gb/s, whichever the unit of the row is; the table shows them all."""
+    """The figures in µs, GB/s and Gb/s, for any unit of the row; the table shows them all."""
     return {
         **percentiles_us(times_us),
         "average_gb_per_s": average,
@@ -199,8 +199,8 @@ class RowPrinter:
     """Prints the rows as a table, each as soon as it is there. ``ratio`` compares the medians on both sides of it.
 
     Args:
-        out: Where to; it is flushed after each row, so that who reads a pipe sees it.
-        title: Of the table, given its first row.
+        out: The stream to print to; it is flushed after each row, so that the reader of a pipe sees the row at once.
+        title: Makes the title of the table from its first row.
     """
 
     def __init__(self, out: TextIO, title: Callable[[Result], str]) -> None:
@@ -220,7 +220,7 @@ class RowPrinter:
             print(*lines, _line(_cells(result)), sep="\n", file=self._out, flush=True)
         except BrokenPipeError as error:
             reader_is_gone()
-            raise BenchmarkError("whoever read the rows is gone") from error
+            raise BenchmarkError("the reader of the rows has closed the pipe") from error
 
 
 def _heading() -> list[str]:
@@ -255,7 +255,7 @@ def _cells(result: Result) -> list[str]:
 
 
 def notes(results: Sequence[Result]) -> str:
-    """What a reader of the table must know besides; it is printed below it."""
+    """What a reader of the table must also know; it is printed below the table."""
     return "\n".join(dict.fromkeys(note for result in results for note in (*_notes(result), *_checked(result))))
 
 
@@ -297,7 +297,7 @@ def _notes(result: Result) -> list[str]:
 
 
 def _beside_reference(result: Result) -> tuple[float, float, float]:
-    """The median rate in GB/s, how many times that of the reference it is, and that, in whichever unit the row is."""
+    """The median rate in GB/s, its ratio to the rate of the reference, and that rate, for any unit of the row."""
     if result.reference is None or result.ratio is None:
         return 0.0, 0.0, 0.0
     if result.unit == "GB/s":

@@ -13,12 +13,12 @@ from skipper.benchmarks.errors import UsageError
 __all__ = ["TOKEN_VARIABLE", "BandwidthSecret", "made_up", "secret_of"]
 
 TOKEN_VARIABLE = "SKIPPER_BW_TOKEN"
-"""How a secret that a server has made up comes to the client: other users do not see a process' environment."""
+"""The variable with a server's new secret for the client: other users cannot read the environment of a process."""
 
 
 @dataclass(frozen=True, slots=True)
 class BandwidthSecret:
-    """A secret, and what a client's command line begins with to have it; empty where it is in a file."""
+    """A secret, and how a client's command line begins in order to pass it; empty if the secret is in a file."""
 
     value: bytes
     prefix: str = ""
@@ -46,6 +46,6 @@ def secret_of(secret_file: str | None) -> BandwidthSecret | None:
 
 
 def made_up() -> BandwidthSecret:
-    """One that nobody else knows."""
+    """A new secret, which nobody else knows."""
     token = secrets.token_hex(16)
     return BandwidthSecret(token.encode(), f"{TOKEN_VARIABLE}={token} ")

@@ -86,7 +86,7 @@ def reach(
 
     Args:
         server: Where it listens; ``None`` starts one, which ends with the block.
-        token: What the server wants to see proved, and what handles are proved by.
+        token: The secret that both ends prove to each other, and that handles are proved by.
         net_devices: As for `serve`, for the server that is started here.
         timeout: Default deadline of the channel, in seconds.
 

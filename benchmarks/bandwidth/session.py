@@ -45,7 +45,7 @@ def run(
         workload: What is done.
         sizes: Bytes of a buffer, one after another.
         measure: How.
-        net_devices: What `side.configure` was told, to find the rate of the wire.
+        net_devices: As given to `side.configure`, to find the rate of the wire.
 
     Yields:
         Rows as they are finished: the first-use cost, then those of each size in the order given.
@@ -118,7 +118,7 @@ class _Counter:
 
 
 def _time_atomics(near: Side, far: FarSide, *, backend: str, measure: Measure) -> Result:
-    """Time the workload's atomic operation, beside a read of the same word.
+    """Time the workload's atomic operation, and a read of the same word to compare.
 
     Both go to the server and back once: the difference between their times is the price of an atomic operation.
 
@@ -152,7 +152,7 @@ def _time_atomics(near: Side, far: FarSide, *, backend: str, measure: Measure) -
 
 
 def _prove_atomics(counter: _Counter, op: str, corrupt: Callable[[], None] | None) -> None:
-    """Count up and check the word; then have the server change it, and check that the next operation tells."""
+    """Count up and check the word; then have the server change it, and check that the next operation shows it."""
     begin = counter.read()
     counter.value = begin
     for expected in range(begin, begin + _CHECKED):

@@ -48,7 +48,7 @@ __all__ = ["End", "FarSide", "Side", "configure", "footprint", "patience", "requ
 FIRST_TRANSFER = 4096
 """Bytes of the very first transfer, whose time is the price of connecting."""
 
-_USABLE_SHARE = 0.9  # of the memory that is free: what is left keeps the rest of the machine alive
+_USABLE_SHARE = 0.9  # share of the free memory that may be used; other programs need the rest
 SLOWEST_BYTES_PER_S = 100e6
 """Below any rate at which a machine fills or reads its own memory, also with fresh pages and a busy core."""
 
@@ -127,7 +127,7 @@ class Side:
 
     @property
     def addresses(self) -> list[int]:
-        """Where the exposed buffers lie, for memory of the host."""
+        """Where the exposed buffers are, for memory of the host."""
         return [piece.address for piece in self._exposed if piece.address is not None]
 
     @property
@@ -156,7 +156,7 @@ class Side:
         return self._movers[size]
 
     def segments(self, size: int) -> int:
-        """Contiguous runs that a transfer of ``size`` consists of: what neighbours of a batch could be joined to."""
+        """Contiguous runs that a transfer of ``size`` consists of: neighbours in the batch may be joined to one."""
         self.mover(size)
         return self._actions[size].segments if size in self._actions else 1
 
@@ -167,7 +167,7 @@ class Side:
             RuntimeError: The workload has no such buffer.
         """
         if not self._workload.beside_one:
-            raise RuntimeError("a batch of one has nothing to be held against")
+            raise RuntimeError("a batch of one has nothing to be compared with")
         total = size * self._workload.batch
         return self._one_buffer(self._remote[-1].at(0, total), self.local.part(0, total))
 
@@ -302,7 +302,7 @@ def configure(workload: Workload, net_devices: str | None, *, secret: bytes, lis
         workload: Names the backend and the copy threads.
         net_devices: Network devices that UCX may use, or RDMA devices that verbs uses; ``None`` for what this process
             uses anyway, and the first active port.
-        secret: By which handles are proved, see `channel.handle_secret`.
+        secret: What handles are proved by, see `channel.handle_secret`.
         listen: Address at which verbs lets peers of other hosts connect.
     """
     ucx = None if net_devices is None else {"NET_DEVICES": net_devices}
@@ -336,7 +336,7 @@ def require_feasible(workload: Workload, nbytes: int) -> None:
     if workload.op not in ("read", "write", *ATOMICS) or workload.batch < 1 or workload.largest < 1:
         raise UsageError(f"{workload.batch} x {workload.largest} bytes cannot be moved by {workload.op!r}")
     if not 0 < workload.timeout_s < 1e6:
-        raise UsageError(f"a deadline of {workload.timeout_s} s is none")
+        raise UsageError(f"the deadline must be more than 0 s and less than 1e6 s, not {workload.timeout_s} s")
     require_backend(workload.backend)
     if workload.mem != "host":
         _require_cuda(workload.mem)

@@ -17,11 +17,11 @@ __all__ = ["KERNEL", "MEMCPY", "ONE", "TRANSFER", "Heartbeat", "TimeSpan", "Time
 TRANSFER, MEMCPY, KERNEL, ONE = "transfer", "memcpy", "kernel", "one transfer"
 
 DEFAULT_BYTES = 8 << 30
-"""What all timed transfers of a size move, unless that makes fewer than 20 or more than 1000 of them."""
+"""Bytes that all timed transfers of a size move, unless that makes fewer than 20 or more than 1000 of them."""
 
 BLOCK_BYTES = 16 << 20
 """About what the transfers of one block move: so little that contestants take turns often, and so much that a block of
-small transfers is long beside the change of turns."""
+small transfers takes long compared with the change of turns."""
 
 _ALIVE_EVERY_S = 1.0
 
@@ -145,7 +145,7 @@ def time_transfers(
     warmup = max(2, block) if measure.warmup is None else measure.warmup
     burst = 1
     if workload.bidirectional:
-        # A message starts the server's half: a burst must be long beside it, and there should still be ten bursts.
+        # A message starts the server's half: a burst must take much longer, and there should still be ten bursts.
         burst = block if iterations is None else max(1, min(block, iterations // 10))
         block = 1
         iterations = None if iterations is None else max(1, iterations // burst)

@@ -1,1 +1,1 @@
-"""The tensor engine's speed: issuing operations, running and fetching them, beside raw gRPC, torch and memcpy."""
+"""The tensor engine's speed: issuing operations, running and fetching them; raw gRPC, torch and memcpy to compare."""

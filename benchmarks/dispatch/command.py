@@ -1,4 +1,4 @@
-"""``skipper dispatch`` from the command line to the exit code: which rows there are, and what each is held against."""
+"""``skipper dispatch`` from the command line to the exit code: its rows, and what each is compared with."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def main(argv: Sequence[str], *, prog: str = "skipper dispatch") -> int:
         try:
             with rounds_shown(prog, GROUPS * plan.rounds) as on_round:
                 measure(plan, times, on_round)
-        finally:  # what there is of a run that was cut short
+        finally:  # also the rows of a run that was interrupted
             results += rows(times, plan)
         if given.hosts is not None:
             results.extend(_message_rows(given, plan))
@@ -126,7 +126,7 @@ def _message_rows(given: argparse.Namespace, plan: DispatchPlan) -> list[Result]
 
 
 def rows(times: Times, plan: DispatchPlan) -> list[Result]:
-    """The rows of a run, references first; those that are there, where it was cut short."""
+    """The rows of a run, references first; a run that was interrupted has fewer."""
     return [
         row
         for last, rows_of in (("memcpy", _rows_of_few), ("issue_to_many", _rows_of_both), ("step", _rows_of_steps))

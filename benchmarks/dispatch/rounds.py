@@ -1,4 +1,4 @@
-"""What is measured, in turns: the engine beside raw gRPC, actors, eager torch and memcpy."""
+"""What is measured, in turns: the engine, raw gRPC, actors, eager torch and memcpy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MESSAGE_NBYTES = 100
 """Bytes of the message of a raw gRPC call, and of a call of an actor."""
 
 ELEMENTS = 16
-"""Elements of the tensors whose operations are timed: so few that the operation itself takes next to no time."""
+"""Elements of the tensors whose operations are timed: so few that the operation itself takes almost no time."""
 
 PROGRAM_OPS = 120
 """Operations of the compiled program."""
@@ -79,8 +79,8 @@ def measure(plan: DispatchPlan, times: Times, on_round: Callable[[int], None] | 
 
     Args:
         plan: How much is measured.
-        times: Gets what was measured, the figures of a round once it is whole.
-        on_round: Called with the number of rounds after each, anew for each group of figures.
+        times: Gets what was measured, the figures of a round once it is complete.
+        on_round: Called with the number of rounds after each; the number starts again for each group of figures.
 
     Raises:
         ControlError: A call failed.
@@ -155,7 +155,7 @@ class _Work:
         }
 
     def _issue(self, mesh: ProcMesh, x: torch.Tensor, y: torch.Tensor) -> list[float]:
-        """Sums and scalings, half of each, whose results are dropped at once. The workers finish behind the clock."""
+        """As many sums as scalings, whose results are dropped at once. The workers finish after the timed part."""
         count = self._plan.ops // 2
         begin = perf_counter_ns()
         for _ in range(count):
@@ -166,13 +166,13 @@ class _Work:
         return [elapsed / (2 * count)]
 
     def _issue_to_held(self, mesh: ProcMesh, x: torch.Tensor, y: torch.Tensor) -> list[float]:
-        """The same while the workers wait: so many of them, on this one machine, would take the script's cores."""
+        """The same while the workers wait: on this one machine, so many of them would take cores from the script."""
         self._call("hold", _HOLD_S, mesh=mesh)
         session_of(mesh).flush()
         return self._issue(mesh, x, y)
 
     def _replay(self) -> list[float]:
-        """Replays of a program, counted by its operations. The workers finish behind the clock."""
+        """Replays of a program, counted by its operations. The workers finish after the timed part."""
         count = max(self._plan.ops // PROGRAM_OPS, 8)
         self._replayed(self._x, self._y)  # traced, the first time
         session = session_of(self._few)

@@ -63,7 +63,7 @@ class DdpRank(Actor):
     """One rank of plain DDP over gloo, in a process of its own; its steps are a loop of that process.
 
     Args:
-        meeting: a file by which the ranks meet, which is not there yet.
+        meeting: path of a file that does not exist yet; the ranks find each other by it.
         network: what is trained.
     """
 
@@ -96,7 +96,7 @@ class DdpRank(Actor):
 def ddp_steps(
     stack: contextlib.ExitStack, replicas: int, count: int, network: TrainedNetwork
 ) -> Callable[[], list[float]]:
-    """Start the ranks of plain DDP; what is returned trains so many steps, and says how long one took."""
+    """Start the ranks of plain DDP; the returned function trains that many steps, and says how long one took."""
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="skipper-ddp-"))
     procs = control.this_host().spawn_procs({"replicas": replicas}, env=_ENV, name="ddp")
     ranks = procs.spawn("ddp", DdpRank, str(Path(folder) / "meeting"), network)
@@ -158,7 +158,7 @@ class EngineStep:
 def messages_per_step(hosts: HostMesh, per_host: int, count: int) -> dict[str, list[float]]:
     """How many messages come to each host for a step, from the script and from other hosts.
 
-    Counted are those of control, of any kind; tensors that ranks exchange take other ways.
+    All messages of control count; tensors that ranks exchange do not go through control.
 
     Returns:
         For each host one number: of plain and of compiled steps, where a batch of instructions goes to each rank, and

@@ -27,7 +27,7 @@ def parser(prog: str) -> Parser:
     """The parser of the command."""
     own = report_parser(
         prog,
-        "Memory of GPUs between two processes of this host, beside CUDA's own copies.",
+        "Measure transfers of GPU memory between two processes of this host, and CUDA's own copies to compare.",
         exit_codes={3: "wrong data"},
         quick="two sizes and few turns: for correctness, not speed",
     )
@@ -64,7 +64,16 @@ def main(argv: Sequence[str], *, prog: str = "python -m skipper.benchmarks.gpu")
 def _table(rows: Sequence[Result]) -> Table:
     title = "memory of GPUs, between processes"
     table = output.plain_table(
-        title, "what", "size", "by", "p50", "p99", "unit", "beside", "ratio", left=("what", "by", "unit", "beside")
+        title,
+        "what",
+        "size",
+        "by",
+        "p50",
+        "p99",
+        "unit",
+        "reference",
+        "ratio",
+        left=("what", "by", "unit", "reference"),
     )
     for row in rows:
         own = row.parameters

@@ -52,7 +52,7 @@ def _own(connection: Connection[Any, Any], nbytes: int, devices: dict[str, str])
             tensor.fill_(1)  # in place before anything is timed
         buffers = {name: RDMABuffer(tensor) for name, tensor in memory.items()}
         connection.send({name: buffer.serialize() for name, buffer in buffers.items()})
-    except Exception as error:  # noqa: BLE001 - the other side is told, and ends the run
+    except Exception as error:  # noqa: BLE001 - the other side gets it, and ends the run
         connection.send(f"{type(error).__name__}: {error}")
         return
     connection.poll(None)  # until the other side is gone

@@ -19,7 +19,7 @@ __all__ = ["measure"]
 _PATIENCE_S = 40.0
 _MIB = 1 << 20
 WAYS = (("ucp_get", "cuda,cuda"), ("ucp_get", "host,cuda"), ("ucp_put_bw", "cuda,cuda"), ("ucp_put_bw", "host,cuda"))
-"""Tests, and the memory of whoever reads or writes and of the owner."""
+"""Tests, with the memory of the side that reads or writes, and that of the owner."""
 
 
 def measure(nbytes: int, iterations: int, ways: tuple[tuple[str, str], ...] = WAYS) -> Iterator[Result]:
@@ -47,7 +47,7 @@ def _run(program: Path, libraries: Path, test: str, memory: str, nbytes: int, it
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    # Its libraries beside it, not those that the system may have of another release.
+    # The libraries next to it, not those of another release that the system may have.
     environment = {**os.environ, "LD_LIBRARY_PATH": str(libraries), "UCX_LOG_LEVEL": "error"}
     command = [str(program), "-p", str(port)]
     chosen = ["-t", test, "-m", memory, "-s", str(nbytes), "-n", str(iterations), "-w", "3", "-f"]
@@ -71,7 +71,7 @@ def _run(program: Path, libraries: Path, test: str, memory: str, nbytes: int, it
 
 
 def _wait_for_listener(server: subprocess.Popen[bytes], port: int) -> None:
-    """Until the kernel's table of sockets has it: a connection to try it would be taken for the client's."""
+    """Wait until the kernel's table of sockets has the server, which would take a trial connection for its client."""
     wanted = f":{port:04X} 00000000:0000 0A"
     deadline = time.monotonic() + _PATIENCE_S
     while wanted not in Path("/proc/net/tcp").read_text():

@@ -22,7 +22,7 @@ __all__ = ["Sweep", "measure"]
 _TIMEOUT_S = 60.0
 _WARM_UP = 3
 _RATE_FROM = 64 << 10
-"""Of fewer bytes the time of a transfer is told, of more their rate."""
+"""For fewer bytes a row has the time of a transfer, for more their rate."""
 
 PLACES = {"gpu": "cuda", "host": "cpu"}
 
@@ -45,7 +45,7 @@ def measure(sweep: Sweep) -> Iterator[Result]:
 
     Raises:
         BenchmarkError: The other process cannot own such memory.
-        IntegrityError: A transfer has brought other bytes than it should.
+        IntegrityError: A transfer moved wrong bytes.
         DataplaneError: A transfer failed.
     """
     largest = max(sweep.sizes)
@@ -119,14 +119,14 @@ class _Ceiling:
 
 
 def _check(buffer: RDMABuffer, local: torch.Tensor) -> None:
-    """There and back: bytes that differ from what is there, and then, as they should, do not."""
+    """Write a pattern and read it back: the check must fail before the read, and pass after it."""
     local.fill_(0)
     if bool(local.any()):
         raise IntegrityError("memory that was set to zero is not")
     pattern = torch.arange(local.numel(), device=local.device).remainder_(251).to(torch.uint8)
     buffer.write_from(pattern, timeout=_TIMEOUT_S).get()
     if bool(torch.equal(local, pattern)) and local.numel() > 1:
-        raise IntegrityError("the check found nothing wrong where everything is")
+        raise IntegrityError("the check missed that all bytes were wrong")
     buffer.read_into(local, timeout=_TIMEOUT_S).get()
     if not torch.equal(local, pattern):
         raise IntegrityError(f"{int((local != pattern).sum())} of {local.numel()} bytes came back wrong")

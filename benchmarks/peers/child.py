@@ -1,7 +1,7 @@
 """A peer's process: ``python -m skipper.benchmarks.peers.child SCRIPT FAMILY``, with requests on standard input.
 
 A script is a module of `benchmarks.peers.scripts` with ``open_blocks(family, stack)``, which starts what the family
-needs, registers its end with the stack, and returns how each row is done; and ``CANNOT``, why the others are not.
+needs, registers its end with the stack, and returns how each row is done; and ``CANNOT``, why it has no other rows.
 """
 
 from __future__ import annotations

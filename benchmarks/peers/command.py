@@ -133,19 +133,21 @@ def _chosen(names: str | None, known: Sequence[T], kind: str) -> list[T]:
 def _parser(prog: str) -> Parser:
     parser = Parser(
         prog=prog,
-        description="Skipper beside Monarch, Ray, NIXL, Mooncake and others, doing the same work in turns.",
+        description="Compare Skipper with Monarch, Ray, NIXL, Mooncake and others, which do the same work in turns.",
         exit_codes={0: "a page was written", 1: "no peer gave a figure"},
     )
-    parser.add_argument("--rounds", type=whole(1, 1000), default=8, metavar="N", help="at most (8)")
+    parser.add_argument("--rounds", type=whole(1, 1000), default=8, metavar="N", help="rounds, at most (default: 8)")
     parser.add_argument(
-        "--minutes", type=number(), default=25.0, metavar="MIN", help="begin no round that would end later (25)"
+        "--minutes", type=number(), default=25.0, metavar="MIN", help="begin no round that ends later (default: 25)"
     )
     parser.add_argument("--peers", metavar="NAME,...", help="only these: " + ", ".join(peer.name for peer in ROSTER))
     parser.add_argument("--rows", metavar="NAME,...", help="only these: " + ", ".join(row.name for row in ROWS))
-    parser.add_argument("--torchstore", metavar="PATH", help="a checkout of Meta's torchstore; without it, no rows")
+    parser.add_argument("--torchstore", metavar="PATH", help="a checkout of Meta's torchstore; without: no rows of it")
     parser.add_argument(
-        "--output", metavar="FOLDER", help="where to write (benchmarks/results; with --quick its local)"
+        "--output",
+        metavar="FOLDER",
+        help="where to write (default: benchmarks/results; with --quick, its subfolder local)",
     )
-    parser.add_argument("--no-plots", action="store_true", help="no pictures")
+    parser.add_argument("--no-plots", action="store_true", help="draw no pictures")
     add_quick(parser, "one round of a few samples, to see that it works")
     return parser

@@ -1,7 +1,7 @@
 """A virtual environment for each peer that needs one, made once and kept.
 
 What a peer needs is installed without its dependencies, since most would pull in a CUDA build of torch of several
-gigabytes; the few light ones that it really imports are named beside it. torch and numpy are those of this project's
+gigabytes; the few light ones that it really imports are listed with it. torch and numpy are those of this project's
 own environment: `link_distributions` puts them and their requirements on the peer's path, and nothing else, so that a
 peer does not see our versions of grpc or protobuf.
 
@@ -54,7 +54,7 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """An environment that is there: its Python, and variables that processes in it need."""
+    """An environment that exists: its Python, and variables that processes in it need."""
 
     python: Path
     variables: Mapping[str, str]
@@ -91,7 +91,7 @@ def prepare(environment: Environment) -> Prepared:
         _run(["apt-get", "download", "-qq", *environment.debian], environment, cwd=libraries)
         for package in libraries.glob("*.deb"):
             _run(["dpkg-deb", "-x", str(package), str(libraries)], environment)
-    # Behind the environment's own packages, so that these win.
+    # After the environment's own packages, so that those take precedence.
     (_site_packages(folder) / "shared.pth").write_text(f"{links}\n")
     stamp.write_text(recipe)
     return prepared
@@ -122,7 +122,7 @@ def link_distributions(folder: Path, names: tuple[str, ...]) -> Path:
 
 
 def versions(environments: Mapping[str, Environment]) -> dict[str, str]:
-    """What is installed in the environments that are there: versions by their names."""
+    """What is installed in the environments that exist: versions by their names."""
     found = {}
     for name, environment in environments.items():
         path = [str(_site_packages(_FOLDER / environment.name))]
@@ -142,7 +142,7 @@ def _closure(names: tuple[str, ...]) -> Iterator[Distribution]:
         seen.add(name)
         try:
             found = distribution(name)
-        except PackageNotFoundError:  # a requirement of another platform, or one that this build goes without
+        except PackageNotFoundError:  # a requirement of another platform, or one that this build does not need
             continue
         yield found
         for text in found.requires or ():

@@ -1,6 +1,6 @@
 """Starts a command, and kills every process that it has left when it ends: ``python keeper.py COMMAND...``.
 
-Peers start daemons in sessions of their own, and those of a peer that was killed would stay. So the keeper is the
+Peers start daemons in sessions of their own, and the daemons of a peer that was killed would stay. So the keeper is the
 *subreaper* of all its descendants (prctl(2)): a process that loses its parent becomes the keeper's child. The keeper
 passes its standard streams on, and kills the command on SIGTERM or when its own parent dies. Its exit code is that of
 the command, and 128 + N if signal N ended it.
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGTERM, _stop)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent:  # it died before that was in force
+    if os.getppid() != parent:  # it died before that took effect
         return 1
     code = -signal.SIGKILL
     try:
@@ -49,7 +49,7 @@ def descendants(root: int) -> Iterator[int]:
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            with contextlib.suppress(OSError, IndexError):  # it has ended meanwhile
+            with contextlib.suppress(OSError, IndexError):  # it has ended in the meantime
                 # comm may hold anything, also a parenthesis: fields are counted behind the last one.
                 parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
     for pid in parents:

@@ -30,7 +30,7 @@ _ANSWER_S = 60.0
 
 
 class Far(Protocol):
-    """A region of another process, and one of this process as large."""
+    """A region of another process, and a region of this process of the same size."""
 
     local: Bytes
 

@@ -79,8 +79,8 @@ def page(
         f"Python {environment['python']}, torch {environment['torch']}, commit {environment['commit']}.",
         "",
         f"{rounds} rounds; each asked every peer once for every row, in an order that rotates. A figure is the median "
-        "of its rounds' medians; behind it the ratio to the yardstick of the same round: median, least and greatest, "
-        "and in how many rounds. Of times less is better, of rates more. What is measured and how: "
+        "of its rounds' medians; after it the ratio to the yardstick of the same round: median, minimum, maximum, "
+        "and the number of rounds. Lower times and higher rates are better. What is measured and how: "
         "[performance.md](../../docs/performance.md).",
         "",
         "## How Skipper stands",

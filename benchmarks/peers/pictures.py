@@ -23,7 +23,7 @@ def draw(
     Args:
         found: Figures by row and peer.
         rows: In the order in which they are shown.
-        peers: Likewise; each keeps its color in all pictures.
+        peers: In the order in which they are shown; each has the same color in all pictures.
         stem: What the files' names begin with.
 
     Returns:

@@ -59,7 +59,7 @@ class MeasuringTurn:
         return durations
 
     def times_spawn(self, spawn: Callable[[], T], stop: Callable[[T], object]) -> list[int]:
-        """The same, without warm-up, for what has to be stopped; all is stopped after the last sample."""
+        """The same, without warm-up, for something that must be stopped; all are stopped after the last sample."""
         spawned: list[T] = []
         durations = self.times(lambda: spawned.append(spawn()), warmup=0)
         for each in spawned:
@@ -120,6 +120,6 @@ def _answer(
         return {"samples": blocks[name](turn)}
     except CannotError as reason:
         return {"cannot": str(reason)}
-    except Exception as error:  # noqa: BLE001 - whatever a foreign library raises is the row's result
+    except Exception as error:  # noqa: BLE001 - any error of a foreign library is the row's result
         lines = str(error).strip().splitlines()
         return {"failed": f"{type(error).__name__}: {lines[-1] if lines else ''}"[:300]}

@@ -2,7 +2,7 @@
 
 A round's figure is the median of its samples. A row's figure is the median of its rounds' figures, with the least and
 the greatest of them. A ratio is taken within a round, where both ran under the same load, and the ratios of the rounds
-are summarized likewise.
+are summarized in the same way.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How ours stands beside the best of the others in one row.
+    """How ours compares with the best of the others in one row.
 
     Attributes:
         other: The best of the others; None where no other does the row.
@@ -114,7 +114,7 @@ def results(found: Mapping[tuple[str, str], Figure]) -> list[Result]:
 
 
 def standings(found: Mapping[tuple[str, str], Figure], rows: Sequence[Row], ours: str) -> list[Standing]:
-    """One for every row that ours has; floors and our other variants are left out."""
+    """The comparison for every row that ours has; floors and our other variants are left out."""
     out = []
     for row in rows:
         mine = found.get((row.name, ours))

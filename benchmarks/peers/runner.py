@@ -31,10 +31,10 @@ class PeersPlan:
         peers: Who takes part.
         rows: What they are asked for.
         rounds: At most.
-        minutes: Begin no round that would not end within so many, going by the longest before; there is always one.
-        limit_s: Of one row of one peer in one round, once it has begun.
+        minutes: Begin no round that would exceed this limit if it took as long as the longest; there is always one.
+        limit_s: Limit for one row of one peer in one round, once it has begun.
         quick: A few samples of each row, to see that it works.
-        checkout: Of the peers that need one.
+        checkout: The sources of the peers that need a checkout.
         bounds: What a peer may take.
     """
 

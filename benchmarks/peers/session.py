@@ -42,7 +42,7 @@ class Bounds:
         start_s: Until it is ready.
         row_s: For one row.
         memory_nbytes: Private memory of all its processes together.
-        spare_nbytes: Memory that must stay available on the machine, whichever process took the rest.
+        spare_nbytes: Memory that must stay available on the machine, no matter which process took the rest.
     """
 
     start_s: float = 120.0
@@ -134,7 +134,7 @@ class PeerSession:
         try:
             answer: dict[str, Any] = json.loads(line)
         except json.JSONDecodeError as error:
-            raise PeerLostError(f"it said what is no answer: {line[:80]!r}") from error
+            raise PeerLostError(f"it sent an invalid answer: {line[:80]!r}") from error
         return answer
 
     def _check_memory(self) -> None:

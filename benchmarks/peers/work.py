@@ -42,13 +42,13 @@ MESSAGE_NBYTES = 100
 """Bytes of the message that every call carries there and back."""
 
 PIPELINED = 1000
-"""Calls of which none waits for another."""
+"""Calls that do not wait for each other."""
 
 FANOUT = 4
 """Actors that are called at once, each in a process of its own; and processes of the spawn."""
 
 REGION_NBYTES = 512 << 20
-"""Of the memory at each end of the one-sided transfers."""
+"""Size of the memory at each end of the one-sided transfers."""
 
 SIZES = {"64B": 64, "4KiB": 4 << 10, "64KiB": 64 << 10, "1MiB": 1 << 20, "64MiB": 64 << 20, "512MiB": REGION_NBYTES}
 
@@ -58,7 +58,7 @@ BATCHES: dict[str, tuple[Span, ...]] = {}
 SMALL_NBYTES, LARGE_NBYTES = 64, 512 << 20
 
 STATE_SHAPES: tuple[tuple[int, int], ...] = ((384, 1024), (128, 1024), (512, 1024), (256, 1024)) * 50
-"""Of a state dict of 200 tensors, 250 MiB in float32."""
+"""Shapes of a state dict of 200 tensors, 250 MiB in float32."""
 
 BATCH_COUNT, BATCH_NBYTES = 4000, 16 << 10
 """Tensors that are put and read together, each under a key of its own; and the bytes of one."""
@@ -88,7 +88,7 @@ class Row:
         name: What it is called in requests and reports.
         family: Which rows a peer's process can be asked for at once.
         title: For people.
-        unit: Of the figure. For ``us`` and ``s`` less is better, for the rates more.
+        unit: Of the figure. For ``us`` and ``s``, lower is better; for rates, higher.
         yardstick: Name of the peer that it is compared with: what the machine or the wire can do.
         n: Samples in a round.
         amount: Calls or bytes in a sample, for rates.

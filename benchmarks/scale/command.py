@@ -189,7 +189,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     """Numbers of hosts, in ascending order.
 
     Raises:
-        ArgumentTypeError: one of them is none.
+        ArgumentTypeError: one of them is not a number of hosts.
     """
     return tuple(sorted(set(map(whole(1, MAX_HOSTS), text.split(",")))))
 

@@ -88,7 +88,7 @@ def gather_crowd(most: int) -> Iterator[Crowd]:
     """Start at most ``most`` processes; they end with the block.
 
     Raises:
-        BenchmarkError: There is not memory enough for 4 processes.
+        BenchmarkError: There is not enough memory for 4 processes.
         ControlError: A process did not start.
     """
     before = control.configure()

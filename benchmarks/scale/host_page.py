@@ -1,4 +1,4 @@
-"""A run with hosts as a page in Markdown, and as tables for a terminal: every row says how its cells came to be."""
+"""A run with hosts as a page in Markdown, and as tables for a terminal: every row says how its cells were obtained."""
 
 from __future__ import annotations
 
@@ -52,21 +52,21 @@ _FIGURES = (
     _Figure("broadcast_msgs_per_s", "messages without answers, handled by all hosts together, 1,000/s", _value(1e-3)),
     _Figure("root_cast_cpu_us", "script: CPU time for a cast, ms", _value(1e-3)),
     _Figure("host_cast_cpu_us", "host: CPU time for a cast, µs", _value()),
-    _Figure("root_cast_messages", "script: messages that a cast brings", _value()),
-    _Figure("root_cast_nbytes", "script: kB that a cast brings", _value(1e-3)),
+    _Figure("root_cast_messages", "script: messages that it receives for a cast", _value()),
+    _Figure("root_cast_nbytes", "script: kB that it receives for a cast", _value(1e-3)),
     _Figure("root_memory_nbytes_per_host", "script: memory for each host, kB", _value(1e-3)),
     _Figure("root_descriptors_per_host", "script: descriptors for each host", _value()),
     _Figure("root_threads_per_host", "script: threads for each host", _value()),
     _Figure("idle_root_messages_per_s", "idle: messages to the script, 1/s", _value()),
     _Figure("idle_root_cores", "idle: cores of the script", _value()),
     _Figure("idle_hosts_cores", "idle: cores of all hosts together", _value()),
-    _Figure("process_death_known_ms", "death of a process known, p50, ms", _value()),
+    _Figure("process_death_known_ms", "until the death of a process is known, p50, ms", _value()),
     _Figure("process_death_known_ms", "the same, p99, ms", _p99()),
-    _Figure("death_known_ms", "death of a host known, p50, ms", _value()),
+    _Figure("death_known_ms", "until the death of a host is known, p50, ms", _value()),
     _Figure("death_known_ms", "the same, p99, ms", _p99()),
-    _Figure("silence_known_s", "an eighth of the hosts cut off at once, each known, p50, s", _value()),
+    _Figure("silence_known_s", "an eighth of the hosts cut off at once: until each is known, p50, s", _value()),
     _Figure("silence_known_s", "the same, p99, s", _p99()),
-    _Figure("all_deaths_known_s", "death of all hosts at once known, s", _value()),
+    _Figure("all_deaths_known_s", "until the death of all hosts at once is known, s", _value()),
     _Figure("root_death_cpu_us", "script: CPU time for each of these, µs", _value()),
     _Figure("recovery_s", "a lost host attached again, to its first answer, s", _value()),
 )
@@ -85,7 +85,7 @@ def page(report: Report) -> str:
         "<!-- Written by `skipper scale --hollow N,... --page PATH`. -->",
         "# One script and many hosts",
         "",
-        f"Of {_when(report)}. This page says what a job takes of its script as the number of hosts grows.",
+        f"Of {_when(report)}. This page says what a job costs its script as the number of hosts grows.",
         "",
         "| label | what it means |",
         "|---|---|",
@@ -164,16 +164,16 @@ def _error(model: Result) -> float:
 def _check(rows: Sequence[Result]) -> list[str]:
     checked = _checked(rows)
     said = [
-        "The model of casts, with one core for all hosts and one for the script, beside hollow hosts that have the "
-        "same. *Modelled* above is the same model with a core for each host, which no machine here has.",
+        "The model of casts, with one core for all hosts and one for the script, and hollow hosts with the same to "
+        "compare. *Modelled* above is the same model with a core for each host, which no machine here has.",
         *_markdown(("hosts", "hollow ms", "modelled ms", "error"), [_error_cells(*pair) for pair in checked]),
     ]
     worst = max((abs(_error(model)) for _, model in checked), default=0.0)
     if worst > BOUND:
         said += [
             "",
-            f"**The model errs by up to {worst:.0%}, more than the {BOUND:.0%} that this page allows: take its figures "
-            "for orders of magnitude.**",
+            f"**The model errs by up to {worst:.0%}, more than the {BOUND:.0%} that this page allows: read its figures "
+            "as orders of magnitude.**",
         ]
     elif checked:
         said += ["", f"The model errs by up to {worst:.0%}."]
@@ -200,7 +200,7 @@ def _objectives(rows: Sequence[Result]) -> list[str]:
 
 
 def _limits(report: Report) -> list[str]:
-    """At how many hosts the script runs out of something, if it goes on as at the largest number here."""
+    """At how many hosts the script runs out of something, if costs grow on as at the largest number here."""
     largest: dict[str, Result] = {}
     for row in report.results:
         if row.parameters["label"] == HOLLOW:
@@ -221,9 +221,9 @@ def _limits(report: Report) -> list[str]:
         hosts = int(cast.parameters["hosts"] or 0)
         found.append((hosts * 1e5 / cast.value, "results: 100 ms of the script's CPU time for those of one cast"))
     lines = [
-        "Each connection that the script dials over TCP has a thread, which gRPC wakes five times a second: that with "
-        "an agent always, and those with processes where hosts have IPs of their own. If each host goes on to cost the "
-        "script what it costs at the largest number above:",
+        "Each connection that the script opens over TCP has a thread, which gRPC wakes five times a second: always the "
+        "one to an agent, and also those to processes if hosts have IPs of their own. If each further host costs the "
+        "script as much as at the largest number above:",
         "",
     ]
     return lines + [f"* at {significant(hosts, 2)} hosts: {why}" for hosts, why in sorted(found)]
@@ -232,7 +232,7 @@ def _limits(report: Report) -> list[str]:
 def _casts(report: Report) -> str:
     if not report.config.get("beyond_idle"):
         return ""  # of an older run
-    return "What a cast takes is what is used beyond that of an idle job, without its signs of life. "
+    return "The cost of a cast is what the job uses beyond an idle job; signs of life do not count. "
 
 
 def _net(report: Report) -> str:

@@ -1,4 +1,4 @@
-"""A job on so many hosts, from the attach to deaths: what it takes of the script, and of the hosts."""
+"""A job on so many hosts, from the attach to deaths: what it costs the script and the hosts."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class HostsPlan:
         calls: Calls to all.
         broadcasts: Messages to each host, without answers.
         turns: Calls to one host alone, each to another; at three times of the job.
-        deaths: Hosts that are killed, as far as a quarter of them goes; and processes on other hosts, likewise.
+        deaths: How many hosts are killed, and how many processes on other hosts; each at most a quarter of the hosts.
         idle_s: For how long nothing is done.
-        heartbeat_s: How long a host may be silent. All hosts share a core here, and busy ones must not seem lost.
+        heartbeat_s: How long a host may be silent. All hosts share a core here, and busy hosts must not seem lost.
         freezes: Whether an eighth of the hosts falls silent at the end, which takes the heartbeat's bound.
-        message_nbytes: Of the message that every call carries there and back.
+        message_nbytes: Size of the message that every call sends and returns.
     """
 
     own_ips: bool = True
@@ -67,9 +67,9 @@ class RootUsage:
         memory_nbytes: Resident.
         descriptors: Open ones.
         threads: Running ones.
-        messages: That have come from others, but for signs of life.
-        signs: Signs of life that have.
-        nbytes: That have.
+        messages: Received messages, except signs of life.
+        signs: Received signs of life.
+        nbytes: Received bytes.
     """
 
     cpu_s: float
@@ -114,22 +114,22 @@ class HostsFound:
         first_s: From the spawn of a process and an actor on each to the first answers of all.
         held: What the script's process used more of once they were there.
         calls_ns: Durations of calls to all.
-        called: What the script used meanwhile, together.
+        called: What the script used during all of these calls.
         called_s: For how long that was.
-        called_hosts_s: CPU time of the hosts meanwhile.
+        called_hosts_s: CPU time of the hosts during these calls.
         one_ns: Durations of calls to one host alone.
         one_cpu_ns: CPU time of the hosts for one of these, the median of several runs of them.
-        one_called_ns: CPU time of the script for one of these, likewise.
+        one_called_ns: CPU time of the script for one of these, also the median of several runs.
         broadcasts_per_s: Messages without answers that all hosts together handled in a second.
         idle: What the script used while nothing was done, for `idle_s`.
         idle_s: For how long that was.
-        idle_hosts_s: CPU time of the hosts meanwhile.
-        process_deaths_s: From the end of a process of a host to its being known.
-        deaths_s: From the end of a host to its being known.
+        idle_hosts_s: CPU time of the hosts during that time.
+        process_deaths_s: From the end of a process of a host until it is known.
+        deaths_s: From the end of a host until it is known.
         recovery_s: Of a lost host: from the attach to the first answer from a process there.
-        silences_s: From the last word of an eighth of the hosts, cut off at once, to each of them being known.
-        all_deaths_s: From the end of all hosts that are left, at once, to all of them being known.
-        all_deaths_cpu_s: CPU time of the script meanwhile, for each of them.
+        silences_s: From the last message of an eighth of the hosts, cut off at once, until each is known as lost.
+        all_deaths_s: From the end of all remaining hosts, at once, until all are known as lost.
+        all_deaths_cpu_s: CPU time of the script during that time, for each of them.
     """
 
     label: str
@@ -162,13 +162,13 @@ class HostsFound:
         return self._beyond_idle(self.called.cpu_s, self.idle.cpu_s)
 
     def root_call_nbytes(self) -> float:
-        """Likewise, of what comes to the script."""
+        """Bytes to the script for a call to all, beyond those of an idle job in that time."""
         assert self.called is not None  # it was measured whole
         assert self.idle is not None
         return self._beyond_idle(self.called.nbytes, self.idle.nbytes)
 
     def host_call_s(self) -> float:
-        """Likewise, CPU time of one host."""
+        """CPU time of one host for a call to all, beyond what it uses in that time with nothing to do."""
         return self._beyond_idle(self.called_hosts_s, self.idle_hosts_s) / self.hosts
 
     def hosts_idle_cores(self) -> float:
@@ -191,7 +191,7 @@ def measure_apart(label: str, count: int, plan: HostsPlan) -> HostsFound:
 
 
 def _measure_below(parent: int, label: str, count: int, plan: HostsPlan) -> HostsFound:
-    """`measure_hosts`, which is interrupted, and so ends the hosts, when this parent ends, however that comes about."""
+    """`measure_hosts`; when the parent ends, for any reason, an interrupt stops it, and it ends the hosts."""
     lives = follow_parent(parent, signal.SIGINT)
     try:
         if not lives:
@@ -255,7 +255,7 @@ class _OneByOne:
 
     def run(self) -> None:
         """Call each of them."""
-        for member in self._each * 2:  # the links are made, and what follows from that is over
+        for member in self._each * 2:  # first, links are made, and the work that this causes ends
             _ask(member, self._message)
         for first in range(0, len(self._each), _RUN):
             run = self._each[first : first + _RUN]
@@ -327,7 +327,7 @@ def _deaths(hosts: HostMesh, procs: ProcMesh, source: HostSource, plan: HostsPla
 
 
 def _known_s(procs: ProcMesh, hosts: Sequence[int], end: Callable[[int], float]) -> list[float]:
-    """For each host the time from its end to its being known; ``end`` brings that about, and says when it was."""
+    """For each host, the time from its end until it is known; ``end`` ends the host and returns when it did."""
     known_s: dict[int, float] = {}
     ended = {host: procs.slice(hosts=host).ended for host in hosts}
     for host, future in ended.items():

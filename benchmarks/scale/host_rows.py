@@ -62,9 +62,9 @@ def host_rows(found: HostsFound) -> Iterator[Result]:
 
 
 def modelled_rows(found: Sequence[HostsFound], plan: HostsPlan) -> list[Result]:
-    """The model's casts where hollow hosts were called, beside these, and beyond, each host on a core of its own.
+    """The model's casts: as the hollow hosts ran, with one core for all; and with a core for each host, to more hosts.
 
-    The model's costs are CPU times, and times of calls to one host alone; times of casts take no part in them.
+    The model's costs are CPU times, and times of calls to one host alone; times of casts are not used for them.
     """
     hollow = sorted((each for each in found if each.label == HOLLOW), key=lambda each: each.hosts)
     if not hollow:

@@ -36,16 +36,16 @@ class HostSource(Protocol):
         """Make them part of the job."""
 
     def kill(self, host: int) -> float:
-        """End a host with all of its processes; when that was, in seconds of `time.monotonic`."""
+        """End a host with all of its processes; returns when that was, in seconds of `time.monotonic`."""
 
     def kill_process(self, host: int) -> float:
-        """End the first process that the job has spawned on a host, likewise."""
+        """End the first process that the job has spawned on a host; returns when that was."""
 
     def freeze(self, host: int) -> float:
-        """Have a host fall silent, likewise."""
+        """Make a host silent; returns when that was."""
 
     def kill_all(self) -> float:
-        """End all hosts at once, likewise."""
+        """End all hosts at once; returns when that was."""
 
     def cpu_s(self) -> float:
         """CPU time that their processes have used; hardly any for the answer."""

@@ -19,12 +19,12 @@ __all__ = ["Costs", "ModelledTraffic", "latency_us", "traffic"]
 CALL_NBYTES = 42
 REPLY_NBYTES = 30
 CAST_NBYTES = 66
-"""Bytes of a call, a reply and a cast of one segment, without it and names: see ``control/wire/messages.py``."""
+"""Bytes of a call, a reply and a cast of one segment, without segment and names: see ``control/wire/messages.py``."""
 ANSWERS_NBYTES = 39
 ENTRY_NBYTES = 9
-"""Bytes of a message of answers, and of what it says of each of them."""
+"""Bytes of a message of answers, and of its entry for each answer."""
 SEGMENT_NBYTES = 8
-"""Bytes of every segment of it: its size."""
+"""Bytes that each segment of a message adds: the field with its size."""
 
 _CASTER = -1
 
@@ -34,7 +34,7 @@ class Costs:
     """What was measured, in microseconds of one core but for ``wire_us``.
 
     Attributes:
-        call_us: of the caster for each call, whatever the number of ranks.
+        call_us: of the caster for each call, for any number of ranks.
         message_us: of a node for each node below it: to send it the cast and to take its answer.
         rank_us: of the caster for each rank's result.
         handle_us: of a rank: to take the cast, run the endpoint and answer.
@@ -115,7 +115,7 @@ def latency_us(
         fanout: of the tree; None casts straight.
         costs: what was measured.
         cores: that all processes share, also a part of one; None gives each process its own.
-        caster_apart: whether the caster has a core of its own beside these.
+        caster_apart: whether the caster has a core of its own in addition to these.
     """
     return _Run(Tree(ranks, fanout or max(ranks, 2)), costs, cores, caster_apart=caster_apart).run()
 

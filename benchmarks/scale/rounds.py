@@ -38,7 +38,7 @@ class ScalePlan:
         calls: Calls in a block.
         broadcasts: Messages to each rank in a block.
         turns: Calls to each rank alone in a block.
-        message_nbytes: Of the message that every call carries there and back.
+        message_nbytes: Size of the message that every call sends and returns.
     """
 
     procs: int
@@ -60,7 +60,7 @@ class Times:
         caster_cpu: Of one call in the caster's process, in ns of a core.
         member_cpu: Of one call in a rank's process, in ns of a core, called straight and one rank at a time; by the
             number of ranks that were called so.
-        one: Durations of these calls in ns, likewise.
+        one: Durations of these calls in ns, by the same numbers.
         cores: How many cores the processes got when all of them wanted one; other programs may have used the rest.
         ends: How often `end_round` was called.
     """
@@ -79,7 +79,7 @@ class Times:
 
     @property
     def is_whole(self) -> bool:
-        """Whether there is a whole round: figures of each kind."""
+        """Whether a round is complete: there are figures of each kind."""
         return self.ends > 1
 
 
@@ -138,7 +138,7 @@ def _call_in_turn(members: ActorMesh[Member], plan: ScalePlan, times: Times) -> 
     for _ in range(plan.turns):
         times.one[count] += [timed(functools.partial(_ask, member, message)) for member in each]
     after = members.cpu_ns.call().get(TIMEOUT_S)
-    # Each of the two questions is itself a call, and one of these calls lies between the two readings.
+    # Each of the two questions is itself a call, and one of these calls is between the two readings.
     times.member_cpu[count] += [(after[rank] - before[rank]) / (plan.turns + 1) for rank in range(count)]
 
 

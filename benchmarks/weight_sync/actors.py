@@ -32,7 +32,7 @@ _BLOCK = 20  # calls in a row before another kind has its turn
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """What one read cost a reader: when it ended (``time.perf_counter`` of this host), and its record."""
+    """One read of a reader: when it ended (``time.perf_counter`` of this host), and its record."""
 
     end_s: float
     record: ts.SyncRecord
@@ -43,7 +43,7 @@ class Holder(Actor):
 
     Args:
         model: Which tensors.
-        cut: How they lie over the ranks; "whole" gives every rank all of them, as plain tensors.
+        cut: How they are sharded over the ranks; "whole" gives every rank all of them, as plain tensors.
         ranks: How many ranks hold the model together; those after them hold it once more.
         port: Of the job's TCPStore on loopback, where the ranks of ``name`` meet.
         name: Of the ranks of this side.
@@ -93,7 +93,7 @@ class Holder(Actor):
 
     @endpoint
     async def wrong(self, number: int) -> int:
-        """How many elements are not ``number``."""
+        """The number of elements that are not ``number``."""
         return sum(int((_local(tensor) != number).sum()) for tensor in self.weights.values())
 
 

@@ -198,7 +198,7 @@ def _described(workload: SyncWorkload) -> dict[str, Any]:
 
 async def _collect(workload: SyncWorkload, rows: list[Result]) -> None:
     program.require_device(workload.device)
-    dataplane.configure(backend=workload.backend)  # of the store's volume, which lies in this process
+    dataplane.configure(backend=workload.backend)  # of the store's volume, which is in this process
     with SyncProgress() as progress:
         async for row in run(workload, progress):
             rows.append(row)
@@ -208,7 +208,7 @@ async def _collect(workload: SyncWorkload, rows: list[Result]) -> None:
 def _table(rows: Sequence[Result]) -> Table:
     title = "weights from trainers to generators"
     table = output.plain_table(
-        title, "what", "n", "p50", "p99", "unit", "beside", "ratio", left=("what", "unit", "beside")
+        title, "what", "n", "p50", "p99", "unit", "reference", "ratio", left=("what", "unit", "reference")
     )
     for row in rows:
         beside = row.reference and f"{row.reference.name} {output.significant(row.reference.value, 3)}"

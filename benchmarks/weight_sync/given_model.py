@@ -78,8 +78,8 @@ def read_document(data: bytes, where: str) -> dict[str, Any]:
 
     Args:
         data: JSON: a config, ``{NAME: SHAPE}``, or ``{NAME: {"shape": SHAPE}}`` as the header of safetensors has them.
-            A key ``__metadata__``, and what a tensor has beside its shape, do not count.
-        where: It comes from, for errors.
+            A key ``__metadata__``, and other fields of a tensor than its shape, do not count.
+        where: Where it comes from, for errors.
 
     Raises:
         UsageError: It is something else.
@@ -90,7 +90,7 @@ def read_document(data: bytes, where: str) -> dict[str, Any]:
         raise UsageError(f"{where} cannot be read as JSON: {error}") from error
     if not isinstance(document, dict):
         raise UsageError(
-            f"{where} is no model: a config of transformers with its model_type, or an object of names and shapes, is"
+            f"{where} is not a model: pass a config of transformers with model_type, or an object of names and shapes"
         )
     return document if "model_type" in document else dict(_listed(document))
 
@@ -129,7 +129,7 @@ def _configured(name: str, fields: Mapping[str, Any], layers: int | None) -> Giv
             _shorten(config.get_text_config(), layers)
         with torch.device("meta"):
             model = _made(transformers, config)
-    except Exception as error:  # whatever the code of some model raises for a config that does not fit it
+    except Exception as error:  # any error of a model's code about a config that does not fit it
         raise UsageError(
             f"transformers makes no model of the config of {name}: {type(error).__name__}: {error}"
         ) from error
@@ -156,7 +156,7 @@ def _made(transformers: Any, config: Any) -> torch.nn.Module:
 
 
 def _shorten(config: Any, layers: int) -> None:
-    """Have a config say so many layers, in what it says of each of them too."""
+    """Reduce the number of layers in a config, and its lists with an entry for each layer."""
     before = config.num_hidden_layers
     if layers > before:
         raise ValueError(f"it has {before} layers, and {layers} are asked for")
@@ -182,6 +182,6 @@ def _transformers() -> Any:
         return importlib.import_module("transformers")
     except ImportError as error:
         raise UsageError(
-            "a config becomes a model by transformers, which is not installed: pip install transformers, or give a "
+            "a config needs transformers, which is not installed: pip install transformers, or give a "
             "JSON file of names and shapes"
         ) from error

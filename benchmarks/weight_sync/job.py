@@ -29,7 +29,7 @@ _ENVIRONMENT = {
     progress_reports.VARIABLE: progress_reports.OFF,  # what is measured is the same on a terminal and on a pipe
 }
 _TIMEOUT = timedelta(seconds=60)
-_TINY = Model(layers=0, hidden=16, vocabulary=16)  # two tensors: the time of the way counts, not of the bytes
+_TINY = Model(layers=0, hidden=16, vocabulary=16)  # two tensors: what counts is latency, not bandwidth
 
 A = TypeVar("A", bound=Actor)
 _Job = tuple[ActorMesh[Trainer], ActorMesh[Generator]]
@@ -57,16 +57,16 @@ class SyncWorkload:
         trainers: Ranks that publish it, sharded as FSDP does.
         generators: Engines that read all of it, each.
         tensor_parallel: Ranks of each engine, over which it is sharded.
-        readers: How many read the whole of a smaller model at once, beside one that does so alone.
+        readers: How many read the whole of a smaller model at once; to compare, one reads it alone.
         iterations: Measured syncs of each kind.
         rounds: Of 20 small puts, gets and calls each.
         wake_ups: Measured wake-ups.
         plan_tensors: Tensors of the job whose plan is made.
         plan_ranks: That job's trainers and generators.
-        device: Where the weights lie, at both ends: "cpu" or "cuda".
+        device: Where the weights are, at both ends: "cpu" or "cuda".
         backend: Of the data plane, by which they go.
         modes: In which ways they are put.
-        only_syncs: Whether whole models alone are measured, and nothing beside them.
+        only_syncs: Whether only syncs of whole models are measured.
     """
 
     model: Tensors
@@ -100,7 +100,7 @@ class SyncWorkload:
         whole = self.model.numel() * DTYPE.itemsize
         read = whole * self.generators
         kept = 2 * whole if "snapshot" in self.modes else 0  # one version is written while another one is read
-        return whole + read + kept + 2 * read  # a memcpy of what is read lies beside it
+        return whole + read + kept + 2 * read  # source and destination of the memcpy
 
 
 async def run(workload: SyncWorkload, progress: SyncProgress) -> AsyncIterator[Result]:
@@ -163,7 +163,7 @@ async def _syncs(processes: _Processes, workload: SyncWorkload, mode: Mode, prog
 
 
 async def _readers(processes: _Processes, workload: SyncWorkload) -> Result:
-    """Many readers of one version beside one reader: seconds for each byte that they read together."""
+    """Many readers of one version compared with one reader: seconds for each byte that they read together."""
     per_gb: dict[int, Syncs] = {}
     for readers in (1, workload.readers):
         async with _job(processes, workload, workload.smaller_model(), 1, readers, "whole", "direct") as (
@@ -193,7 +193,7 @@ async def _wake_ups(processes: _Processes, workload: SyncWorkload) -> Result:
 
 
 async def _small(processes: _Processes, workload: SyncWorkload) -> list[Result]:
-    """64 bytes put and got by a process that is not the controller's, beside a call to the controller's process."""
+    """64 bytes put and got by another process than the controller's, and a call to the controller's process."""
     async with _spawned(processes.generators, 1, Client) as client:
         echo = await get_or_spawn_controller("weight-sync-echo", EchoActor)
         taken_us = await client.measure.call_one(echo, workload.rounds)

@@ -1,4 +1,4 @@
-"""How far a run is, on a terminal: the part that goes on, and its syncs. On a pipe: nothing."""
+"""The progress of a run, on a terminal: the current part, and its syncs. On a pipe: nothing."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class SyncProgress:
         self._end()
 
     def stage(self, name: str, syncs: int | None = None) -> None:
-        """Something else begins, with so many syncs; None: that is not known, or there are none."""
+        """A part begins, with that many syncs; None: the number is not known, or there are none."""
         self._end()
         self._task = track_progress(name, syncs, "syncs")
 
     def synced(self) -> None:
-        """One more sync is whole."""
+        """One more sync is complete."""
         if self._task is not None:
             self._task.advance()
 

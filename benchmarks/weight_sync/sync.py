@@ -54,8 +54,8 @@ async def measure_syncs(
 ) -> Syncs:
     """Sync ``iterations`` times, after warming up, with a copy of as many bytes on the ``device`` between two syncs.
 
-    The readers ask for the next version before it is there, as idle generators do. In direct mode the trainer's fence,
-    which precedes its optimizer's step, lies between two syncs.
+    The readers ask for the next version before it exists, as idle generators do. In direct mode the trainer's fence,
+    which precedes its optimizer's step, is between two syncs.
 
     Raises:
         IntegrityError: The readers do not hold what was published last, or the check cannot tell.
@@ -109,7 +109,7 @@ async def _sync(
 
 
 def _copier(nbytes: int, device: str) -> Callable[[], object]:
-    """A call that copies so many bytes between memory that is warm, and returns when they are there."""
+    """A call that copies so many bytes between memory that is warm, and returns when they are copied."""
     if device == "cpu":
         source, target = (np.full(nbytes, value, np.uint8) for value in (1, 0))
         return lambda: dataplane.memcpy(target, source)
@@ -127,4 +127,4 @@ async def _check(generators: ActorMesh[Generator], expected: int) -> None:
     if any(wrong):
         raise IntegrityError(f"{sum(wrong)} elements at the readers are not those of the last version")
     if not all(negative):
-        raise IntegrityError("the check found nothing wrong where everything is")
+        raise IntegrityError("the check missed that all elements were wrong")

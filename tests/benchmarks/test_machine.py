@@ -9,5 +9,5 @@ def test_some_memory_is_free() -> None:
 
 
 def test_a_key_that_a_file_does_not_have_is_named() -> None:
-    with pytest.raises(BenchmarkError, match="/proc/meminfo does not tell Nothing"):
+    with pytest.raises(BenchmarkError, match="/proc/meminfo has no Nothing"):
         proc_nbytes("/proc/meminfo", "Nothing")

@@ -134,7 +134,7 @@ def test_a_config_of_transformers_says_which_tensors_there_are(tmp_path: Path) -
     ("text", "complaint"),
     [
         ("{", "JSON"),
-        ("[1]", r"model\.json is no model: a config of transformers with its model_type, or"),
+        ("[1]", r"model\.json is not a model: pass a config of transformers with model_type, or"),
         ("{}", "no tensors"),
         ('{"w": [0]}', "no shape"),
         ('{"w": [true]}', "no shape"),

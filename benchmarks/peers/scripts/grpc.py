@@ -19,7 +19,7 @@ from skipper.benchmarks.peers.work import FANOUT, MESSAGE_NBYTES, PIPELINED, REG
 
 __all__ = ["CANNOT", "open_blocks"]
 
-CANNOT = {row.name: "the floor of this row is another" for row in ROWS if row.yardstick != "grpc"}
+CANNOT = {row.name: "another peer is the floor of this row" for row in ROWS if row.yardstick != "grpc"}
 
 _aio: Any = grpc.aio
 _SERVICE = "skipper.benchmarks.Peer"
@@ -46,7 +46,7 @@ def open_blocks(family: Family, stack: ExitStack) -> dict[str, Block]:
         return dict.fromkeys(("put_64B", "get_64B", "issue", "fetch_4x4"), call)
     return {
         "call": call,
-        "actor_to_actor": call,  # any caller is a process
+        "actor_to_actor": call,  # to gRPC, any caller is just a process
         "fanout": timed(lambda: _gather([each(_MESSAGE) for each in servers.calls])),
         "pipelined": timed(lambda: _gather([one(_MESSAGE) for _ in range(PIPELINED)])),
         "spawn": lambda turn: turn.times_spawn(lambda: _spawn(runner), _Servers.close),
@@ -54,7 +54,7 @@ def open_blocks(family: Family, stack: ExitStack) -> dict[str, Block]:
 
 
 async def _gather(calls: Sequence[Awaitable[object]]) -> None:
-    for call in calls:  # each has begun when it was made
+    for call in calls:  # each began when it was created
         await call
 
 
@@ -163,7 +163,7 @@ class _Region:
         request = np.array(spans, np.int64).tobytes()
 
         async def read() -> None:
-            begin = 0  # spans lie one behind the other
+            begin = 0  # the spans are contiguous
             async for piece in self._read(request):
                 self.local[begin : begin + len(piece)] = np.frombuffer(piece, np.uint8)
                 begin += len(piece)

@@ -1,4 +1,4 @@
-"""Meta's torchstore, from a checkout, on Monarch: a publisher and a reader, and a storage volume beside them."""
+"""Meta's torchstore, from a checkout, on Monarch: a publisher, a reader and a storage volume."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Holder(Actor):
 
     @endpoint
     async def publish(self) -> int:
-        """Publish the tensors; returns when that began, in ns."""
+        """Publish the tensors; returns the time when that began, in ns."""
         begin = perf_counter_ns()
         await ts.put_state_dict(self._held.state, "state")
         return begin
 
     @endpoint
     async def pull(self) -> int:
-        """Read them in place; returns when all had arrived, in ns."""
+        """Read them in place; returns the time when all had arrived, in ns."""
         await ts.get_state_dict("state", self._held.state)
         return perf_counter_ns()
 

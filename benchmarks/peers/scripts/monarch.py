@@ -39,7 +39,7 @@ class Echo(Actor):
 
     @endpoint
     def echo(self, value: bytes) -> bytes:
-        """Give back what came."""
+        """Return the argument."""
         return value
 
     @endpoint

@@ -23,7 +23,7 @@ __all__ = ["CANNOT", "open_blocks"]
 CANNOT: dict[str, str] = {}
 
 _MESSAGE = bytes(MESSAGE_NBYTES)
-_STORE_NBYTES = 3 << 30  # two generations of the largest row, and what a row before has not yet let go
+_STORE_NBYTES = 3 << 30  # two generations of the largest row, and what an earlier row has not yet released
 _remote: Any = ray.remote
 
 
@@ -31,7 +31,7 @@ def open_blocks(family: Family, stack: ExitStack) -> dict[str, Block]:
     """See `benchmarks.peers.child`."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     ray.init(
-        num_cpus=16,  # of which actors ask for none; it must not be the count of cores that is measured
+        num_cpus=16,  # actors request no CPU; the number of cores must not limit what is measured
         include_dashboard=False,
         object_store_memory=_STORE_NBYTES,
         log_to_driver=False,
@@ -48,7 +48,7 @@ class Echo:
     """Answers at once."""
 
     def echo(self, value: bytes) -> bytes:
-        """Give back what came."""
+        """Return the argument."""
         return value
 
     def time_calls(self, other: Any, turn: MeasuringTurn) -> list[int]:
@@ -133,7 +133,7 @@ class Holder:
         return {name: tensor.numpy() for name, tensor in self._state.items()}
 
     def time_puts(self, row: str, turn: MeasuringTurn) -> list[int]:
-        """Puts of one row, each of which makes the one before forgotten."""
+        """Puts of one row; each put drops the object of the put before it."""
         values = {"put_64B": self._small, "put_512MiB": self._large, "put_state_dict": self._arrays()}
 
         def put() -> None:
@@ -151,7 +151,7 @@ class Holder:
         return self._kept
 
     def time_gets(self, row: str, objects: list[Any], turn: MeasuringTurn) -> list[int]:
-        """Gets of one row: small objects are another one each time, since they are remembered."""
+        """Gets of one row: each get of a small object takes another object, since Ray caches small ones."""
         left = iter(objects)
 
         def get() -> None:
@@ -177,18 +177,18 @@ class Holder:
             tensor.fill_(number)
 
     def publish(self) -> tuple[int, list[Any]]:
-        """Put the state dict; when that began, and the object, in a list so that it is not fetched."""
+        """Put the state dict; returns the time when that began, and the object, in a list so that it is not fetched."""
         begin = perf_counter_ns()
         self._kept = [ray.put(self._arrays())]
         return begin, self._kept
 
     def pull(self, objects: list[Any]) -> int:
-        """Get it, in place; when all was there."""
+        """Get it, in place; returns the time when all had arrived."""
         self._take(ray.get(objects[0]))
         return perf_counter_ns()
 
     def check(self, number: int) -> None:
-        """See that all is ``number``."""
+        """Check that every element is ``number``."""
         state.check(self._state, number)
 
 

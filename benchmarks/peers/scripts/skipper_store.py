@@ -35,7 +35,7 @@ class Holder(Actor):
 
     @endpoint
     async def prepare(self, number: int) -> None:
-        """What an optimizer's step does: wait until nobody reads, write."""
+        """What an optimizer's step does: wait until nobody reads, then write."""
         if number > 1:
             await ts.fence("direct")
         for tensor in self._held.state.values():
@@ -43,14 +43,14 @@ class Holder(Actor):
 
     @endpoint
     async def publish(self) -> int:
-        """Publish the tensors; returns when that began, in ns."""
+        """Publish the tensors; returns the time when that began, in ns."""
         begin = perf_counter_ns()
         await ts.put_state_dict(self._held.state, "direct", mode="direct")
         return begin
 
     @endpoint
     async def pull(self) -> int:
-        """Read the latest version in place; returns when all had arrived, in ns."""
+        """Read the latest version in place; returns the time when all had arrived, in ns."""
         await ts.get_state_dict("direct", self._held.state)
         return perf_counter_ns()
 

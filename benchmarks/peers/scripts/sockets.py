@@ -47,7 +47,7 @@ def open_blocks(family: Family, stack: ExitStack) -> dict[str, Block]:
 
     return {
         "call": lambda turn: turn.times(lambda: _ask(echoes[:1])),
-        "actor_to_actor": lambda turn: turn.times(lambda: _ask(echoes[:1])),  # any caller is a process
+        "actor_to_actor": lambda turn: turn.times(lambda: _ask(echoes[:1])),  # any caller is just a process
         "fanout": lambda turn: turn.times(lambda: _ask(echoes)),
         "pipelined": lambda turn: turn.times(pipeline),
         "spawn": _time_spawns,

@@ -52,7 +52,7 @@ def open_blocks(family: Family, stack: ExitStack) -> dict[str, Block]:
 
 
 def echo(value: bytes) -> bytes:
-    """Give back what came."""
+    """Return the argument."""
     return value
 
 
@@ -62,7 +62,7 @@ def time_calls(n: int, limit_s: float) -> list[int]:
 
 
 def _time_spawns(turn: MeasuringTurn) -> list[int]:
-    """A group of its own, which only a process that is in none can make: so one more process does it."""
+    """A group of its own. Only a process that is in no group can make one, so one more process does it."""
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe(duplex=False)
     process = spawn.Process(target=_spawn_group, args=(there, turn))

@@ -1,4 +1,4 @@
-"""The simulation beside syncs that run on this host: a few of them give its costs, the others show its error.
+"""The simulation compared with syncs on this host: a few of them give its costs, the others show its error.
 
 Other programs share the host, so the fastest of some syncs counts, on both sides of the comparison.
 """
@@ -58,13 +58,13 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class HostCosts:
-    """What the simulation of this host knows.
+    """The costs in the simulation of this host.
 
     Attributes:
-        fixed_s: Of a sync whose bytes do not count.
-        reader_bytes_per_s: Of one reader.
-        host_bytes_per_s: Of several together.
-        op_s: Of a reader for each contiguous stretch.
+        fixed_s: Seconds of a sync apart from its bytes.
+        reader_bytes_per_s: Rate of one reader.
+        host_bytes_per_s: Rate of several together.
+        op_s: Seconds of a reader for each contiguous stretch.
     """
 
     fixed_s: float

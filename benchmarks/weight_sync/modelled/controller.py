@@ -32,7 +32,7 @@ class ControllerCost:
         read_s: For each read of it: the request unpickled, the grant made and pickled, the lease given back.
         first_nbytes: Of the first grant of a reader, which brings all manifests.
         grant_nbytes: Of a later one.
-        request_nbytes: Of what a later one is asked by.
+        request_nbytes: Of the request for a later one.
     """
 
     first_publish_s: float

@@ -15,13 +15,13 @@ __all__ = ["FanOut"]
 
 
 class FanOut:
-    """Reads of a version whose readers offer what they have got, from then on.
+    """Reads of a version; a reader that has it offers it to others.
 
     Args:
-        simulation: In which they run; its ``on_reader_end`` is taken.
+        simulation: In which they run; its ``on_reader_end`` is set.
         fabric: Whose resources it has.
         plans: Of all readers.
-        groups: How many read groups there are: readers whose numbers are alike modulo it read the same.
+        groups: How many read groups there are: readers whose numbers are equal modulo it read the same.
     """
 
     def __init__(self, simulation: Simulation, fabric: Fabric, plans: Sequence[ReaderPlan], groups: int) -> None:

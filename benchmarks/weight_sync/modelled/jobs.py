@@ -47,7 +47,7 @@ class PlannedJob:
         tensors: Of the model.
         model_nbytes: Of the model.
         index_s: Processor time in which one reader finds who holds its tensors; for each rank of an engine.
-        plan_s: And in which it plans its read then; for each reader.
+        plan_s: Processor time in which it then plans its read; for each reader.
     """
 
     job: ModelledJob
@@ -72,7 +72,7 @@ class ModelledSync:
         low_s: At the full rates, with the work spread perfectly: no schedule is faster. Where readers feed readers, by
             the simulation at the full rates.
         high_s: By the simulation, at the share of the rates that the hardware is said to give payload.
-        limit: What the lower one is set by.
+        limit: What limits ``low_s``.
         outcome: Of the simulation.
     """
 

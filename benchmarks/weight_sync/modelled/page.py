@@ -21,8 +21,8 @@ BOUND = 0.25
 
 _PUBLISHED = (
     "Published: 1.3 s for a trillion parameters from 256 GPUs to 128, with a static schedule (Perplexity). Which "
-    "layouts and what else that figure includes is not known here, so it stands beside the rows of 256 → 128 and is no "
-    "comparison with them."
+    "layouts and what else that figure includes is not known here: it can be read next to the rows of 256 → 128, but "
+    "it is no comparison with them."
 )
 
 
@@ -69,7 +69,7 @@ class _Table:
 
     Attributes:
         about: Stands before it.
-        after: Stands behind it.
+        after: Stands after it.
     """
 
     title: str
@@ -109,9 +109,9 @@ def _tables(results: Sequence[Result]) -> Iterator[_Table]:
     )  # fmt: skip
     yield _Table(
         "Is the simulation right? Measured and modelled",
-        "The same simulation, with costs from syncs of one size, beside syncs of other sizes that ran on that "
+        "The same simulation, with costs from syncs of one size, compared with syncs of other sizes on that "
         "machine through the store. The fastest of each kind counts, since other programs share the machine. Rows "
-        "that gave the costs prove nothing and do not count.",
+        "whose costs the model uses prove nothing and do not count.",
         ("bytes by", "trainers → readers", "MB", "n", "measured ms", "modelled ms", "error", ""),
         tuple(map(_check_cells, rows[CHECK])),
         _verdict(rows[CHECK]),
@@ -134,7 +134,7 @@ def _verdict(rows: Sequence[Result]) -> str:
     said += f"its largest error is {_number(worst, 'error'):+.0%} ({worst.parameters['way']}, "
     said += f"{worst.parameters['setting']}, {_number(worst, 'nbytes') / 1e6:.0f} MB)."
     if within < len(errors):
-        said += " **That is more than this page allows: take the modelled figures for orders of magnitude.**"
+        said += " **That is more than this page allows: read the modelled figures as orders of magnitude.**"
     return said + (
         " All of them move bytes within one host: cards, switches and RDMA reads are modelled and were not checked."
     )

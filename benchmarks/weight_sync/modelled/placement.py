@@ -34,7 +34,7 @@ class HeldPart:
 
     Attributes:
         tensor: Which one.
-        pieces: Boxes of it, as they lie in the rank's own tensor; none: the rank's shard is empty.
+        pieces: Boxes of it, as they are in the rank's own tensor; none: the rank's shard is empty.
         shape: Of the rank's own tensor.
     """
 
@@ -49,7 +49,7 @@ class HeldPart:
 
     @property
     def nbytes(self) -> int:
-        """That the rank holds."""
+        """Bytes that the rank holds."""
         return prod(self.shape) * self.tensor.itemsize
 
 

@@ -1,6 +1,6 @@
 """A discrete-event simulation of bytes on their way through cards, buses and switches.
 
-A flow is what one reader reads from one publisher. It is cut into chunks, of which some are under way at a time. A
+A flow is what one reader reads from one publisher. It is cut into chunks, of which some are in flight at a time. A
 chunk passes the resources of its path one after another. Each resource serves one chunk at a time, in the order in
 which they come; a chunk begins to leave a resource when its head does, as in a switch that cuts through. There is no
 randomness.
@@ -23,10 +23,10 @@ class Resource:
     """What serves one chunk at a time.
 
     Attributes:
-        name: Unlike all others.
+        name: Unique.
         kind: What it is, for people: resources of a kind are alike.
-        bytes_per_s: Of a chunk under way.
-        s_per_op: Seconds for each operation of the chunk, besides.
+        bytes_per_s: Rate of a chunk in flight.
+        s_per_op: Seconds for each operation of the chunk, in addition.
         holds: Whether a chunk goes on only when all of it has been served, as where a processor prepares it.
     """
 
@@ -58,7 +58,7 @@ class ReadFlow:
 
 @dataclass(slots=True)
 class SimulatedRun:
-    """What came of a simulation.
+    """The result of a simulation.
 
     Attributes:
         end_s: When the last chunk came.
@@ -94,7 +94,7 @@ class Simulation:
     Args:
         resources: All of them; paths name them by index.
         chunk_nbytes: At most so many bytes are one chunk.
-        window: Chunks of one flow under way.
+        window: Chunks of one flow that are in flight.
         on_reader_end: Called with a reader and the time when all flows that were begun for it are over; may begin more.
     """
 
@@ -121,7 +121,7 @@ class Simulation:
             self._issue(len(self._running) - 1, at_s)
 
     def run(self) -> SimulatedRun:
-        """Go on until nothing is under way."""
+        """Run until nothing is in flight."""
         count = len(self.resources)
         free, served, passed = [0.0] * count, [0.0] * count, [0] * count
         ends: dict[int, float] = {}

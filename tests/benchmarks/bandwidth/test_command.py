@@ -105,7 +105,7 @@ def test_a_run_ends_when_nobody_reads_its_rows(start: Start) -> None:
     assert "memory" in client.stdout.readline()
     client.stdout.close()
     assert client.stderr is not None
-    assert "whoever read the rows is gone" in client.stderr.read()
+    assert "the reader of the rows has closed the pipe" in client.stderr.read()
     assert client.wait(LIMIT_S) == 1
 
 
