@@ -1,6 +1,6 @@
 """Monarch's actor API over this library: ``from monarch.actor`` becomes ``from skipper.control.monarch``.
 
-Most names are those of `control` itself. What differs is what scripts written for Monarch rely on: the results of
+Most names are those of `control` itself. The others are what scripts for Monarch rely on: the results of
 ``call`` are iterated in pairs of point and value, `proc_mesh` and `shutdown_context` exist, and `enable_transport` is
 checked and changes nothing. ``docs/reference/from_monarch.md`` lists which names are not here, and why.
 
@@ -44,7 +44,7 @@ from skipper.control.model.endpoint_spec import EndpointOptions, marked
 from skipper.control.model.value_mesh import PairMesh as ValueMesh
 
 TRANSPORTS = ("ipc", "tcp", "metatls", "metatls-hostname")
-"""What Monarch calls the ways between two processes."""
+"""Monarch's names for the transports between two processes."""
 
 
 def endpoint(method: Any = None, /, *, explicit_response_port: bool = False, propagate: object = None) -> Any:
@@ -84,9 +84,9 @@ def proc_mesh(
     """Processes on this host, along the axes ``hosts`` and ``gpus``: Monarch's older form of ``spawn_procs``.
 
     Args:
-        gpus: how many; Monarch counts the devices where this is not given.
+        gpus: how many; Monarch counts the devices if this is not given.
         hosts: 1: processes of several hosts are spawned on a mesh of hosts (`control.attach_to_hosts`).
-        env: environment variables for them, besides those of this process.
+        env: environment variables for them, in addition to those of this process.
         setup: called in each of them before anything else.
 
     Raises:
@@ -98,7 +98,7 @@ def proc_mesh(
 
 
 def local_proc_mesh(*, gpus: int = 1, hosts: int = 1) -> ProcMesh:
-    """Processes on this host. Monarch's are threads of this process, which shares its memory with them; these are not.
+    """Processes on this host. Monarch's are threads of this process, and share its memory; these do not.
 
     Raises:
         ValueError: there is only this host, or a number is below 1.
@@ -117,7 +117,7 @@ def shutdown_context() -> Future[None]:
 
 
 def enable_transport(transport: str) -> None:
-    """Checked, and nothing else: processes of a host talk over sockets, those of several over TCP, with or without TLS.
+    """Only checked: processes of a host talk over sockets, those of several hosts over TCP, with or without TLS.
 
     Raises:
         ValueError: Monarch has no such transport either.

@@ -1,9 +1,9 @@
-"""Registers with the lower layers of `control` what the upper ones do for them; costly imports come later.
+"""Registers functions of the upper layers of `control` with the lower ones; costly imports come later.
 
 Several threads may be the first to need the tools at once. So every such import names the package first, `from package
-import module`: who writes `from package.module import name` holds the module while it waits for the package, another
-thread holds the package while it waits for the module, and Python ends that deadlock by showing one of the two a module
-half made.
+import module`. With `from package.module import name`, a thread holds the module while it waits for the package;
+another thread may hold the package while it waits for the module. Python ends that deadlock by giving one of them an
+incomplete module.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _park(frame: FrameType) -> None:
 
 
 def _show_output(process: Process) -> None:
-    """In a script; the other processes have been told by who launched them where to write."""
+    """In a script; the other processes got the place for their output from the process that launched them."""
     if process.root.id == process.me.id:
         from skipper.control.observe import logs
 
@@ -55,7 +55,7 @@ def _show_output(process: Process) -> None:
 
 
 def _report_progress(process: Process) -> None:
-    """A script shows it, if it has a terminal; the others tell the script, if it is known there."""
+    """A script shows progress, if it has a terminal; the others report to the script, if they know it."""
     if process.root.id == process.me.id:
         from skipper.control.observe import terminal_line
 
@@ -83,7 +83,7 @@ def _record_if_asked_to(process: Process) -> None:
 
 
 def _serve_tools(process: Process) -> None:
-    """Have a process answer what tools ask for; most processes are never asked, and import none of this."""
+    """Make a process answer the requests of tools; most processes never get one, and import none of this."""
     requests = process.requests
 
     def survey(mail: Mail) -> None:

@@ -34,7 +34,7 @@ class Actor(ActorBase, metaclass=MeshAttributes):
     An actor has a thread of its own. Its endpoints are either all plain methods, which run on that thread, or all
     ``async def``, which run on the event loop of that thread; they run one at a time in either case.
 
-    Besides ``__init__`` and endpoints, a subclass may define (plain or ``async``):
+    In addition to ``__init__`` and endpoints, a subclass may define (plain or ``async``):
 
     * ``__supervise__(self, failure)``: see `Actor.__supervise__`.
     * ``__cleanup__(self, error)``: called once when the actor stops (``error`` is None) or has failed, after the

@@ -18,7 +18,7 @@ class ActorInstance(BaseActorInstance):
     Attributes:
         name: name of its mesh, as given to ``spawn``.
         actor_id: unique in the job.
-        rank: its position in its mesh, whichever slice of it a message was sent to.
+        rank: its position in its mesh, even if a message was sent to a slice of the mesh.
         creator: the actor that spawned it; None for the script.
     """
 

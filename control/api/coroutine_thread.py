@@ -40,7 +40,7 @@ class CoroutineThread:
         self._pid = 0
 
     def is_current(self) -> bool:
-        """Whether this is the thread itself: code that waits here for it would wait forever."""
+        """Whether the calling code runs on the thread itself: if it waited for the thread, it would wait forever."""
         return threading.current_thread() is self._thread
 
     def run(self, make: Callable[[], Coroutine[Any, Any, T]], *, begins_job: bool = True) -> T:
@@ -51,7 +51,7 @@ class CoroutineThread:
 
         Args:
             make: Makes the coroutine; called in this thread. The coroutine sets its own time limit.
-            begins_job: Whether this process starts a job if it is part of none; else the coroutine may join one.
+            begins_job: Whether this process starts a job if it is in none; if False, the coroutine may join one.
 
         Raises:
             ForkedProcessError: this process is a forked copy of one of a job.

@@ -225,8 +225,8 @@ class Endpoint(MethodView, Generic[P, R_co]):
         """An endpoint that runs ``wrapper(method, *args, **kwargs)`` in each actor in place of the method.
 
         Args:
-            wrapper: gets the bound method and the arguments of the call, whatever its signature; ``async`` if the
-                endpoint is. It is sent with each call.
+            wrapper: gets the bound method and the arguments of the call, with any signature; ``async`` if the
+            endpoint is. It is sent with each call.
 
         Raises:
             TypeError: the endpoint answers through a port.
@@ -247,7 +247,7 @@ class Endpoint(MethodView, Generic[P, R_co]):
         self._check(*args, **kwargs)
         payload, ports = pack_with_ports(args, kwargs)
         for port in ports:
-            # The actor that should answer passes the port on: the caller gets an error if all that may answer now die.
+            # The actor that should answer may pass the port on: the caller gets an error if all that have it die.
             link_port(port, [awaited.actor for awaited in to if awaited.actor is not None])
         return payload
 
@@ -301,7 +301,7 @@ class Endpoint(MethodView, Generic[P, R_co]):
         process.send(self._members[index], Call(self._mesh.uid, port, 0, self.spec.wire_name, payload=payload))
 
     def _notice(self, process: Process) -> int:
-        """The port that tells the running actor of a message that was not delivered; 0 outside of actors."""
+        """The port that reports an undelivered message to the running actor; 0 outside of actors."""
         here = current_context.get()
         sender = process.root_actor if here is None else local_actor(here.actor_instance)
         return 0 if sender is None else notice_number(process.ports, sender, self._mesh.uid, self._mesh.name)

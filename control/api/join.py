@@ -94,7 +94,7 @@ _find_remote: Callable[[], _Remote]
 
 
 def reach_beyond_by(find: Callable[[], _Remote]) -> None:
-    """Register the function that makes the object which opens jobs to other hosts, and finds jobs there."""
+    """Register a function. The object that it makes opens jobs to other hosts, and finds jobs there."""
     global _find_remote
     _find_remote = find
 
@@ -240,7 +240,7 @@ class _Trust:
 
 
 def _trust(secret_file: PathLike | None, certs: PathLike | None, *, insecure: bool) -> _Trust:
-    """The same, with arguments that were not passed taken from the environment.
+    """The same; the environment gives the arguments that were not passed.
 
     Raises:
         ValueError: the environment says neither yes nor no.
@@ -383,7 +383,7 @@ def leave(*, grace_s: float | None = None) -> bool:
         name = current_runtime.current().me.name
         raise JoinError(f"{name!r} did not join its job, so it cannot leave it: the job of a script ends by shutdown()")
     current_runtime.shutdown(grace_s=grace_s)
-    # What the runtime was made of refers to itself in circles; descriptors go with it, and not only some time later.
+    # The objects of the runtime form reference cycles: collecting them now also closes their descriptors now.
     gc.collect()
     return True
 
@@ -528,7 +528,7 @@ def find(address: PathLike | None, trusted: _Trust | None = None, *, timeout: fl
 
 
 def find_for_tools(address: PathLike | None, *, timeout: float = 30.0) -> Connection:
-    """The connection to the job that a tool looks at: as for `find`, or one that is only announced.
+    """The connection to the job that a tool is to show: as for `find`, or a job that is only announced.
 
     Args:
         address: as for `join`, or the name of a script, with or without its process id, or the id of a job; None: the

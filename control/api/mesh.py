@@ -48,7 +48,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 Arguments: TypeAlias = AbstractContextManager[tuple[tuple[Any, ...], dict[str, Any]]]
-"""Positional and named arguments, which are kept while ``__init__`` needs them."""
+"""Positional and keyword arguments, which stay valid as long as ``__init__`` needs them."""
 
 HOST_NAME = "host "
 """The beginning of the name of a process that represents a job on a host; the address of its agent follows."""
@@ -149,7 +149,7 @@ class ActorMesh(MeshBase, Generic[A]):
         Args:
             procs: what `ProcMesh.with_successors` has made of the processes that these actors were spawned on.
             *args: arguments of ``__init__`` of the new actors.
-            **kwargs: likewise.
+            **kwargs: keyword arguments of ``__init__`` of the new actors.
 
         Raises:
             ValueError: the actors were spawned on other processes than those of ``procs``.
@@ -362,7 +362,7 @@ class ProcMesh(MeshBase):
                 It may be on any host.
 
         Returns:
-            This mesh or slice, owned by the calling actor, as all meshes that it spawns.
+            This mesh or slice. The calling actor owns it, like all meshes that it spawns.
 
         Raises:
             ValueError: a successor is not one process.
@@ -463,7 +463,7 @@ class ProcMesh(MeshBase):
         return self
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
-        """Stop the processes at the end of ``async with procs:``; again is no error."""
+        """Stop the processes at the end of ``async with procs:``; they may have been stopped before."""
         await self.stop()
 
     def _with_view(self, view: Shape) -> ProcMesh:
@@ -487,7 +487,7 @@ class ProcMesh(MeshBase):
 class HostMesh(MeshLayout):
     """Hosts on which processes are spawned: the host of the calling process (`this_host`), or attached ones.
 
-    Attached hosts lie along the axis ``hosts``; the calling process' own host is one, without axes.
+    Attached hosts have the axis ``hosts``; the calling process' own host is one host, without axes.
 
     Args:
         hosts: the processes that represent the job on attached hosts; none for the calling process' own host.
@@ -729,15 +729,15 @@ def _let_go(hosts: Sequence[ProcessRef], meshes: Sequence[OwnedMesh]) -> Future[
     def run() -> None:
         process = runtime.current()
         deadline = time.monotonic() + process.settings.stop_timeout_s
-        # The actors first: they get the stop after their messages, whereas their processes are told by their host.
+        # The actors first: their stop arrives after their messages. Their processes get it from their host.
         for has_actors in (True, False):
             left_s = OWNED * max(deadline - time.monotonic(), 0.0)
             for end in [mesh.stop(left_s) for mesh in meshes if mesh.has_actors is has_actors]:
                 try:
                     end.get(max(deadline - time.monotonic(), 0.0))
                 except ControlError:
-                    continue  # it is dead, or does not end: the host ends it
-        with contextlib.suppress(ControlError):  # those that do not end by themselves are ended by their agents
+                    continue  # it is dead, or does not end: its host will end it
+        with contextlib.suppress(ControlError):  # their agents end those that do not end by themselves
             left_s = max(deadline - time.monotonic(), 0.0)
             process.remote_launch.let_go(hosts, left_s).get(left_s)
         if _attached is not None:
@@ -796,7 +796,7 @@ _attached: HostAttachments | None = None
 
 
 def keeps_hosts(attachments: HostAttachments) -> None:
-    """Let meshes of hosts ask these attachments."""
+    """Make meshes of hosts use these attachments."""
     global _attached
     _attached = attachments
 

@@ -65,7 +65,7 @@ def use_namespace(name: str) -> Iterator[str]:
 def environment() -> dict[str, str]:
     """The environment variables that a child process needs to be in the same namespace and job.
 
-    Processes that Skipper spawns have them; pass them to those that are started by other means. With another
+    Processes that Skipper spawns have them; pass them to processes that something else starts. With another
     ``SKIPPER_NAMESPACE`` a child gets a namespace of its own.
     """
     return {NAMESPACE_VARIABLE: namespace(), JOB_ID_VARIABLE: job_id()}

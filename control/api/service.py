@@ -33,11 +33,11 @@ class ReplicaState(enum.Enum):
     UPDATING = "updating"
     """It handles its call of a rolling fanout; it gets requests only if no other replica can."""
     UNHEALTHY = "unhealthy"
-    """It did not answer its last health check in time; it gets none."""
+    """It did not answer its last health check in time; it gets no requests."""
     DRAINING = "draining"
     """It finishes its requests and its sessions; it gets no new ones."""
     DOWN = "down"
-    """There is no process for it at the moment. One is about to start, or to replace one that has died."""
+    """It has no process at the moment. A process will start, or will replace one that has died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class ServiceTemplate(Generic[P, S]):
     def as_service(  # type: ignore[misc]  # mypy wants P in it
         self, *args: Any, name: str | None = None, **kwargs: Any
     ) -> Any:
-        """Start the service, owned by the calling actor. Returns at once; ``await`` it to have all replicas up.
+        """Start the service, which the calling actor owns. Returns at once; ``await`` it to have all replicas up.
 
         Requests may be sent at once: they wait for the first replica. The service ends with its owner. If it fails,
         because a replica cannot be kept alive, the owner gets a `MeshFailure`, as for any mesh.

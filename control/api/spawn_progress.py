@@ -1,4 +1,4 @@
-"""Progress of spawns: if something follows it, each process, or actor, is asked to answer when it is up."""
+"""Progress of spawns: if somebody follows it, each process or actor is asked to answer when it is up."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _report(mesh: MeshBase, request: Request[None, Any], unit: str, members: Ite
 
 
 class _Spawn:
-    """Those of a mesh that have not answered yet. For any thread: answers come on those of their links."""
+    """The members of a mesh that have not answered yet. For any thread: answers arrive on the threads of the links."""
 
     def __init__(self, task: progress.ProgressTask, size: int) -> None:
         self._task = task
@@ -52,11 +52,11 @@ class _Spawn:
         self._lock = threading.Lock()
 
     def answered(self, name: str, answer: Future[Any]) -> None:
-        """One is up, or will never be."""
+        """One member is up, or will never be."""
         try:
             peek(answer)
             self._task.advance(name=name)
-        except ControlError:  # its owner, and those who wait for it, get the error by other ways
+        except ControlError:  # its owner, and those who wait for it, get the error in other ways
             self._has_failed = True
         with self._lock:
             self._left -= 1

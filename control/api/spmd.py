@@ -40,20 +40,20 @@ if TYPE_CHECKING:
     from skipper.control.api.views import ActorMesh
 
 LEAVE_TIMEOUT_S = 20.0
-"""How long code may stand at the same place in a collective that was aborted, before its actor is given up."""
+"""How long code may stay at the same place in an aborted collective, before its actor is given up."""
 
 _RUNS = "skipper-spmd-runs"
 _LOOPBACK = "127.0.0.1"
 _INTERFACE_VARIABLES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
-"""What says through which network device the libraries of ``torch.distributed`` go; ``=``: this, and no longer name."""
+"""Variables with the network device for the libraries of ``torch.distributed``; ``=``: exactly this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpmdRank:
-    """What ``torchrun`` tells a process, here for one run on the processes of a mesh.
+    """What a process gets from ``torchrun``, here for one run on the processes of a mesh.
 
     ``host_rank`` numbers the hosts in the order of ranks; rank 0's process holds ``master_port`` while the run lasts;
-    ``interface`` is the network device through which this rank meets the others, None where it is not known.
+    ``interface`` is the network device through which this rank reaches the others, None if it is not known.
     """
 
     rank: int
@@ -97,10 +97,10 @@ class SpmdRank:
             "GROUP_RANK": str(self.host_rank),
             "MASTER_ADDR": self.master_addr,
             "MASTER_PORT": str(self.master_port),
-            # Under torchrun it says that the launcher serves the store at MASTER_PORT. Here that is rank 0's part.
+            # Under torchrun, this says that the launcher serves the store at MASTER_PORT. Here, rank 0 does.
             "TORCHELASTIC_USE_AGENT_STORE": "False",
         }
-        if self.interface is not None:  # without it gloo looks for the name of the machine, which may be unknown
+        if self.interface is not None:  # without it, gloo resolves the name of the machine, which may be unknown
             variables |= {name: value.format(self.interface) for name, value in _INTERFACE_VARIABLES.items()}
         return variables
 
@@ -115,8 +115,8 @@ class SpmdActor(Actor):
     NCCL_SOCKET_IFNAME are set to them, unless the environment of a process sets them. A default process group that
     ``main`` has not destroyed is destroyed when ``main`` ends.
 
-    Ranks fail together. When one raises or dies, the process groups of the others are aborted, what they wait for there
-    raises, and their `run` ends with `RankFailedError`, which names the first. The next run makes new groups.
+    Ranks fail together. When one raises or dies, the process groups of the others are aborted, their waits in these
+    raise, and their `run` ends with `RankFailedError`, which names the first. The next run makes new groups.
 
     Args:
         main: a function; or a script, by a path that ends in ``.py``; or a module, by its name, as for ``python -m``.
@@ -255,7 +255,7 @@ class _Membership:
         forget_process_groups(has_failed=False)
 
     def _tell(self, groups: RunGroups, error: BaseException) -> RankFailure | None:
-        """Make the other ranks leave, and find out which failed first; None if this one has failed by itself."""
+        """Make the other ranks leave, and find out which failed first; None if this rank was the first."""
         is_consequence = isinstance(error, _CutShortError) or is_of_broken_group(error)
         text = shorten(describe(error), MOST_MESSAGE)
         own = RankFailure(self._member.rank.rank, summarize(error), text, is_consequence)
@@ -264,7 +264,7 @@ class _Membership:
             time.sleep(LOOK_S)
         if self._member.rank.rank == 0:
             groups.serve_store()
-        # What is not an Exception ends this actor, and should do so.
+        # Something that is not an Exception ends this actor, as it should.
         if not isinstance(error, Exception) or not (is_consequence or self._was_aborted):
             return None
         return first.get(2 * spmd_runs.VERDICT_S)
@@ -274,7 +274,7 @@ class _Membership:
             threading.Thread(target=self._abort, args=(groups,), name="skipper-spmd-abort", daemon=True).start()
 
     def _abort(self, groups: RunGroups) -> None:
-        """Make the code's collectives raise until it has left: it may catch that and begin others."""
+        """Make the code's collectives raise until it has left: it may catch the error and begin others."""
         since, where = time.monotonic(), None
         while True:
             with self._lock:  # never those of a later run

@@ -72,7 +72,7 @@ class _SpmdRun:
 
     @property
     def first(self) -> RankFailure | None:
-        """The first failure; one that seems to be a consequence only while no possible cause is known."""
+        """The first failure. One that seems to be a consequence counts only as long as no possible cause is known."""
         return self._first or self._consequence
 
     def left(self, rank: int, failure: RankFailure | None) -> bool:
@@ -187,7 +187,7 @@ class SpmdRuns(Actor):
         try:
             await asyncio.wait_for(known.decided.wait(), VERDICT_S)
         except TimeoutError:
-            known.decided.set()  # the others need not wait as long once more
+            known.decided.set()  # so that the others need not wait as long again
         return known.first
 
     def _run(self, member: ActorRef, run: int) -> _SpmdRun | None:

@@ -77,10 +77,10 @@ class TensorEngine(Protocol):
         """See `ProcMesh.rank_tensors`."""
 
     def by_mesh(self, tensors: Mapping[str, object]) -> Sequence[OnMesh]:
-        """See the function of this name. No process is in two of the meshes, and all of the tensors can be sent there.
+        """See the function of this name. No process may be in two of the meshes, and all tensors must be sendable.
 
         Raises:
-            Exception: That is not so, or a function that is being compiled does this; nothing has been sent.
+            Exception: One of these is not so, or this is called by a function that is being compiled; nothing was sent.
         """
 
     def rref(self, endpoint: MethodView, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -116,10 +116,10 @@ def engine() -> TensorEngine:
         EngineMissingError: there is none.
         ImportError: it cannot be imported, for example because torch is missing.
     """
-    from importlib.metadata import distributions  # most processes do without
+    from importlib.metadata import distributions  # most processes do not need it
 
-    # Not by `entry_points`: that one stops at the first of equally named distributions, such as what an earlier build
-    # has left beside a checkout.
+    # Not by `entry_points`, which stops at the first distribution of a name: an earlier build may have left one in a
+    # checkout.
     for distribution in distributions():
         for point in distribution.entry_points.select(group=_GROUP, name=_NAME):
             return cast(TensorEngine, point.load())

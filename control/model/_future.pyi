@@ -1,4 +1,4 @@
-"""Types of `skipper.control.model._future`; the words are there."""
+"""Types of `skipper.control.model._future`; the docstrings are there."""
 
 from collections.abc import Callable
 from typing import Any

@@ -3,12 +3,12 @@
 
 A script may have many thousands of calls on their way. So a pending future is one object, with no lock, no list and no
 function of its own, and the cyclic garbage collector does not look at it as long as it cannot be a part of a cycle: it
-is tracked once it has something that may lead back to it, as a callback, an error, or a result that is a container.
+is tracked once it has something that may lead back to it: a callback, an error, or a result that is a container.
 
-It has no lock because there is the interpreter's: nothing gives that up between a look and what is done about it.
-Objects are made before the look and let go of after the deed, since both may run code of others.
+It needs no lock because it holds the interpreter's: nothing releases that between a check and the action after it.
+Objects are created before the check and released after the action, since both may run code of others.
 
-What only this package does with a future is a function here and no method, since users have futures, too.
+What only this package does with a future is a function here, not a method, since users have futures, too.
 """
 
 cimport cython
@@ -31,13 +31,13 @@ cdef object _call = None
 
 
 def set_reader(reader):
-    """Have the threads of this process that wait at gates read for this one; None: none of them reads."""
+    """Make the threads of this process that wait at gates read for ``reader``; None: none of them reads."""
     global _reader
     _reader = reader
 
 
 def reader():
-    """For whom they read."""
+    """The reader that they read for."""
     return _reader
 
 
@@ -49,7 +49,7 @@ def call_by(call):
 
 @cython.final
 cdef class Gate:
-    """Where one thread waits until others let it on; each opening lets it on once.
+    """Where one thread waits until another thread opens it; each opening lets it continue once.
 
     Attributes:
         is_open: whether the next wait returns at once.
@@ -66,8 +66,8 @@ cdef class Gate:
         self.lock.acquire()
 
     def open(self):
-        """Let the thread on; from any thread."""
-        self.is_open = True  # before the look at who reads, which looks the other way round
+        """Let the thread continue; from any thread."""
+        self.is_open = True  # before the check of the reader, which checks in the opposite order
         reads = self.reader
         if reads is not None:
             reads.nudge()
@@ -91,21 +91,21 @@ cdef class Gate:
 
 
 cdef class FutureState:
-    """How a future ends, and who is told of it. For any thread; only the first end counts.
+    """How a future ends, and who learns of it. For any thread; only the first end counts.
 
     Attributes:
         pending: what the end depends on, for the message of an error; None once it is there.
     """
 
     cdef object __weakref__
-    cdef object _open  # called by who asks for the result first; None once it has been
+    cdef object _open  # the first caller that asks for the result calls it; then None
     cdef object _given  # its argument
     cdef object _value
     cdef object _error
     cdef object _pending
-    cdef object _callback  # the first of those to be called at the end
+    cdef object _callback  # the first callback for the end
     cdef list _callbacks  # the others
-    cdef object _opened  # a lock for those who ask while another thread has the result opened
+    cdef object _opened  # a lock for callers that ask while another thread opens the result
     cdef unsigned long _opener  # that thread; 0: none
     cdef bint _is_settled
     cdef bint _tells  # whether a thread calls the callbacks
@@ -119,7 +119,7 @@ cdef class FutureState:
 
     @pending.setter
     def pending(self, pending):
-        self._track()  # it knows whom it tells
+        self._track()  # it holds its callbacks
         self._pending = pending
 
     def done(self):
@@ -131,7 +131,7 @@ cdef class FutureState:
             PyObject_GC_Track(self)
 
     cdef _open_once(self):
-        """Find out what it has ended in, unless another thread does, or has done."""
+        """Find out how it ended, unless another thread does that or has done it."""
         cdef unsigned long me = PyThread_get_thread_ident()
         while self._open is not None:
             if self._opener == me:
@@ -154,7 +154,7 @@ cdef class FutureState:
                     self._track()
                 self._value = value
             self._given = None
-            self._open = None  # last: who does not find it relies on the rest
+            self._open = None  # last: code that no longer finds it relies on the other fields
             self._end_opening()
 
     cdef _await_opener(self):
@@ -180,7 +180,7 @@ cdef class FutureState:
 
 
 def settle(FutureState self not None, open_result, given=_NOTHING):
-    """End in what ``open_result`` returns or raises; the first who asks for the result has it called.
+    """End with what ``open_result`` returns or raises; the first caller that asks for the result calls it.
 
     Args:
         open_result: called without arguments, or with ``given``; then a function that knows nothing of this future.
@@ -196,7 +196,7 @@ def settle(FutureState self not None, open_result, given=_NOTHING):
         return
     pending, self._pending = self._pending, None
     self._tells = True
-    try:  # one by one: whoever is interrupted here settles it again, and nobody who waits is forgotten
+    try:  # one by one: if an interrupt comes here, the caller settles it again, and no waiter is forgotten
         while self._callback is not None:
             _tell(self._callback)
             self._callback = self._callbacks.pop(0) if self._callbacks else None
@@ -205,7 +205,7 @@ def settle(FutureState self not None, open_result, given=_NOTHING):
 
 
 def when_settled(FutureState state not None, callback):
-    """Have ``callback()`` called at the end, in the thread that brings it; or now, if it is there.
+    """Call ``callback()`` at the end, in the thread that causes the end; or now, if it has ended.
 
     Args:
         state: of the future.
@@ -228,9 +228,9 @@ def when_settled(FutureState state not None, callback):
 
 
 def error_of(FutureState state not None):
-    """The error in which a future that is done has ended; None where it has a result.
+    """The error of a future that is done; None if it has a result.
 
-    What has arrived is opened in the thread that asks first.
+    The first thread that asks opens what has arrived.
     """
     if state._open is not None:
         state._open_once()
@@ -238,12 +238,12 @@ def error_of(FutureState state not None):
 
 
 def value_of(FutureState state not None):
-    """The result of a future of which `error_of` was asked."""
+    """The result of a future, after a call of `error_of`."""
     return state._value
 
 
 def is_opened(FutureState state not None):
-    """Whether somebody has asked what a future has ended in; True where it is not done."""
+    """Whether somebody has asked how a future has ended; True if it is not done."""
     return state._open is None
 
 
@@ -255,5 +255,5 @@ cdef _tell(callback):
 
 
 cdef bint _is_plain(given):
-    """Whether a payload is one segment of bytes, which leads nowhere."""
+    """Whether a payload is one segment of bytes, which refers to nothing."""
     return type(given) is tuple and len(<tuple>given) == 1 and type((<tuple>given)[0]) is bytes

@@ -71,7 +71,7 @@ class ActorInterface:
         class_name: for people.
         endpoints: by name.
         methods: public methods that are no endpoints, by name, for `as_endpoint`.
-        is_async: whether the endpoints are ``async``; those methods where there are no endpoints.
+        is_async: whether the endpoints are ``async``; if there are no endpoints, whether those methods are.
     """
 
     class_name: str
@@ -131,7 +131,7 @@ def interface_of(cls: object) -> ActorInterface:
 
 
 def check_construction(cls: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """See whether arguments fit ``__init__``, before anything is sent.
+    """Check that arguments fit ``__init__``, before anything is sent.
 
     Raises:
         TypeError: they do not.
@@ -186,7 +186,7 @@ _POSITIONAL = (int(inspect.Parameter.POSITIONAL_ONLY), int(inspect.Parameter.POS
 
 
 def _hides(method: Callable[..., Any], count: int) -> bool:
-    """Whether the first parameters are there for the runtime to fill."""
+    """Whether the method has the first parameters that the runtime fills."""
     parameters = list(inspect.signature(method).parameters.values())[:count]
     return len(parameters) == count and all(int(parameter.kind) in _POSITIONAL for parameter in parameters)
 

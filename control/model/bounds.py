@@ -1,18 +1,18 @@
-"""Numbers and flags that users hand in: what is none is said before anything is done with it."""
+"""Checks of numbers and flags that users pass, before anything is done with them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 LONGEST_S = 1e9
-"""Thirty years: a longer bound is taken for this one, since neither the system nor gRPC can wait for longer."""
+"""Thirty years: a longer bound is reduced to this one, since the system and gRPC cannot wait longer."""
 
 MAX_PROCESSES = 4_194_304
 """Processes that a host can have: ``PID_MAX_LIMIT`` of Linux."""
 
 
 def check_seconds(name: str, value: Any) -> float:
-    """A time in seconds, at most `LONGEST_S`; below 0 it is one that has passed.
+    """A time in seconds, at most `LONGEST_S`; below 0 the time has passed.
 
     Raises:
         TypeError: it is no number.
@@ -57,7 +57,7 @@ def check_port(name: str, value: Any) -> int:
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """True or False; anything else is an argument that has come to the wrong place, and often counts as true.
+    """True or False; anything else was meant for another parameter, and often counts as true.
 
     Raises:
         TypeError: it is neither.
@@ -68,7 +68,7 @@ def check_flag(name: str, value: Any) -> bool:
 
 
 def _shown(value: object) -> str:
-    """A value for people, however long it is."""
+    """A value for people, of any length."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"a number of {value.bit_length()} bits"
     text = repr(value)

@@ -25,7 +25,7 @@ _KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class EndpointOptions:
-    """What `control.endpoint` or `control.concurrent_endpoint` was told."""
+    """The options of `control.endpoint` or `control.concurrent_endpoint`."""
 
     explicit_response_port: bool = False
     concurrent: bool = False
@@ -45,7 +45,7 @@ def marked(method: Any, options: EndpointOptions) -> Any:
 
 
 def check_markable(method: object, options: EndpointOptions) -> None:
-    """See whether something that ``@endpoint`` stands on can be an endpoint.
+    """Check that something marked by ``@endpoint`` can be an endpoint.
 
     Raises:
         ActorDefinitionError: it cannot; the message says why, and what to do.
@@ -72,10 +72,10 @@ def check_markable(method: object, options: EndpointOptions) -> None:
 
 
 def check_member(where: str, member: object) -> None:
-    """See whether a member of a class hides an endpoint: ``@staticmethod`` above ``@endpoint``, and the like.
+    """Check that a member of a class hides no endpoint, as ``@staticmethod`` above ``@endpoint`` would.
 
     Raises:
-        ActorDefinitionError: it does; ``where`` names the member in the message.
+        ActorDefinitionError: it hides one; ``where`` names the member in the message.
     """
     if (within := _within(member)) is not None and endpoint_options(within) is not None:
         raise ActorDefinitionError(
@@ -134,9 +134,9 @@ class EndpointSpec:
         is_async: whether it is an ``async def``.
         explicit_response_port: whether it answers through a port.
         concurrent: whether later messages need not wait for it.
-        wire_name: what calls name it by; differs from ``name`` where the caller chose the options (`as_endpoint`), or
-            has something else run in its place (`Endpoint.wrapped`).
-        is_wrapped: whether the first argument runs in place of the method, and is given the method.
+        wire_name: its name in calls; differs from ``name`` if the caller chose the options (`as_endpoint`), or
+        if something else runs in its place (`Endpoint.wrapped`).
+        is_wrapped: whether the first argument runs in place of the method, and gets the method.
         is_idempotent: whether a request may be handled twice (`idempotent`).
         gives_pairs: whether the results of `Endpoint.call` are iterated in pairs (`control.monarch`).
     """
@@ -153,7 +153,7 @@ class EndpointSpec:
 
 
 WRAPPED = ":wrapped"
-"""What follows the name of an endpoint in whose place something else runs."""
+"""Suffix of the name of an endpoint if something else runs in its place."""
 
 
 def parameters_of(spec: EndpointSpec, *, default: object) -> list[inspect.Parameter]:

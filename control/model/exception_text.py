@@ -1,4 +1,4 @@
-"""The text of exceptions of any origin: always there, whatever their methods raise, and never too long."""
+"""The text of exceptions of any origin: it exists even if their methods raise, and is never too long."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ MOST_MESSAGE = 16 << 10
 MOST_TEXT = 256 << 10
 """Characters of a traceback with all its causes that are kept."""
 MOST_HEADLINE = 500
-"""Characters that are repeated of an error of an actor further away."""
+"""How many characters are repeated from an error that another actor raised."""
 _CALLER = "control/runtime/actor_state.py"
-"""What calls users' code in an actor. It says nothing about their code, so tracebacks begin below it."""
+"""The functions that call users' code in an actor. They say nothing about that code: tracebacks begin below them."""
 _MOST_LINKS = 64
-"""Causes of causes that are looked at."""
+"""How many causes of causes are followed."""
 
 
 def shorten(text: str, most: int) -> str:
-    """Text of at most about so many characters; what is cut is cut from its middle, and how much is said there."""
+    """Text of at most about this many characters; the middle is cut out, and the text says there how much."""
     excess = len(text) - most
     if excess <= 0:
         return text
@@ -31,7 +31,7 @@ def shorten(text: str, most: int) -> str:
 
 
 def in_seconds(seconds: float) -> str:
-    """A time for people; what is left of a bound may be any fraction."""
+    """A time for people; the rest of a bound may be any fraction."""
     if seconds < 0.001:
         return "less than a millisecond"
     return f"{seconds:.3g} s" if seconds < 100 else f"{seconds:.0f} s"
@@ -44,12 +44,12 @@ def is_interrupt(error: BaseException) -> bool:
 
 def class_name(error: BaseException) -> str:
     """The name of the class of an exception."""
-    return str(vars(type)["__name__"].__get__(type(error)))  # whatever a metaclass says
+    return str(vars(type)["__name__"].__get__(type(error)))  # a metaclass may override it
 
 
 def place_of(error: BaseException) -> str:
     """The file and the line where an exception was raised; empty where that is not known."""
-    trace: TracebackType | None = vars(BaseException)["__traceback__"].__get__(error)  # whatever a class overrides
+    trace: TracebackType | None = vars(BaseException)["__traceback__"].__get__(error)  # a class may override it
     if trace is None:
         return ""
     while trace.tb_next is not None:
@@ -58,19 +58,19 @@ def place_of(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """What an exception says of itself, shortened."""
+    """The message of an exception, shortened."""
     if issubclass(type(error), ActorError):
         return headline(error)  # type: ignore[arg-type]
     try:
         return shorten(str(error), MOST_MESSAGE)
-    except BaseException as raised:  # the exception belongs to a user, and so does what it raises
+    except BaseException as raised:  # the class of the exception is a user's, so its methods may raise anything
         if is_interrupt(raised):
             raise
         return f"<its __str__ raised {class_name(raised)}>"
 
 
 def headline(error: ActorError) -> str:
-    """An error of an actor in a line; where it comes from further away, the line is that of its origin."""
+    """An error of an actor in one line; if another actor's error is its origin, the line of that error."""
     for _ in range(_MOST_LINKS):
         if not isinstance(error.cause, ActorError):
             break
@@ -80,7 +80,7 @@ def headline(error: ActorError) -> str:
 
 
 def summarize(error: BaseException) -> str:
-    """An exception in short: its class, and its words if it has any."""
+    """An exception in short: its class, and its message if it has one."""
     message = message_of(error)
     return f"{class_name(error)}: {message}" if message else class_name(error)
 
@@ -91,7 +91,7 @@ def summarize_fully(error: BaseException) -> str:
         return summarize(error)
     try:
         return shorten("".join(traceback.format_exception_only(error)).strip(), MOST_MESSAGE)
-    except BaseException as raised:  # likewise
+    except BaseException as raised:  # as above
         if is_interrupt(raised):
             raise
         return summarize(error)
@@ -111,7 +111,7 @@ def describe(error: BaseException) -> str:
             if issubclass(type(link), ActorError) and link.shows_traceback():  # type: ignore[attr-defined]
                 shown.__cause__ = None
         return shorten("".join(whole.format()), MOST_TEXT)
-    except BaseException as raised:  # likewise
+    except BaseException as raised:  # as above
         if is_interrupt(raised):
             raise
         frames = "".join(traceback.format_tb(vars(BaseException)["__traceback__"].__get__(error)))
@@ -121,7 +121,7 @@ def describe(error: BaseException) -> str:
 def _links(
     error: BaseException, whole: traceback.TracebackException
 ) -> Iterator[tuple[BaseException, traceback.TracebackException]]:
-    """An exception and all that it comes from, each with how it is to be shown."""
+    """An exception and all its causes, each with the way to show it."""
     todo: list[tuple[BaseException | None, traceback.TracebackException | None]] = [(error, whole)]
     while todo:
         link, shown = todo.pop()

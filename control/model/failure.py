@@ -1,4 +1,4 @@
-"""`MeshFailure`: what an owner is told when a member of one of its meshes fails."""
+"""`MeshFailure`: what an owner gets when a member of one of its meshes fails."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A forked copy of a process of a job is no part of that: it has the memory of the process, and none of its threads.
+"""A forked copy of a process of a job is not part of the job: it has the memory of the process, but no threads.
 
-gRPC does not survive a fork, so such a copy cannot begin a job of its own either. It may do whatever else Python can;
-where the code of an actor in it returns, there is nobody to return to, and it ends.
+gRPC does not survive a fork, so such a copy cannot begin a job of its own either. It may do all else that Python can.
+If the code of an actor returns in it, there is no caller to return to, and the copy ends.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NoReturn
 from skipper.control.model.errors import ForkedProcessError
 
 original = ""
-"""Of which process this one is a copy; empty in all others."""
+"""The name of the process that this one is a copy of; empty if it is none."""
 
 
 def note(name: str) -> None:
@@ -25,10 +25,10 @@ def note(name: str) -> None:
 
 
 def check() -> None:
-    """Refuse what a copy cannot do.
+    """Raise an error for what a copy cannot do.
 
     Raises:
-        ForkedProcessError: this process is one.
+        ForkedProcessError: this process is a copy.
     """
     if original:
         raise ForkedProcessError(
@@ -42,7 +42,7 @@ def leave(outcome: BaseException | None = None) -> NoReturn:
     """End this copy as Python ends a program which has returned, or has raised this."""
     code = 0 if outcome is None else _code_of(outcome)
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # there is none, nobody reads it, it is closed
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # no stream, no reader, or closed
             stream.flush()
     os._exit(code & 0xFF)
 

@@ -59,22 +59,22 @@ class Reader(Protocol):
     """Reads what others send, in the threads that wait for it (see `Gate`)."""
 
     def wait(self, gate: Gate, timeout_s: float, takes_all: bool) -> None:
-        """Wait until the gate is opened or the time is over; this thread may read meanwhile.
+        """Wait until the gate is opened or the time is over; this thread may read during that time.
 
         Args:
-            gate: at which only this thread waits.
+            gate: the gate; only this thread waits at it.
             timeout_s: seconds, -1 for no limit.
-            takes_all: whether whatever comes may be delivered here, since nothing interrupts this thread.
+            takes_all: whether every message may be delivered here, since nothing interrupts this thread.
         """
 
     def nudge(self) -> None:
-        """Have the thread that reads look whether its gate is open."""
+        """Make the thread that reads check whether its gate is open."""
 
     def read_in(self, loop: asyncio.AbstractEventLoop, takes_all: bool = False) -> None:
-        """Have an event loop read whenever it runs nothing else. On its thread.
+        """Make an event loop read whenever it runs nothing else. On its thread.
 
         Args:
-            loop: whose coroutines wait.
+            loop: the loop whose coroutines wait.
             takes_all: as for `wait`.
         """
 
@@ -99,15 +99,15 @@ class Pending(Protocol):
         """What is missing, as far as it is known here."""
 
     def inquire(self) -> Callable[[], str]:
-        """Begin to find out why; what is returned says what is known at the time when it is called."""
+        """Begin to find out why; the returned function says what is known when it is called."""
 
 
 INQUIRY_S = 1.0
-"""So long before the end of a wait, at most, is it asked why there is no result yet."""
+"""At most this long before the end of a wait, the runtime asks why there is no result yet."""
 _INQUIRY_SHARE = 0.1
-"""The part of a wait that is left then."""
+"""The part of a wait that remains then."""
 _SHORTEST_INQUIRED_S = 0.3
-"""Waits that are shorter end without a question: they are likely to be made often."""
+"""Shorter waits end without this question: they are likely to be frequent."""
 
 
 class _Here(threading.local):
@@ -120,12 +120,12 @@ _here = _Here()
 
 
 def set_safe_point(safe_point: SafePoint | None) -> None:
-    """Let waits of the current thread take place at ``safe_point``."""
+    """Make ``safe_point`` the place for waits of the current thread."""
     _here.safe_point = safe_point
 
 
 def never_read_here() -> None:
-    """Do not have the event loop of the current thread read: it has other things to do."""
+    """Keep the event loop of the current thread from reading: it has other things to do."""
     _here.loop_reads = False
 
 
@@ -141,29 +141,29 @@ class Listener(Protocol):
     """Follows futures that end in errors."""
 
     def failed(self, future: Future[Any], members: Members) -> None:
-        """A future has ended in an error; in the thread that ends it.
+        """Called when a future has ended in an error; in the thread that ends it.
 
         Args:
-            future: which nobody has asked for its error yet.
+            future: the future; nobody has asked for its error yet.
             members: says ids of the actors and processes whose answers it waited for.
         """
 
     def heard(self, future: Future[Any], error: BaseException) -> None:
-        """Somebody is told of the error of a future; in that thread."""
+        """Called when somebody gets the error of a future; in the thread that gets it."""
 
 
 _listener: Listener | None = None
 
 
 def set_listener(listener: Listener | None) -> None:
-    """Tell ``listener`` of all futures of this process that end in errors; None: nobody."""
+    """Report all futures of this process that end in errors to ``listener``; None: to nobody."""
     global _listener
     _listener = listener
 
 
 @contextlib.contextmanager
 def unheard() -> Iterator[None]:
-    """For code that waits and keeps what it is told to itself: errors raised here count as not heard of by anybody."""
+    """For code that waits and does not pass errors on: errors raised here count as unseen."""
     before, _here.keeps_to_itself = _here.keeps_to_itself, True
     try:
         yield
@@ -204,7 +204,7 @@ class Future(FutureState, Generic[T]):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        """What is shown where somebody has printed it in place of its result."""
+        """The text that appears if somebody prints the future in place of its result."""
         return f"<Future, {'has ended' if self.done() else 'not ended yet'}: get() or await gives its result>"
 
     @staticmethod
@@ -231,7 +231,7 @@ class Future(FutureState, Generic[T]):
         if not self.done():
             self._wait(timeout)
         elif _here.safe_point is not None:
-            _here.safe_point.attend()  # or who tries again and again on what has ended would never supervise
+            _here.safe_point.attend()  # else a loop that only asks for ended futures would never supervise
         return self._result()
 
     def result(self, timeout: float | None = None) -> T:
@@ -270,7 +270,7 @@ class Future(FutureState, Generic[T]):
     def __await__(self) -> Generator[Any, None, T]:
         if self.done():
             if error_of(self) is not None:
-                yield  # or who tries again and again on what has ended would keep the event loop from all else
+                yield  # else a coroutine that only awaits ended futures would block the event loop
         else:
             forked.check()
             loop = asyncio.get_running_loop()
@@ -314,7 +314,7 @@ class Future(FutureState, Generic[T]):
             gate.wait(deadline.remaining())
 
     def _wait_at(self, point: SafePoint, gate: Gate, deadline: _Deadline) -> None:
-        """Wait as a sync actor does: failures of what it owns are attended to meanwhile."""
+        """Wait as a sync actor does: meanwhile it handles failures of the meshes that it owns."""
         while not self.done() and not deadline.passed():
             try:
                 if point.enter(gate):
@@ -324,7 +324,7 @@ class Future(FutureState, Generic[T]):
             point.attend()
 
     def _result(self) -> T:
-        """The result, for somebody who has asked for it."""
+        """The result, for a caller that has asked for it."""
         if (error := error_of(self)) is None:
             return cast(T, value_of(self))
         if _listener is not None and not _here.keeps_to_itself:
@@ -333,7 +333,7 @@ class Future(FutureState, Generic[T]):
 
 
 class Promise(Future[T]):
-    """The side that settles a future. Whoever makes one hands it out as a `Future`. For any thread.
+    """The side that settles a future. The code that creates one gives it to others as a `Future`. For any thread.
 
     Only the first end counts; later ones change nothing.
     """
@@ -351,7 +351,7 @@ class Promise(Future[T]):
     if TYPE_CHECKING:
 
         def settle_by(self, open_result: Callable[..., T], given: object = ...) -> None:
-            """End in what ``open_result`` returns or raises; the first who asks for the result has it called.
+            """End with what ``open_result`` returns or raises; the first caller that asks for the result calls it.
 
             Args:
                 open_result: called without arguments, or with ``given``; then a function that knows nothing of this.
@@ -362,7 +362,7 @@ class Promise(Future[T]):
         settle_by = settle
 
     def fail_by(self, open_error: Callable[[], T], members: Members = nobody) -> None:
-        """`settle_by` with what raises an error, which is noted as one that nobody has heard of yet.
+        """`settle_by` with a function that raises an error, which counts as unseen until somebody asks for it.
 
         Args:
             open_error: raises it.
@@ -387,7 +387,7 @@ def raising(error: BaseException) -> Callable[[], Any]:
 
 
 def peek(future: Future[T]) -> T:
-    """The result of a future that has ended, for the runtime itself: an error counts as one that nobody has heard of.
+    """The result of a future that has ended, for the runtime itself: an error still counts as unseen.
 
     Raises:
         BaseException: the error that the future has ended in.
@@ -398,7 +398,7 @@ def peek(future: Future[T]) -> T:
 
 
 def unread_error(future: Future[Any]) -> BaseException | None:
-    """The error that a future has ended in and at which nobody has looked; None where there is none."""
+    """The error that a future has ended in and that nobody has seen; None if there is none."""
     return None if is_opened(future) else error_of(future)
 
 
@@ -407,7 +407,7 @@ class _Deadline:
         self._end = None if timeout is None else _now() + timeout
 
     def before(self, seconds: float) -> _Deadline:
-        """One that is earlier."""
+        """The earlier of two deadlines."""
         return _Deadline(None if self._end is None else self._end - seconds - _now())
 
     def remaining(self) -> float:
@@ -426,7 +426,7 @@ def _words(timeout: float, pending: Pending | None, known: Callable[[], str] | N
 
 
 def _call(callback: Callable[[], object]) -> None:
-    # Whatever a callback looks at has nothing to do with the actor on whose thread it happens to run.
+    # A callback runs on any thread: what it does has nothing to do with the actor of that thread.
     point, _here.safe_point = _here.safe_point, None
     try:
         callback()
@@ -440,7 +440,7 @@ call_by(_call)
 
 
 def both(one: Future[None], two: Future[None]) -> Future[None]:
-    """A future that ends when two others have, in an error where one of them has."""
+    """A future that ends when two others have ended, with an error if one of them has one."""
     ended: Promise[None] = Promise()
 
     def settle() -> None:

@@ -1,6 +1,6 @@
 """How frozen dataclasses with slots are pickled: those that may gain fields, and those that stay as they are.
 
-Both become what `dataclasses` makes of them, in a fraction of the time.
+Both give the same objects as the pickling of `dataclasses`, in a fraction of the time.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 def growing(cls: type[T]) -> type[T]:
-    """Let a frozen dataclass with slots gain fields behind the others, each with a default.
+    """Let a frozen dataclass with slots gain fields after the others, each with a default.
 
-    Of one that was pickled where fewer fields are known, the others have their defaults; what is known only there is
+    If the pickling side knows fewer fields, the others have their defaults here; fields that only that side knows are
     left out.
     """
     quickly_pickled(cls)
@@ -33,7 +33,7 @@ def growing(cls: type[T]) -> type[T]:
 
 
 def quickly_pickled(cls: type[T]) -> type[T]:
-    """Have a frozen dataclass with slots look its fields up once, not for each object that is pickled or unpickled."""
+    """Make a frozen dataclass with slots look its fields up once, not for each object that is pickled or unpickled."""
     names = _names_of(cls)
 
     def get_state(self: T) -> list[Any]:

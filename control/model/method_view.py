@@ -1,4 +1,4 @@
-"""`MethodView`: shows the name, signature and docstring of a method of actors, where the actors live elsewhere."""
+"""`MethodView`: shows the name, signature and docstring of a method of actors that run in other processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from skipper.control.model.endpoint_spec import EndpointSpec, parameters_of
 
 
 class _OfInstance:
-    """An attribute of instances that their class does not have, or has another value of."""
+    """An attribute of instances that the class does not have, or that has another value in the class."""
 
     def __init__(self, read: Callable[[Any], object], of_class: object = AttributeError) -> None:
         self._read = read

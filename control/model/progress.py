@@ -40,19 +40,19 @@ def is_followed() -> bool:
 
 
 def begin(description: str, total: int | None, unit: str, names: Iterable[str] = ()) -> ProgressTask | None:
-    """Begin a task, where anybody follows.
+    """Begin a task, if anybody follows.
 
     Args:
         description: what is done, as an order: ``spawn trainers``.
-        total: how much there is to do, in ``unit``; None where that is not known.
+        total: how much there is to do, in ``unit``; None if that is not known.
         unit: what is counted.
-        names: of those whose parts are waited for, where they have names.
+        names: names of the counted things, if they have names.
     """
     return _feed.begin(description, total, unit, names) if _feed.followers else None
 
 
 def take(progress: Progress) -> None:
-    """Take what another process tells of one of its tasks."""
+    """Take a report of another process about one of its tasks."""
     _feed.take(progress)
 
 
@@ -62,12 +62,12 @@ def follow_progress(
     after_s: float = 0.0,
     interval_s: float = INTERVAL_S,
 ) -> ProgressSubscription:
-    """Have a function of the library's own called with the tasks of this process.
+    """Call a function of the library itself with the tasks of this process.
 
     Args:
         follow: called on a thread of its own, never twice at the same time. It must not raise.
-        after_s: tasks that take less than this are not told of.
-        interval_s: seconds between two calls about tasks that go on.
+        after_s: shorter tasks are not reported.
+        interval_s: seconds between two calls about running tasks.
     """
     subscription = ProgressSubscription(_feed, follow, after_s=after_s, interval_s=interval_s)
     _feed.follow(subscription)
@@ -100,11 +100,11 @@ def on_progress(callback: Callable[[Progress], object]) -> ProgressSubscription:
 
     def call_each(batch: Sequence[Progress]) -> None:
         for progress in batch:
-            if subscription not in _feed.followers:  # closed meanwhile
+            if subscription not in _feed.followers:  # closed in the meantime
                 return
             try:
                 callback(progress)
-            except Exception:  # noqa: BLE001  (whatever a user's function raises)
+            except Exception:  # noqa: BLE001  (a user's function may raise anything)
                 _log.exception("a callback of on_progress raised, and is not called again")
                 subscription.close()
 

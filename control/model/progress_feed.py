@@ -1,7 +1,7 @@
-"""Tasks that take long, and who follows them: `ProgressFeed` tells the followers of a process of its tasks.
+"""Tasks that take long, and who follows them: `ProgressFeed` reports the tasks of a process to its followers.
 
-Followers are called on one thread of their own, so that a slow one holds up no work; what happens between two calls is
-told once, in its newest state.
+Followers are called on one thread of their own, so that a slow follower delays no work; the next call reports only
+the newest state.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from time import monotonic as _now
 from typing import Final, Literal, Self
 
 INTERVAL_S: Final = 0.1
-"""How often followers are told of a task that goes on."""
+"""How often a running task is reported to followers."""
 
 SILENCE_S: Final = 5.0
-"""A task of another process of which nothing is heard for this long counts as failed."""
+"""A task of another process counts as failed if no report of it comes for this long."""
 
 MOST_NAMES: Final = 16
-"""Of those that a task waits for, so many are named."""
+"""How many of the things that a task waits for are named."""
 
 _MOST_ENDED = 4096
-"""Ends of tasks that wait to be told to a slow follower; the oldest go."""
+"""How many ends of tasks are kept for a slow follower; the oldest are dropped."""
 _CLOSE_S = 5.0
 """How long `ProgressSubscription.close` waits for a callback that runs."""
 
@@ -94,7 +94,7 @@ class Progress:
 
 
 Follower = Callable[[Sequence[Progress]], None]
-"""Takes the newest state of each task that goes on, and of those that have ended since the last call."""
+"""Takes the newest state of each running task, and of those that have ended since the last call."""
 
 
 class ProgressTask:
@@ -182,7 +182,7 @@ class ProgressSubscription:
         self._told_s = float("-inf")
 
     def close(self) -> None:
-        """Stop calling the function, after it has been told of all tasks that have ended; again does nothing.
+        """Stop calling the function, after the ends of all ended tasks were reported to it. It may be called again.
 
         If the function is running, this waits some seconds for it, unless it is called from within the function.
         """
@@ -205,11 +205,11 @@ class ProgressSubscription:
 
 
 class ProgressFeed:
-    """The tasks of a process, its own and those that others tell of, and who follows them.
+    """The tasks of a process, its own and those that others report, and their followers.
 
     Attributes:
         lock: guards all of it, the tasks included; held for short.
-        followers: who follows.
+        followers: the followers.
     """
 
     def __init__(self) -> None:
@@ -229,7 +229,7 @@ class ProgressFeed:
         self._number = 0
         self._thread: threading.Thread | None = None
         self._pause = threading.Event()
-        """Between two rounds of telling; set where there may be nothing to wait for."""
+        """The wait between two rounds of reports; set when there may be nothing to wait for."""
 
     def begin(self, description: str, total: int | None, unit: str, names: Iterable[str]) -> ProgressTask:
         """Begin a task."""
@@ -250,7 +250,7 @@ class ProgressFeed:
                 self._pause.set()
 
     def take(self, progress: Progress) -> None:
-        """Take what another process tells of one of its tasks."""
+        """Take a report of another process about one of its tasks."""
         with self.lock:
             if not self.followers:
                 return
@@ -263,11 +263,11 @@ class ProgressFeed:
             self._wake()
 
     def follow(self, subscription: ProgressSubscription) -> None:
-        """Tell somebody from now on."""
+        """Add a follower."""
         with self.lock:
             if not self._is_watching_forks:
                 self._is_watching_forks = True
-                os.register_at_fork(after_in_child=self._clear)  # a copy has no thread, and nobody to tell
+                os.register_at_fork(after_in_child=self._clear)  # a forked copy has no thread and no followers
             self.followers = (*self.followers, subscription)
             self._wake()
 
@@ -287,7 +287,7 @@ class ProgressFeed:
                 self._telling.release()
 
     def tell(self) -> None:
-        """Tell everybody what there is to tell."""
+        """Report to all followers what is new."""
         with self._telling:
             now_s = _now()
             with self.lock:
@@ -308,12 +308,12 @@ class ProgressFeed:
                 self._is_telling = False
 
     def _wake(self) -> None:
-        """Have the thread look, which is started with the first task that is followed. With the lock."""
+        """Wake the thread, which is started with the first task that is followed. With the lock."""
         if not self.followers or not (self._tasks or self._elsewhere or self._ended):
             return
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="control-progress", daemon=True)
-            with contextlib.suppress(RuntimeError):  # the interpreter ends, or may start no thread: nothing is told
+            with contextlib.suppress(RuntimeError):  # the interpreter ends, or cannot start a thread: no reports
                 self._thread.start()
         self._begun.notify_all()
 

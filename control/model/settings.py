@@ -15,7 +15,7 @@ PRELOAD_VARIABLE = "SKIPPER_PRELOAD"
 """Environment variable with the modules to preload, separated by commas, where `configure` has not named any."""
 
 _MOST = 1 << 62
-"""Of what is counted."""
+"""The largest value of limits that are counts."""
 
 _LEAST = {"max_unhandled": 256, "max_unhandled_nbytes": 16 << 20, "tree_threshold": 1, "tree_fanout": 2}
 """Room is given back in batches; a limit has to leave space for some of them. A tree has to branch."""
@@ -112,9 +112,9 @@ def _check_modules(names: tuple[str, ...] | None) -> None:
 _settings = Settings()
 _take_over: Callable[[Settings], Sequence[str] | None] | None = None
 _OF_THE_CALLER = {"exit_grace_s", "fault_exit_s", "tree_threshold", "tree_fanout", "preload"}
-"""Bounds that matter only to who ends its job, casts or launches: processes that run already need not know them."""
+"""Bounds for the process that ends its job, casts or launches: running processes need not know them."""
 _OF_THE_JOB = "heartbeat_s"
-"""The two ends of a link have to agree on it."""
+"""Both ends of a link need the same value."""
 _NAMES = 8
 
 
@@ -171,11 +171,11 @@ def configure(
 
 
 def on_change(take_over: Callable[[Settings], Sequence[str] | None]) -> None:
-    """Have a function told of new bounds.
+    """Register a function that gets new bounds.
 
     Args:
-        take_over: applies them where it can; returns the names of the processes that keep the old ones, or None where
-            no job runs.
+        take_over: applies them where it can; returns the names of the processes that keep the old ones, or None if
+        no job runs.
     """
     global _take_over
     _take_over = take_over

@@ -109,7 +109,7 @@ class Extent(Mapping[str, int]):
 
         Raises:
             KeyError: the axes are not this extent's.
-            IndexError: a coordinate lies outside its axis.
+            IndexError: a coordinate is outside its axis.
         """
         if set(coordinates) != set(self.axes):
             raise KeyError(f"coordinates {dict(coordinates)} do not name the axes {self.axes}")
@@ -145,7 +145,7 @@ class Extent(Mapping[str, int]):
 
 
 class Size(int):
-    """How many members there are; it can be called with an axis, or several, for the number along these.
+    """The number of members; called with one or several axes, it gives the number along these.
 
     So ``mesh.size`` is the number, and ``mesh.size()`` and ``mesh.size("gpus")`` work as they do in Monarch.
     """
@@ -192,7 +192,7 @@ class Point(Mapping[str, int]):
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.extent.nelements:
-            raise IndexError(f"rank {self.rank} lies outside {self.extent!r} ({self.extent.nelements} members)")
+            raise IndexError(f"rank {self.rank} is outside {self.extent!r} ({self.extent.nelements} members)")
 
     @property
     def size(self) -> Size:
@@ -231,7 +231,7 @@ _set_rank, _set_extent = (vars(Point)[name].__set__ for name in ("rank", "extent
 
 
 def _point_within(rank: int, extent: Extent) -> Point:
-    """A point that is known to lie within its extent."""
+    """A point that is known to be within its extent."""
     point = Point.__new__(Point)
     _set_rank(point, rank)
     _set_extent(point, extent)
@@ -281,7 +281,7 @@ class Shape:
 
         Raises:
             KeyError: the view has no such axis.
-            IndexError: an index lies outside its axis, or a slice selects nothing.
+            IndexError: an index is outside its axis, or a slice selects nothing.
             TypeError: a selection is neither an int nor a slice.
         """
         self._check_axes(selection)
@@ -423,14 +423,14 @@ class MeshLayout:
     def split(self: L, **axes: Mapping[str, int] | Sequence[str] | int) -> L:
         """The same members with axes split up, outermost first.
 
-        The new axes of one are given with their sizes, ``mesh.split(gpus={"dp": 2, "tp": 4})``, or by their names with
-        the sizes beside them, ``mesh.split(gpus=("dp", "tp"), tp=4)``; of each axis that is split like this the size of
-        one part may be left out.
+        The new axes of one are given with their sizes, ``mesh.split(gpus={"dp": 2, "tp": 4})``, or by their names, with
+        the sizes as further arguments, ``mesh.split(gpus=("dp", "tp"), tp=4)``. In the second form, one of the new axes
+        may lack its size.
 
         Raises:
             KeyError: there is no such axis.
-            ValueError: sizes do not multiply to that of the axis, or cannot be told; a size belongs to no new axis; two
-                axes would have the same name.
+            ValueError: sizes do not multiply to that of the axis, or cannot be inferred; a size has no new axis; two
+            axes would have the same name.
             TypeError: a name is not a string or a size is not an int.
         """
         return self._with_view(self._view.split_axes(self.extent.parts(axes)))
@@ -470,7 +470,7 @@ def _part(axis: str, size: int, into: object, sizes: Mapping[str, object]) -> di
 
 def _index(axis: str, index: object, size: int) -> int:
     """``index`` along ``axis`` counted from the front, negative ones from the back."""
-    if type(index) is not int:  # which nearly all are; a look at a protocol takes microseconds
+    if type(index) is not int:  # nearly all indices are plain ints; a check of a protocol takes microseconds
         if isinstance(index, bool) or not isinstance(index, SupportsIndex):
             raise TypeError(f"axis {axis!r} is indexed by an int, not {index!r}")
         index = operator.index(index)

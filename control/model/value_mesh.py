@@ -61,7 +61,7 @@ class ValueMesh(MeshLayout, Sequence[T_co], Generic[T_co]):
 
         Raises:
             KeyError: the coordinates do not name exactly the mesh's axes.
-            IndexError: a coordinate lies outside its axis.
+            IndexError: a coordinate is outside its axis.
             ValueError: no coordinates were given and there are several values.
         """
         if not coordinates:

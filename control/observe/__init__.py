@@ -1,6 +1,6 @@
-"""Tools to live with a running job: its status, stacks, debugger, output and figures.
+"""Tools for a running job: its status, stacks, debugger, output and metrics.
 
-A name comes from its module when it is first used: every script has one of these modules, and no script needs all.
+A name is imported from its module when it is first used: every script uses one of these modules, and none uses all.
 """
 
 from importlib import import_module

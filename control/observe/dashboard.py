@@ -153,7 +153,7 @@ def serve_dashboard(
 
 
 def _script() -> str:
-    """The name of this process' script; empty where it has none."""
+    """The name of this process' script; empty if it has none."""
     script = sys.argv[0] if sys.argv else ""
     return "" if script == "-c" else os.path.basename(script)
 

@@ -1,4 +1,4 @@
-"""`Feed`: what the dashboard's page is told about the job once per interval, as JSON."""
+"""`Feed`: what the dashboard's page gets about the job once per interval, as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from skipper.control.runtime.history import Event
 
 KEPT_EVENTS = 200
 MAX_MESSAGE = 2000
-"""Of a longer message so many characters are shown: an exception may say anything."""
+"""Longer messages are cut to this many characters: the message of an exception may have any length."""
 
 
 SLOW_AFTER_S = 30.0
@@ -24,7 +24,7 @@ HUNG_AFTER_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class CallBounds:
-    """How long an endpoint may run before it is shown as slow, and as one that hangs, in seconds.
+    """How long an endpoint may run before it is shown as slow, and as hanging, in seconds.
 
     Raises:
         ValueError: they are not positive, or the second is less than the first.
@@ -42,15 +42,15 @@ class CallBounds:
 
 
 class Feed:
-    """The newest look at a job, and what has gone wrong since the first one. For any thread.
+    """The newest status of a job, and what has gone wrong since the first one. For any thread.
 
-    Nothing is asked of the job while nobody asks for the feed.
+    The job is not asked while nobody asks for the feed.
 
     Args:
-        look: takes the status with its tables; it is called again once the last look is ``interval_s`` old.
+        look: returns the status with its tables; it is called again once the last status is ``interval_s`` old.
         interval_s: seconds.
-        bounds: when a call is shown as slow, and when as one that hangs.
-        name: of the job, for people.
+        bounds: when a call is shown as slow, and when as hanging.
+        name: name of the job, for people.
         outcome: how it has ended, for people; empty while it runs.
     """
 
@@ -111,7 +111,7 @@ class Events:
         self._events: list[tuple[str, Event]] = []
 
     def note(self, status: JobStatus) -> None:
-        """Add what a look has brought."""
+        """Add what a new status shows."""
         reports = [process.report for process in status.processes if process.report is not None]
         found = {("error", event) for report in reports for event in report.errors}
         found |= {("death", event) for report in reports for event in report.deaths}

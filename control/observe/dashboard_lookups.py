@@ -1,4 +1,4 @@
-"""`DashboardLookups`: what the dashboard's page asks for when it is wanted: tracebacks, stacks, output. All as JSON."""
+"""`DashboardLookups`: what the dashboard's page asks for on demand: tracebacks, stacks, output. All as JSON."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class DashboardLookups:
             return _json({"problem": str(error)}, HTTPStatus.BAD_REQUEST)
 
     def _errors_of(self, query: Mapping[str, str]) -> dict[str, Any]:
-        """Of one process, ``process``, or of all: errors by kind, those that were seen last at the beginning."""
+        """Errors of one process, ``process``, or of all, by kind; the most recent kinds first."""
         found, groups = self._errors.get(), []
         if (asked := query.get("process")) is None:
             with self._seen_lock:
@@ -68,9 +68,9 @@ class DashboardLookups:
         return {"problem": "", "groups": [{**group, "message": cut(group["message"])} for group in groups]}
 
     def _stacks_of(self, query: Mapping[str, str]) -> dict[str, Any]:
-        """Of one process, by its ``name`` and ``pid``: its stacks as text."""
+        """The stacks of one process as text, by its ``name`` and ``pid``."""
         name, pid = query.get("name", ""), _number(query, "pid")
-        if not self._looking.acquire(blocking=False):  # it takes many seconds where processes hang
+        if not self._looking.acquire(blocking=False):  # it takes many seconds if processes hang
             return {"problem": "", "busy": True}
         try:
             found = [stacks for stacks in self._source.stacks() if _is(stacks, name, pid)]
@@ -81,7 +81,7 @@ class DashboardLookups:
         return {"problem": "", "text": shown(found, with_runtime=False)}
 
     def _lines_of(self, query: Mapping[str, str]) -> dict[str, Any]:
-        """What those whom ``who`` names have written after the line ``after`` of the reader ``reader``."""
+        """What the processes that ``who`` names have written after the line ``after`` of the reader ``reader``."""
         reader, tail = self._tail_of(query.get("who", ""))
         view = tail.look(_number(query, "after") if query.get("reader") == reader else 0)
         return {
@@ -98,7 +98,7 @@ class DashboardLookups:
         }
 
     def _tail_of(self, who: str) -> tuple[str, OutputTail]:
-        """The reader of those who are named, and its name; the ones that were asked last are kept."""
+        """The reader of the named processes, and its name; the readers that were used last are kept."""
         if len(who) > MAX_WORD:
             raise _BadQueryError(f"a name has {MAX_WORD} characters at most")
         with self._tails_lock:
@@ -122,7 +122,7 @@ def _number(query: Mapping[str, str], name: str) -> int:
 
 
 def _is(stacks: ProcessStacks, name: str, pid: int) -> bool:
-    """Whether these are of a process; of one that was looked at from outside only the pid may be known."""
+    """Whether these stacks are of a process; if it was inspected from outside, only the pid may be known."""
     return stacks.pid == pid and (stacks.name == name or bool(stacks.problem))
 
 

@@ -1,4 +1,4 @@
-"""``skipper debug``: a prompt, or a few commands given beside it, for the actors that are parked at a breakpoint."""
+"""``skipper debug``: a prompt, or commands on the command line, for the actors that are parked at a breakpoint."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def parser(prog: str) -> CommandParser:
 
 
 def main(argv: Sequence[str], *, prog: str = "skipper debug") -> int:
-    """Debug the actors of a job; returns the exit code, 1 where a command matched no actor or was unknown."""
+    """Debug the actors of a job; returns the exit code, 1 if a command matched no actor or was unknown."""
     return run(parser(prog), argv, _debug)
 
 
@@ -92,7 +92,7 @@ class _Prompt:
                 return
 
     def do(self, line: str) -> bool:
-        """Run one command; False where it was the last."""
+        """Run one command; False if it was the last."""
         if self._attached is not None:
             self._tell_attached(self._attached, line)
             return True

@@ -1,4 +1,4 @@
-"""Breakpoints in actors: each parks the thread that reached it, which then takes pdb's commands from elsewhere.
+"""Breakpoints in actors: each parks the thread that reached it, which then takes pdb's commands from other processes.
 
 Only that thread waits. Its process answers heartbeats, and other actors run. Every command of a debugger is a survey,
 so nothing is lost when the debugger goes away: a parked thread stays parked until somebody lets it continue, or until
@@ -48,7 +48,7 @@ PARKED, RUNNING, GONE = "parked", "running", "gone"
 
 @dataclass(frozen=True, slots=True)
 class DebugOrder:
-    """What parked threads are to do.
+    """A command for parked threads.
 
     Attributes:
         line: a command of pdb; None only asks who is parked.
@@ -121,7 +121,7 @@ _numbers = itertools.count(1)
 
 
 def park(frame: FrameType) -> None:
-    """Stop the calling thread at the next line of ``frame`` and hand it over to whoever debugs the job."""
+    """Stop the calling thread at the next line of ``frame`` and hand it over to the user who debugs the job."""
     session = DebugSession(frame)
     session.announce()
     session.pdb.set_trace(frame)
@@ -133,7 +133,7 @@ def parked_actors() -> set[int]:
 
 
 def answer(process: Process, order: DebugOrder) -> list[BreakpointReport]:
-    """Pass a command on to the sessions of this process that are meant, and wait for what they say."""
+    """Pass a command on to those sessions of this process that it is for, and wait for their output."""
     meant = [
         session
         for session in list(_sessions.values())
@@ -148,7 +148,7 @@ def answer(process: Process, order: DebugOrder) -> list[BreakpointReport]:
 
 
 class DebugSession:
-    """One thread at a breakpoint, from there until it is let go."""
+    """One thread at a breakpoint, until it is released."""
 
     def __init__(self, frame: FrameType) -> None:
         here = current_context.get()
@@ -188,25 +188,25 @@ class DebugSession:
         sys.stderr.flush()
 
     def readline(self) -> str:
-        """The next command; what pdb reads."""
+        """The next command, for pdb to read."""
         with self._changed:
             self.state = PARKED
-            _sessions[self.number] = self  # from here it takes commands: one that is sent earlier would be lost
+            _sessions[self.number] = self  # from here on it takes commands: an earlier one would be lost
             wanted = self._wanted = Promise()
             self._changed.notify_all()
         try:
-            return wanted.get()  # an actor that fails meanwhile is unwound from here
+            return wanted.get()  # an actor that fails in the meantime is unwound from here
         except BaseException:
             self.let_go()
             raise
 
     def write(self, text: str) -> int:
-        """Take output; what pdb writes."""
+        """Take output that pdb writes."""
         with self._changed:
             return self._output.write(text)
 
     def let_go(self) -> None:
-        """The thread goes on by itself."""
+        """The thread continues by itself."""
         _sessions.pop(self.number, None)
         with self._changed:
             self.state = GONE
@@ -232,7 +232,7 @@ class DebugSession:
         return True
 
     def finish(self, deadline: float) -> str:
-        """What the command has printed when it is done, or by the deadline."""
+        """What the command printed until it was done, or until the deadline."""
         try:
             with self._changed:
                 self._changed.wait_for(lambda: self.state != RUNNING, max(deadline - time.monotonic(), 0))
@@ -243,7 +243,7 @@ class DebugSession:
         return said if len(said) <= MAX_OUTPUT_CHARS else f"[...]{said[-MAX_OUTPUT_CHARS:]}"
 
     def report(self, process: Process, output: str) -> BreakpointReport:
-        """What others are told."""
+        """The report for other processes."""
         frame, line = self.pdb.place(self._frame)
         code = frame.f_code if frame is not None else None
         return BreakpointReport(
@@ -262,7 +262,7 @@ class DebugSession:
 
 
 class _Terminal(io.TextIOBase):
-    """What a session's pdb, and the code that it runs, take for a terminal."""
+    """What a session's pdb, and the code that it runs, use as a terminal."""
 
     def __init__(self, session: DebugSession) -> None:
         self._session = session
@@ -294,25 +294,25 @@ class _Pdb(pdb.Pdb):
         self._outermost: FrameType | None = outermost
 
     def place(self, first: FrameType | None) -> tuple[FrameType | None, int]:
-        """The frame that is looked at, and its line."""
+        """The current frame of pdb, and its line."""
         if self._session.state == PARKED and self.stack:
             frame, line = self.stack[self.curindex]
             return frame, line or 0
         return first, first.f_lineno if first is not None else 0
 
     def set_continue(self) -> None:
-        """Go on; to the next breakpoint, if there are any."""
+        """Continue to the next breakpoint, if there is one."""
         super().set_continue()
         if not self.breaks:
             self._end()
 
     def set_quit(self) -> None:
-        """End the endpoint by an exception."""
+        """End the endpoint with an exception."""
         super().set_quit()
         self._end()
 
     def dispatch_return(self, frame: FrameType, arg: Any) -> Any:
-        """Stop where that is wanted; and let go once the endpoint is over."""
+        """Stop where pdb should; and release the thread once the endpoint has ended."""
         followed = super().dispatch_return(frame, arg)
         if frame is self._outermost and frame.f_code.co_code[frame.f_lasti] != _YIELD:
             self.reset()
@@ -336,7 +336,7 @@ def _outermost(frame: FrameType) -> FrameType:
 def serve_this_job() -> str:
     """Serve the job of this script unless it is served already; returns the name under which it can be joined."""
     me = current_runtime.current().me
-    with _serving:  # many may come to a breakpoint at once
+    with _serving:  # many threads may reach a breakpoint at once
         for name in join_file.running():
             if join_file.read(join_file.path_of(name)).root.id == me.id:
                 return name
@@ -347,11 +347,11 @@ Address = str | os.PathLike[str] | None
 
 
 class Debugger:
-    """The breakpoints of one job. It holds nothing: several may be at work, and any may go away at any time.
+    """The breakpoints of one job. It has no state: several debuggers may work at once, and each may end at any time.
 
     Args:
-        process: this one, which belongs to the job or visits it.
-        timeout: seconds that a command is waited for. One that takes longer, such as a step over a long call, goes on.
+        process: this process, which belongs to the job or visits it.
+        timeout: seconds to wait for a command. One that takes longer, such as a step over a long call, continues.
     """
 
     def __init__(self, process: Process, *, timeout: float = 5.0) -> None:
@@ -359,7 +359,7 @@ class Debugger:
         self._timeout = timeout
 
     def parked(self, who: Iterable[str] = ()) -> list[BreakpointReport]:
-        """Those at a breakpoint, by process and in the order in which they came there.
+        """The threads at a breakpoint, by process and in the order in which they reached it.
 
         Args:
             who: names of actors, with their rank or without: ``trainer``, ``trainer:3``; none means all.
@@ -368,7 +368,7 @@ class Debugger:
         return [report for report in self._order(None, None) if not words or any(w in report.labels for w in words)]
 
     def cast(self, line: str, who: Sequence[BreakpointReport] | None = None) -> list[BreakpointReport]:
-        """Have some of them, or all that are parked, run a command of pdb's; with what it said at each."""
+        """Run a command of pdb in some of the parked threads, or in all; returns its output in each."""
         meant = self.parked() if who is None else who
         return self._order(line, [(report.process_id, report.number) for report in meant]) if meant else []
 

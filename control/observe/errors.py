@@ -1,6 +1,6 @@
 """What has gone wrong in a job, by kind, each with a traceback and how often it was seen.
 
-`errors_around` asks a running job for it. `SeenErrors` counts together what is alike in all of its processes.
+`errors_around` asks a running job for it. `SeenErrors` counts similar errors of all its processes together.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from skipper.control.runtime.process import Process
 
 KEPT_PROCESSES = 64
-"""So many processes that do not answer any more are remembered with their errors."""
+"""For how many processes that no longer answer the errors are remembered."""
 MOST_KINDS = 100
-"""So many kinds of errors are told of a whole job, those that were seen last."""
+"""How many kinds of errors are reported for a whole job, the most recent ones."""
 MOST_NAMED = 16
-"""Of so many actors that failed alike the names are told."""
+"""How many actors that failed in the same way are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class ProcessErrors:
 
     Attributes:
         process_id: which process.
-        groups: those of which one was seen last at the end.
+        groups: the kinds of errors; the most recent is at the end.
     """
 
     process_id: str
@@ -37,7 +37,7 @@ class ProcessErrors:
 
 
 def errors_around(process: Process, *, timeout: float) -> list[ProcessErrors]:
-    """The errors of all processes of a job that answer, as a process of it, or one that visits it, sees them.
+    """The errors of all processes of a job that answer, seen from a process of the job or one that visits it.
 
     Raises:
         DeadlineError: (a `TimeoutError`) the script did not answer.
@@ -48,23 +48,23 @@ def errors_around(process: Process, *, timeout: float) -> list[ProcessErrors]:
 
 
 def answer(process: Process, argument: None) -> list[ErrorGroup]:
-    """Those of this process."""
+    """The errors of this process."""
     return process.history.groups()
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorKind:
-    """Errors of a whole job that are alike: of one class, raised at one line, which the same calls led to.
+    """Errors of a whole job of the same kind: of one class, raised at one line, after the same calls.
 
     Attributes:
         error: name of the class.
-        place: file and line where it was raised; empty where that is not known.
+        place: file and line where it was raised; empty if that is not known.
         count: how many there have been.
-        first_s: when the first was, as `time.time` counts.
-        last_s: when the latest was.
-        message: of the latest, for people.
-        traceback: of the first one.
-        who: the actors and their endpoints, `MOST_NAMED` at most, those that failed last at the beginning.
+        first_s: time of the first one, as `time.time` counts.
+        last_s: time of the latest one.
+        message: message of the latest one, for people.
+        traceback: traceback of the first one.
+        who: the actors and their endpoints, `MOST_NAMED` at most, the most recent failures first.
         who_total: how many there are.
     """
 
@@ -80,7 +80,7 @@ class ErrorKind:
 
 
 def counted_together(groups: Iterable[ErrorGroup]) -> list[ErrorKind]:
-    """Errors of all actors by kind, those that were seen last at the beginning; `MOST_KINDS` at most."""
+    """Errors of all actors by kind, the most recent first; `MOST_KINDS` at most."""
     alike: dict[tuple[str, str, str], list[ErrorGroup]] = {}
     for group in groups:
         alike.setdefault((group.error, group.place, _calls(group.traceback)), []).append(group)
@@ -111,14 +111,14 @@ def _calls(traceback: str) -> str:
 
 
 class SeenErrors:
-    """The errors of all processes by kind, also of those that have ended since. For one thread at a time."""
+    """The errors of all processes by kind, including processes that have ended since. For one thread at a time."""
 
     def __init__(self) -> None:
         self._there: dict[str, list[ErrorGroup]] = {}
         self._ended: dict[str, list[ErrorGroup]] = {}
 
     def note(self, found: Sequence[ProcessErrors]) -> list[ErrorKind]:
-        """Take what the processes say now; returns what all of them have said."""
+        """Add what the processes report now; returns what all of them have reported."""
         there = {errors.process_id: errors.groups for errors in found if errors.groups}
         self._ended.update((key, groups) for key, groups in self._there.items() if key not in there)
         for key in [key for key in self._ended if key in there]:  # it answers again

@@ -1,6 +1,6 @@
-"""`GpuWatch`: the GPUs of this host, as NVIDIA's management library (NVML) knows them; none where there is none.
+"""`GpuWatch`: the GPUs of this host, as NVIDIA's management library (NVML) reports them; none without the library.
 
-A driver that has hung keeps whoever asks it. So a thread of its own asks, and whoever looks gets the last answer.
+A driver that hangs blocks the thread that asks it. So a separate thread asks, and callers get the last answer.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class _Memory(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU, in the order of the table's columns; what it does not tell is None.
+    """One GPU, in the order of the table's columns; a value that it does not report is None.
 
     Attributes:
-        index: as the driver counts.
-        name: of the model.
-        busy_percent: of the last moments, how much some kernel ran.
-        used_nbytes: of its memory.
-        total_nbytes: of its memory.
+        index: its number for the driver.
+        name: name of the model.
+        busy_percent: in which part of the last moments a kernel ran.
+        used_nbytes: used part of its memory.
+        total_nbytes: size of its memory.
         temperature_c: in degrees Celsius.
         power_w: in watts.
     """
@@ -56,7 +56,7 @@ class Gpu:
 
 
 class Nvml:
-    """The library, loaded and begun.
+    """The library, loaded and initialized.
 
     Args:
         library: its name, or its path.
@@ -71,7 +71,7 @@ class Nvml:
             raise OSError(f"{library} finds no driver: nvmlInit_v2 says {code}")
 
     def gpus(self) -> list[Gpu]:
-        """All that it knows; waits for the driver."""
+        """All GPUs that it reports; waits for the driver."""
         count = ctypes.c_uint()
         if self._library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
             return []
@@ -101,10 +101,10 @@ class Nvml:
 
 
 class GpuWatch:
-    """The last that is known of this host's GPUs. For any thread.
+    """The last known state of this host's GPUs. For any thread.
 
     Args:
-        load: loads the library when somebody looks for the first time; an `OSError` says that there are no GPUs.
+        load: loads the library at the first call; an `OSError` says that there are no GPUs.
     """
 
     def __init__(self, load: Callable[[], Nvml] = Nvml) -> None:
@@ -117,7 +117,7 @@ class GpuWatch:
         self._gpus: list[Gpu] = []
 
     def table(self, host: str) -> Table | None:
-        """What is known by now, and have it asked anew; None: nothing. Returns at once."""
+        """What is known now; None: nothing. Returns at once, and has the driver asked again."""
         with self._lock:
             silent_s = 0.0
             if self._asker is not None and self._asker.is_alive():
@@ -141,4 +141,4 @@ class GpuWatch:
 
 
 watch = GpuWatch()
-"""That of this process: see `control.observe.status` on which processes have one."""
+"""The watch of this process: see `control.observe.status` for the processes that have one."""

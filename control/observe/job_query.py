@@ -1,7 +1,7 @@
 """`survey`: one question to every process of a job, down the tree of launched processes, and the answers up again.
 
-So no link is needed that is not there anyway, and a process that does not answer is named by the one that launched it,
-which knows why. What may be asked stands in `SUBJECTS`; the functions run on a thread of their own in each process.
+So no further links are needed, and a process that does not answer is named by the one that launched it, which knows
+why. `SUBJECTS` lists what may be asked; the functions run on a thread of their own in each process.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ SUBJECTS: dict[str, str] = {
     "record": "skipper.control.observe.record_answer",
 }
 """The module of each subject: its ``answer(process, argument)`` answers for the process itself, and, if it has them,
-``answer_for(child, argument)`` for a child that does not, and ``passed_on(process, argument)`` says what those below
-are given in place of the argument."""
+``answer_for(child, argument)`` answers for a child that does not, and ``passed_on(process, argument)`` gives the
+argument for the processes below."""
 
 _SHARE = 0.8
-"""The part of the remaining time that those below get: the process that waits for them has to answer, too."""
+"""The part of the remaining time for the processes below: the process that waits for them has to answer, too."""
 
 
 _SLACK_S = 1.0
@@ -55,12 +55,12 @@ _LAST_CHANCE_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What everybody is asked.
+    """The question to all processes.
 
     Attributes:
         subject: one of `SUBJECTS`.
         argument: for its function.
-        timeout_s: how long those who do not answer are waited for.
+        timeout_s: how long to wait for processes that do not answer.
         work_s: how long answering itself may take, beyond that.
     """
 
@@ -72,14 +72,14 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class ProcessAnswer:
-    """What one process said, or why it said nothing.
+    """The answer of one process, or why there is none.
 
     Attributes:
         process: who.
         parent_id: id of the process that passed the question on to it; empty for the script.
-        pid: on its host; None where it is not known.
-        packed: its answer, pickled; None where it gave none.
-        problem: why there is none; empty where there is one.
+        pid: its process id on its host; None if it is not known.
+        packed: its answer, pickled; None if it gave none.
+        problem: why there is no answer; empty if there is one.
         instead: what its parent found out about it from outside, pickled; None for nothing.
     """
 
@@ -91,7 +91,7 @@ class ProcessAnswer:
     instead: bytes | None = None
 
     def value(self) -> Any:
-        """The answer; None where there is none."""
+        """The answer; None if there is none."""
         return None if self.packed is None else pickle.loads(self.packed)
 
     def value_from_outside(self) -> Any:
@@ -100,7 +100,7 @@ class ProcessAnswer:
 
 
 SURVEY: Request[Question, list[ProcessAnswer]] = Request("survey", "has not answered a question of a tool")
-"""Answer a question that every process of the job is asked, and have those below answer it."""
+"""Answer a question to every process of the job, and get the answers of the processes below."""
 
 
 def survey(
@@ -112,8 +112,8 @@ def survey(
         process: this one, which belongs to the job or visits it.
         subject: one of `SUBJECTS`.
         argument: plain data.
-        timeout: seconds after which those who have not answered are given up; the script itself has one more.
-        margin: seconds more for their parents to find out about them from outside.
+        timeout: seconds after which processes that have not answered are given up; the script itself has one more.
+        margin: further seconds for their parents to find out about them from outside.
         work: seconds that answering itself may take, beyond all that.
 
     Raises:
@@ -139,7 +139,7 @@ def serve(process: Process, mail: Mail) -> None:
     question = SURVEY.unpack(mail.message.payload)
     try:
         kind, payload = Kind.REPLY, pack(_collect(process, mail.sender, question))
-    except Exception as error:  # noqa: BLE001  (the one who asks is told, and does not wait in vain)
+    except Exception as error:  # noqa: BLE001  (the process that asks gets it, and need not wait)
         kind = Kind.FAILURE
         payload = pack_exception(error, actor_id=process.me.name, endpoint=f"survey {question.subject}")
     process.reply_to(mail.sender, mail.message, kind, payload)
@@ -153,7 +153,7 @@ def offspring(process: Process) -> list[ProcessRef]:
 
 def _collect(process: Process, sender: ProcessRef, question: Question) -> list[ProcessAnswer]:
     deadline = time.monotonic() + question.timeout_s + question.work_s
-    change = getattr(_module(question.subject), "passed_on", None)  # nobody is asked what cannot be asked
+    change = getattr(_module(question.subject), "passed_on", None)  # an invalid question goes to nobody
     argument = question.argument if change is None else change(process, question.argument)
     below = offspring(process)
     answers_below = _AnswerPort(below)
@@ -189,7 +189,7 @@ def _own_answer(process: Process, sender: ProcessRef, question: Question) -> Pro
     parent = "" if process.me.id == process.root.id else sender.id
     try:
         packed = pickle.dumps(_module(question.subject).answer(process, question.argument), protocol=5)
-    except Exception as error:  # noqa: BLE001  (whatever goes wrong here is what there is to tell)
+    except Exception as error:  # noqa: BLE001  (any error here is part of the answer)
         return ProcessAnswer(process.me, parent, os.getpid(), None, f"it could not answer: {describe(error)}")
     return ProcessAnswer(process.me, parent, os.getpid(), packed)
 
@@ -206,7 +206,7 @@ def _looked_at(
     def from_outside(pid: int) -> tuple[bytes | None, str]:
         try:
             return pickle.dumps(look(pid, question.argument), protocol=5), ""
-        except Exception as error:  # noqa: BLE001  (whatever goes wrong here is what there is to tell)
+        except Exception as error:  # noqa: BLE001  (any error here is part of the answer)
             return None, f"; {type(error).__name__}: {error}"
 
     with ThreadPoolExecutor(_LOOKS_AT_ONCE, thread_name_prefix="control-survey") as pool:
@@ -231,7 +231,7 @@ def _module(subject: str) -> Any:
 
 
 class _AnswerPort:
-    """The port for the answers of those below."""
+    """The port for the answers of the processes below."""
 
     def __init__(self, below: Sequence[ProcessRef]) -> None:
         self.payloads: list[Payload | None] = [None] * len(below)
@@ -243,12 +243,12 @@ class _AnswerPort:
             self._all_there.set_result(None)
 
     def wait(self, timeout: float) -> None:
-        """Until everybody has answered, or is known not to, or the time is over."""
+        """Wait until all have answered, or are known not to, or the time is over."""
         with contextlib.suppress(TimeoutError):
             self._all_there.get(max(timeout, 0))
 
     def missing(self) -> list[int]:
-        """Of whom nothing has been heard."""
+        """The processes of which nothing has been heard."""
         return sorted(self._missing)
 
     def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:

@@ -1,4 +1,4 @@
-"""`JobSource`: what a page about a job is made of, whether the job runs or has ended; `LiveJob`: one that runs."""
+"""`JobSource`: the data of a page about a job that runs or has ended; `LiveJob`: that of a running job."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class JobSource(Protocol):
 
     @property
     def name(self) -> str:
-        """What people call the job; empty where it has no name."""
+        """The name of the job for people; empty if it has none."""
 
     @property
     def outcome(self) -> str:
         """How it has ended, for people; empty while it runs."""
 
     def status(self) -> JobStatus:
-        """The job as it is, or was last, with its tables."""
+        """The present or last status of the job, with its tables."""
 
     def errors(self) -> Sequence[ProcessErrors]:
         """Errors by kind, with their tracebacks."""
@@ -42,14 +42,14 @@ class JobSource(Protocol):
         """Where the threads of all processes are, or were last."""
 
     def output(self) -> Path:
-        """The folder of what its processes have written (see `JobLog`)."""
+        """The folder with the output of its processes (see `JobLog`)."""
 
 
 class LiveJob:
-    """A running job, which is asked.
+    """A running job. Each method asks it.
 
     Args:
-        process: one that belongs to the job, or visits it.
+        process: a process that belongs to the job, or visits it.
         timeout_s: how long a process has to answer.
         name: of the job, for people.
     """
@@ -61,7 +61,7 @@ class LiveJob:
         self._timeout_s = timeout_s
 
     def status(self) -> JobStatus:
-        """The job as it is, with its tables."""
+        """The present status of the job, with its tables."""
         return status_of(survey(self._running(), "status", True, timeout=self._timeout_s))
 
     def errors(self) -> Sequence[ProcessErrors]:
@@ -73,7 +73,7 @@ class LiveJob:
         return stacks_around(self._running(), timeout=self._timeout_s)
 
     def output(self) -> Path:
-        """The folder of what its processes write."""
+        """The folder with the output of its processes."""
         return find_job(self._process.root.job)
 
     def _running(self) -> Process:

@@ -1,4 +1,4 @@
-"""`OutputCopy`: what processes of a host write goes to the output of their agent, too, and never waits for it."""
+"""`OutputCopy`: copies what processes of a host write to the output of their agent, and never waits for it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import select
 import stat
 
 _ATOMIC_NBYTES = select.PIPE_BUF
-"""What a pipe that can be written to takes without waiting."""
+"""How many bytes a writable pipe takes without waiting."""
 
 
 class OutputCopy:
-    """One of the standard streams of this process, for who looks at a pod or at an agent's log.
+    """One of the standard streams of this process, for the readers of a pod's or an agent's log.
 
-    Whoever reads it may be slow, or may have stopped reading. What does not fit then is left out, and the next text
-    that fits is preceded by a line that says how much is missing. It belongs to one thread.
+    A reader may be slow, or may have stopped reading. Text that does not fit then is left out, and a line before the
+    next text that fits says how much is missing. It belongs to one thread.
     """
 
     def __init__(self, stream: int) -> None:
@@ -55,7 +55,7 @@ class OutputCopy:
 
 
 def _opened(stream: int) -> int | None:
-    """A description of its own that does not block; ``None`` for a file, which never does, and what can't be opened."""
+    """A new open file description that does not block; None for a file, which never blocks, or if opening fails."""
     with contextlib.suppress(OSError):
         if not stat.S_ISREG(os.fstat(stream).st_mode):
             return os.open(f"/proc/self/fd/{stream}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)

@@ -1,8 +1,8 @@
 """The output of a job's processes in files: a folder for each job, in it a file for each process, of bounded size.
 
 The lines are those of Kubernetes' container logs (CRI), ``TIME stdout F TEXT``, so that other tools read them, too.
-``P`` stands where the line goes on in the next one of its stream. `processes.jsonl` says whose file is whose,
-`job.json` whose job it is. All of it is this user's alone, modes 0700 and 0600.
+``P`` means that the line continues in the next one of its stream. `processes.jsonl` says which process each file
+belongs to, `job.json` describes the job. Only this user has access to it: modes 0700 and 0600.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ SUFFIX = ".log"
 OLDER_SUFFIX = ".log.1"
 
 MAX_PROCESS_NBYTES = 64 << 20
-"""What is kept of one process, in two files: the older one goes when the newer one is full."""
+"""Bytes that are kept of one process, in two files: the older one is removed when the newer one is full."""
 MAX_JOB_NBYTES = 4 << 30
-"""What is kept of all of them: with many, each has less."""
+"""Bytes that are kept of all processes: with many processes, each has less."""
 MIN_PROCESS_NBYTES = 1 << 20
 KEPT_JOBS = 20
-"""Folders of so many ended jobs stay; older ones go when the next job writes."""
+"""How many folders of ended jobs are kept; older ones are removed when the next job writes."""
 MAX_KEPT_NBYTES = 8 << 30
-"""And of those no more than this."""
+"""Bytes that are kept of these folders."""
 
 MAX_NAME = 200
-"""Of a file; a file system takes 255."""
+"""Length of the name of a file; a file system allows 255."""
 
 _MAX_OPEN = 64
 _STREAMS = (b"", b"stdout", b"stderr")
@@ -56,12 +56,12 @@ _log = logging.getLogger("skipper.control")
 
 
 def folders_home() -> Path:
-    """Where the folders of jobs lie (see `state_folder`)."""
+    """The folder with the folders of jobs (see `state_folder`)."""
     return state_folder("logs", FOLDER_VARIABLE)
 
 
 def start_time_of(pid: int) -> int:
-    """When a process of this host was started, in ticks since its boot; 0 where there is none, or it has ended."""
+    """When a process of this host was started, in ticks since boot; 0 if there is no such process, or it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             state, *others = file.read().rpartition(b")")[2].split()  # of proc_pid_stat(5)
@@ -71,16 +71,16 @@ def start_time_of(pid: int) -> int:
 
 
 class LogFiles:
-    """Writes what processes say to files; for any thread. Nothing is made before the first of them says something.
+    """Writes the output of processes to files; for any thread. Nothing is created before the first output.
 
     Args:
         folder: for these files; None: a new one, for this job, in `folders_home`.
         job: the id of the job.
-        is_stamped: as above; else each stream has a file of its own, whole and as it was written, without bounds.
+        is_stamped: files as above; if False, each stream has its own file, complete, unchanged and without bounds.
 
     Attributes:
-        folder: where they lie; None: nowhere yet.
-        is_whole: whether they hold all that was written; else what came first has gone.
+        folder: where they are; None: nowhere yet.
+        is_whole: whether they hold all that was written; if False, the oldest output was removed.
     """
 
     def __init__(self, folder: Path | None, job: str, *, is_stamped: bool = True) -> None:
@@ -96,7 +96,7 @@ class LogFiles:
         self._said_of: dict[Path, tuple[str, ...]] = {}
 
     def path_of(self, source: LogSource) -> Path | None:
-        """Where the words of a process are kept; None where nowhere."""
+        """The file with the output of a process; None if there is none."""
         if self.folder is None or self._is_over:
             return None
         words = (label_of(source.name), source.host, str(source.pid))
@@ -106,7 +106,7 @@ class LogFiles:
         return self.folder / f"{name}.{'out' if source.stream == 1 else 'err'}"
 
     def keep(self, source: LogSource, chunk: bytes) -> None:
-        """Write a chunk; a failure is told once, and nothing is kept from then on."""
+        """Write a chunk; a failure is reported once, and nothing is kept from then on."""
         with self._lock:
             if not self._is_over:
                 self._keep(source, chunk)
@@ -125,7 +125,7 @@ class LogFiles:
                 self._describe(path, source)
                 chunk = stamped(chunk, source.stream, time.time())
             self._write(path, chunk)
-        except OSError as error:  # the disk is full, say: what is shown goes on
+        except OSError as error:  # for example, the disk is full: output is still shown
             _log.warning("the output of processes is no longer saved in %s: %s", self.folder, error)
             self._close()
 
@@ -152,7 +152,7 @@ class LogFiles:
         self._is_ready = True
 
     def _describe(self, path: Path, source: LogSource) -> None:
-        """Note whose file it is, and again when its actors are others."""
+        """Note which process the file belongs to, and again when its actors change."""
         if self._said_of.get(path) == source.actors:
             return
         assert self.folder is not None
@@ -171,7 +171,7 @@ class LogFiles:
             self._sizes[path] = 0
 
     def _append(self, path: Path, content: bytes) -> int:
-        """Returns how large the file is now."""
+        """Write; returns the size of the file."""
         if (fd := self._open.pop(path, None)) is None:
             fd = open_log(path)
             if path not in self._sizes:
@@ -187,7 +187,7 @@ class LogFiles:
 
 
 def stamped(chunk: bytes, stream: int, at_s: float) -> bytes:
-    """A chunk as it is in a file: each line behind its time and stream."""
+    """A chunk as the file has it: each line after its time and stream."""
     moment = datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ").encode()
     head = b"%s %s " % (moment, _STREAMS[stream])
     whole, end, part = chunk.rpartition(b"\n")
@@ -199,7 +199,7 @@ def remove_old(home: Path, current: str, *, most: int | None = None, max_nbytes:
     """Remove folders of jobs of this host that have ended, beyond those that are kept.
 
     Args:
-        home: where they lie.
+        home: where they are.
         current: the name of one that stays.
         most: how many stay; None: `KEPT_JOBS`.
         max_nbytes: of these; None: `MAX_KEPT_NBYTES`.
@@ -235,7 +235,7 @@ def _beginning(folder: Path) -> tuple[float, str]:
 
 
 def about_job(folder: Path) -> dict[str, object]:
-    """What a folder of this user says of its job; empty where it does not."""
+    """What a folder of this user says about its job; empty if it says nothing."""
     try:
         with os.fdopen(open_own(folder / JOB_FILE), "rb") as file:
             about = json.loads(file.read(64 << 10))
@@ -245,19 +245,19 @@ def about_job(folder: Path) -> dict[str, object]:
 
 
 def is_running(about: dict[str, object]) -> bool:
-    """Whether the script of a job may still run: of one on another host nobody here knows that it does not."""
+    """Whether the script of a job may still run; that of a job on another host always may."""
     if not about:
         return False
     if about.get("network") != this_network():
         return (
             about.get("hostname") != socket.gethostname()
-        )  # else it is of an earlier boot, or of a container that was
+        )  # otherwise it belongs to an earlier boot, or to a container that has ended
     pid, start = about.get("pid"), about.get("start")
     return isinstance(pid, int) and start_time_of(pid) == start != 0
 
 
 def of_process(pid: int, job: str, script: str) -> dict[str, object]:
-    """What is said of a job in its folder.
+    """The description of a job for its folder.
 
     Args:
         pid: of its script, on this host.

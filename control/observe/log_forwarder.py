@@ -1,7 +1,7 @@
-"""`LogForwarder`: sends the output of an attached host's processes to the script, no faster than that takes it.
+"""`LogForwarder`: sends the output of an attached host's processes to the script, no faster than the script takes it.
 
-It belongs to the process that stands for the job on the host. One batch is under way at a time. The next batch is
-filled until the script has taken that one; once it is full, the pipes are not read, so that the writers wait.
+It runs in the process that represents the job on the host. One batch is in flight at a time. Meanwhile the next batch
+is filled; once it is full, the pipes are not read, so that the writers wait.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ FLUSH_OUTPUT: Request[None, None] = Request("flush_output")
 """Answer once the script has what processes of this host have written."""
 
 BATCH_NBYTES = 256 << 10
-"""When so much waits, no more is read; the last chunk may go beyond."""
+"""When this much waits, no more is read; the last chunk may exceed it."""
 
 LAST_WORDS_S = 2.0
 """How long the end of this process waits for the script to take what has been written."""
 
 _lock = threading.Lock()
 _forwarder: LogForwarder | None = None
-"""That of this process, which stands for its job on a host."""
+"""The forwarder of this process, which represents its job on a host."""
 _earlier: list[LogForwarder] = []
-"""Those before it, to which processes may still write."""
+"""Earlier forwarders, to which processes may still write."""
 
 
 class LogForwarder(LogReader):
@@ -58,7 +58,7 @@ class LogForwarder(LogReader):
         self._copies = {stream: OutputCopy(stream) for stream in (1, 2)}
 
     def retire(self) -> None:
-        """End once nobody writes to it any more; for any thread."""
+        """End once no process writes to it any more; for any thread."""
 
         def retire() -> None:
             self._is_retired = True
@@ -114,7 +114,7 @@ class LogForwarder(LogReader):
 
     def _answer_those_who_wait(self) -> float | None:
         waiting, self._waiting = self._waiting, []
-        if not self.is_over and self._round(0):  # there was something that has to arrive first
+        if not self.is_over and self._round(0):  # something has to arrive first
             self._waiting += waiting
             return 0.0
         for flushed in waiting:
@@ -126,13 +126,13 @@ def answer(process: Process, redirection: Redirection) -> bool:
     """For a survey: redirect the output of this process, and of those that it launches from now on."""
     process.state.redirection = passed_on(process, redirection)
     if process.root_actor is not None or process.remote_launch.is_host:
-        # The script's own output is where that of the others goes; a joined process and an agent have their own.
+        # The output of the others goes to the script's own; a joined process and an agent have their own.
         return True
     return output_capture.redirect(redirection, process.me.name)
 
 
 def passed_on(process: Process, redirection: Redirection) -> Redirection:
-    """The redirection for processes that this one has launched: on another host, to its forwarder, started here."""
+    """The redirection for processes that this one has launched; on another host, this starts its forwarder."""
     global _forwarder
     if not process.remote_launch.is_host:
         return redirection
@@ -197,7 +197,7 @@ class _Taker:
 
 
 _takers: dict[str, _Taker] = {}
-"""By the addresses of their collectors."""
+"""Senders by the addresses of their collectors."""
 
 
 def collects(process: Process, collector: Collector) -> None:

@@ -1,6 +1,6 @@
-"""What a job has written, read from its files: that of a running job, and of one that has ended.
+"""What a job has written, read from its files; the job may run or have ended.
 
-The files may be cut off at any point, and hold whatever processes have written. What is no record is passed over.
+The files may be cut off at any point, and processes may have written anything. A line that is no record is skipped.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class LogEntry:
 
     Attributes:
         at_s: when its first part was read, as `time.time` counts.
-        label: how a prefix names the process.
+        label: its process as a prefix names it.
         process: its name.
         pid: on its host.
-        host: as that was attached; empty for the script's own.
+        host: address by which its host was attached; empty for the script's own.
         stream: ``stdout`` or ``stderr``.
-        text: as a terminal may show it.
+        text: the line, safe for a terminal.
     """
 
     at_s: float
@@ -63,13 +63,13 @@ class LogEntry:
 
 @dataclass(slots=True)
 class WrittenBy:
-    """Whose a file is.
+    """The process that a file belongs to.
 
     Attributes:
         file: its name.
         name: of the process.
         pid: on its host.
-        host: as that was attached.
+        host: address by which the host was attached.
         actors: the meshes of its actors.
     """
 
@@ -101,7 +101,7 @@ class WrittenBy:
 
 
 def decode_processes(content: bytes) -> list[WrittenBy]:
-    """Read the file that says whose files there are; the last word on each counts."""
+    """Read the list of files and their processes; the last entry of each file counts."""
     found: dict[str, WrittenBy] = {}
     for line in content.splitlines():
         try:
@@ -137,7 +137,7 @@ class _Part:
 
 
 class EntryMaker:
-    """Makes the lines of one process of the records in its file."""
+    """Makes the lines of one process from the records in its file."""
 
     def __init__(self, by: WrittenBy) -> None:
         self.by = by
@@ -145,12 +145,12 @@ class EntryMaker:
         self._parts: dict[str, _Part] = {}
 
     def tell(self, by: WrittenBy) -> None:
-        """Take what has become known of the process since."""
+        """Take what has since become known of the process."""
         self.by = by
         self._label = label_of(by.name, by.actors)
 
     def take(self, line: bytes) -> Iterator[LogEntry]:
-        """The lines that a line of the file ends; what is no record ends none."""
+        """The lines that a line of the file ends; a line that is no record ends none."""
         record = decode_record(line)
         if record is None:
             return
@@ -165,7 +165,7 @@ class EntryMaker:
             yield self._made(part.at_s, stream, text)
 
     def rest(self) -> Iterator[LogEntry]:
-        """What the process has not ended with a line's end; once nothing more comes."""
+        """The last line if it has no line end; once nothing more comes."""
         for stream, part in self._parts.items():
             if (text := part.lines.end()) is not None:
                 yield self._made(part.at_s, stream, text)
@@ -176,7 +176,7 @@ class EntryMaker:
 
 
 class ProcessLog:
-    """Reads what one process has written, from the beginning, and goes on as more comes; a context manager."""
+    """Reads what one process has written, from the beginning, and continues as more comes; a context manager."""
 
     def __init__(self, folder: Path, by: WrittenBy) -> None:
         self._path = folder / by.file
@@ -192,7 +192,7 @@ class ProcessLog:
         return self._made.by
 
     def tell(self, by: WrittenBy) -> None:
-        """Take what has become known of the process since."""
+        """Take what has since become known of the process."""
         self._made.tell(by)
 
     def close(self) -> None:
@@ -207,7 +207,7 @@ class ProcessLog:
         self.close()
 
     def entries(self) -> Iterator[LogEntry]:
-        """What is there by now and was not returned before, oldest first."""
+        """The new lines since the last call, oldest first."""
         while True:
             if not self._files:
                 self._open(self._path)
@@ -221,7 +221,7 @@ class ProcessLog:
             self._files.pop(0).close()
 
     def rest(self) -> Iterator[LogEntry]:
-        """What the process has not ended with a line's end; once nothing more comes."""
+        """The last line if it has no line end; once nothing more comes."""
         return self._made.rest()
 
     def _open(self, path: Path) -> None:
@@ -230,7 +230,7 @@ class ProcessLog:
             self._files.append(os.fdopen(fd, "rb"))
 
     def _is_replaced(self) -> bool:
-        """Whether the file that is read has been renamed, since it was full."""
+        """Whether the file has been renamed because it was full."""
         try:
             return os.stat(self._path).st_ino != os.fstat(self._files[0].fileno()).st_ino
         except OSError:
@@ -243,7 +243,7 @@ class ProcessLog:
                 yield self._rest[:-1]
                 self._rest = b""
             elif len(self._rest) > _MAX_RECORD_NBYTES:
-                self._rest = self._rest[: 2 * MAX_LINE_NBYTES]  # of such a line the beginning is shown
+                self._rest = self._rest[: 2 * MAX_LINE_NBYTES]  # only the beginning of such a line is shown
 
 
 class JobLog:
@@ -265,23 +265,23 @@ class JobLog:
         return is_running(about_job(self.folder))
 
     def processes(self) -> list[WrittenBy]:
-        """Those that have written something, chosen or not."""
+        """The processes that have written something, chosen or not."""
         try:
             return decode_processes((self.folder / PROCESSES_FILE).read_bytes())
         except OSError:
             return []
 
     def chosen(self) -> list[WrittenBy]:
-        """Those that are read."""
+        """The processes that are read."""
         return [log.by for log in self._logs.values()]
 
     def entries(self, *, since_s: float = float("-inf")) -> Iterator[LogEntry]:
-        """What is there by now, in the order of time."""
+        """The lines so far, in the order of time."""
         merged = heapq.merge(*(log.entries() for log in self._logs.values()), key=lambda entry: entry.at_s)
         return (entry for entry in merged if entry.at_s >= since_s)
 
     def follow(self, *, since_s: float = float("-inf")) -> Iterator[LogEntry]:
-        """The same, and what comes, until the job has ended."""
+        """The same, and further lines until the job has ended."""
         while True:
             goes_on = self.is_running
             self._look()
@@ -292,7 +292,7 @@ class JobLog:
             time.sleep(_FOLLOW_S)
 
     def rest(self, *, since_s: float = float("-inf")) -> Iterator[LogEntry]:
-        """What has no line's end yet."""
+        """The lines that have no line end yet."""
         rests = (entry for log in self._logs.values() for entry in log.rest() if entry.at_s >= since_s)
         return iter(sorted(rests, key=lambda entry: entry.at_s))
 
@@ -308,7 +308,7 @@ class JobLog:
         self.close()
 
     def _look(self) -> None:
-        """Begin to read the processes that have come."""
+        """Begin to read new processes."""
         for by in self.processes():
             known = self._logs.get(by.file)
             if known is not None:
@@ -322,12 +322,12 @@ def find_job(job: str | None) -> Path:
 
     Args:
         job: a folder, the id of a job, the name under which a running one is served, its connection file, or the name
-            of the script, of which the latest job counts; None: what ``SKIPPER_JOB`` says, or the user's latest job,
-            those that run first.
+        of the script, whose latest job counts; None: what ``SKIPPER_JOB`` says, or else the user's latest job,
+        running jobs first.
 
     Raises:
         JobNotFoundError: there is none, or it has written nothing.
-        ValueError: it is no name.
+        ValueError: ``job`` is not a valid name.
     """
     job = job or os.environ.get("SKIPPER_JOB") or None
     if job is not None and (Path(job) / PROCESSES_FILE).is_file():
@@ -348,7 +348,7 @@ def find_job(job: str | None) -> Path:
 
 
 def _id_of(job: str) -> str:
-    """The id of a running job by its name or connection file; empty where there is none."""
+    """The id of a running job by its name or connection file; empty if there is none."""
     with contextlib.suppress(JobNotFoundError, ValueError):
         path = Path(job) if os.sep in job else join_file.path_of(job)
         return join_file.read(path).root.job

@@ -1,4 +1,4 @@
-"""From bytes to the lines that a terminal shows: where one ends, what is left of it, whose it is, which are alike."""
+"""From bytes to the lines that a terminal shows: where they end, what is shown, whose they are, which are alike."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 MAX_LINE_NBYTES = 16 << 10
-"""Of a longer line the beginning is shown, and how much more there is."""
+"""Of a longer line, only the beginning is shown, with the length of the rest."""
 
 IDLE_S = 0.5
-"""What is written without a line's end, such as a prompt, is shown after this long."""
+"""Text without a line end, such as a prompt, is shown after this time."""
 
 BAR_S = 5.0
-"""How often a bar of progress is shown, which a carriage return draws anew."""
+"""How often a progress bar is shown, which a carriage return redraws."""
 
 BURST_S = 10.0
-"""What bounds allow for this long may come at once: a traceback of every rank is not cut."""
+"""What the bounds allow in this time may come at once: a traceback of every rank is not cut."""
 
 DEFAULT_NAME = "procs"
-"""The name of a mesh of processes to which nobody gave one."""
+"""The name of a mesh of processes that was given none."""
 
 _RESET = "\x1b[0m"
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
@@ -40,7 +40,7 @@ _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
 def shown(line: bytes | bytearray) -> str:
-    """A line as any terminal may show it: the last state of a bar of progress, colours, no other sequences."""
+    """A line that is safe for any terminal: the last state of a progress bar, colours, no other sequences."""
     text = line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
     if text.isprintable():
         return text
@@ -49,9 +49,9 @@ def shown(line: bytes | bytearray) -> str:
 
 
 def label_of(name: str, actors: Sequence[str] = ()) -> str:
-    """How a prefix calls a process, in the words of who spawned it: ``trainers gpus=3``.
+    """The name of a process in a prefix, in the user's own words: ``trainers gpus=3``.
 
-    That is the name of its only actor, or else that of its mesh of processes, unless nobody has named that.
+    That is the name of its only actor, or else that of its mesh of processes, if it was given one.
 
     Args:
         name: of the process, such as ``workers{'gpus': 3}``.
@@ -69,7 +69,7 @@ def mesh_of(label: str) -> str:
 
 
 class LineSplitter:
-    """Makes lines of the chunks of one stream; what it holds is bounded."""
+    """Makes lines from the chunks of one stream; what it holds is bounded."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -97,7 +97,7 @@ class LineSplitter:
         return texts
 
     def overdue(self, now_s: float) -> str | None:
-        """What has waited too long for its line's end, if there is something to show."""
+        """The text that has waited too long for its line end, if there is something to show."""
         if self.due_s() > now_s:
             return None
         if self._is_bar:
@@ -107,13 +107,13 @@ class LineSplitter:
         return text if text.strip() else None
 
     def due_s(self) -> float:
-        """When that will be; infinity where nothing waits."""
+        """When that will be; infinity if nothing waits."""
         if not self._rest:
             return float("inf")
         return self._bar_shown_s + BAR_S if self._is_bar else self._heard_s + IDLE_S
 
     def end(self) -> str | None:
-        """What is left at the end of the stream."""
+        """The rest at the end of the stream."""
         return self._take() if self._rest else None
 
     def _hold(self, part: bytes) -> None:
@@ -144,10 +144,10 @@ class LineSplitter:
 
 
 class LineBudget:
-    """Lines that may be shown: so many a second in the long run, and at once what ``burst_s`` seconds would bring.
+    """A limit of shown lines: a rate on average, and a burst of as many as the rate gives in ``burst_s`` seconds.
 
     Attributes:
-        is_flooded: whether more came in the last second than may be shown in the long run, and not all of it was.
+        is_flooded: whether the last second had more lines than the rate, and some were not shown.
     """
 
     def __init__(self, burst_s: float) -> None:
@@ -159,7 +159,7 @@ class LineBudget:
         self._asked = self._refused = 0
 
     def admit(self, count: int, per_s: int, now_s: float, *, reserved: float = 0.0) -> int:
-        """How many of ``count`` lines may be shown now; they are counted. ``reserved`` is the part not for these."""
+        """How many of ``count`` lines may be shown now; they are counted. ``reserved`` is the part for others."""
         most = per_s * self._burst_s
         if self._left is None:
             self._left = most
@@ -183,7 +183,7 @@ MAX_HELD = 1000
 """How many lines are held back at most; the oldest come out when more come in."""
 
 SHOWN_APART = 8
-"""Up to so many lines that differ in numbers only are shown, each of them; of more the first stands for all."""
+"""Up to this many lines that differ only in numbers are all shown; of more, the first represents all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,11 +192,11 @@ class Line:
 
     Attributes:
         stream: 1 for the standard output, 2 for the standard error.
-        source: label of the process that said it, or that said it first.
-        text: without its end.
-        alike: how many processes said so.
-        meshes: whose those are.
-        is_same: whether they said exactly this; else it differs in numbers.
+        source: label of the process that wrote it, or that wrote it first.
+        text: the line without its end.
+        alike: how many processes wrote it.
+        meshes: the meshes of these processes.
+        is_same: whether they wrote exactly this; if False, their lines differ in numbers.
     """
 
     stream: int
@@ -207,7 +207,7 @@ class Line:
     is_same: bool = True
 
     def prefix(self) -> str:
-        """Whose it is: ``trainers gpus=3``, ``trainers x16`` or ``trainers gpus=0 and 15 alike``."""
+        """Who wrote it: ``trainers gpus=3``, ``trainers x16`` or ``trainers gpus=0 and 15 alike``."""
         if self.alike == 1:
             return self.source
         if not self.is_same:
@@ -221,9 +221,9 @@ class _LineGroup:
     kind: tuple[int, str]
     until_s: float
     sources: dict[str, None] = field(default_factory=dict)
-    """In the order in which they spoke."""
+    """The processes in the order of their output."""
     texts: dict[str, list[str]] = field(default_factory=dict)
-    """Who said what, as long as there are few."""
+    """Which process wrote what, as long as there are few."""
 
     def add(self, source: str, text: str) -> None:
         self.sources[source] = None
@@ -242,11 +242,11 @@ class _LineGroup:
 
 
 class Aggregator:
-    """Holds lines back for ``window_s`` seconds at most (0: not at all) to find those that several processes say.
+    """Holds lines back for ``window_s`` seconds at most (0: not at all) to find lines that several processes write.
 
-    Lines are alike if they differ in numbers only and come from different processes. What one process repeats stays
-    repeated, and its lines stay in their order: a line is never shown together with one that stands before something
-    that its process has said earlier.
+    Lines are alike if they differ only in numbers and come from different processes. Repeated lines of one process stay
+    repeated, and its lines stay in their order: a line never joins a group that will be shown before an earlier line of
+    its own process.
     """
 
     def __init__(self, window_s: float) -> None:
@@ -255,7 +255,7 @@ class Aggregator:
         self._held: OrderedDict[int, _LineGroup] = OrderedDict()
         self._of_kind: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
         self._last_of: dict[tuple[int, str], int] = {}
-        """Of each stream of each process: which of the two it wrote first is not known."""
+        """Kept for each stream of each process: which of the two it wrote first is not known."""
 
     def add(self, stream: int, source: str, text: str, now_s: float) -> None:
         """Take a line."""
@@ -272,7 +272,7 @@ class Aggregator:
         self._last_of[stream, source] = number
 
     def due(self, now_s: float, speakers: int) -> list[Line]:
-        """The lines to show by now; a line that all ``speakers`` processes have said need not wait any longer."""
+        """The lines to show by now; a line that all ``speakers`` processes have written need not wait any longer."""
         lines: list[Line] = []
         while self._held:
             number, group = next(iter(self._held.items()))
@@ -289,5 +289,5 @@ class Aggregator:
         return lines
 
     def next_s(self) -> float | None:
-        """When the next line is due; None where nothing is held back."""
+        """When the next line is due; None if nothing is held back."""
         return next(iter(self._held.values())).until_s if self._held else None

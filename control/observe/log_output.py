@@ -14,14 +14,14 @@ from skipper.control.observe import terminal_line
 from skipper.control.observe.log_lines import Line, mesh_of
 
 MAX_WAITING = 20_000
-"""Lines that wait for a script whose output is slow; those beyond are dropped, and counted."""
+"""How many lines wait for a script whose output is slow; further lines are dropped, and counted."""
 MAX_WAITING_CHARS = 8 << 20
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92)
 
 
 class OutputWriter:
-    """A thread that writes, from the first line on; what waits for it is bounded."""
+    """A thread that writes, started with the first line; its queue is bounded."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, str, str]] = deque()
@@ -32,7 +32,7 @@ class OutputWriter:
         self._has_thread = False
 
     def put(self, line: Line, *, prefixed: bool, even_if_full: bool = False) -> bool:
-        """Take a line; False where it is dropped."""
+        """Take a line; False if it is dropped."""
         with self._changed:
             is_full = len(self._waiting) >= MAX_WAITING or self._chars >= MAX_WAITING_CHARS
             if is_full and not even_if_full:
@@ -46,7 +46,7 @@ class OutputWriter:
             return True
 
     def flush(self, timeout: float) -> bool:
-        """Wait until all is written, ``timeout`` seconds at most; False where it is not in time."""
+        """Wait until all is written, ``timeout`` seconds at most; False if that is not enough."""
         with self._changed:
             return self._changed.wait_for(lambda: not (self._waiting or self._writing), timeout)
 
@@ -76,7 +76,7 @@ class OutputWriter:
 
 
 def _write(batch: list[tuple[int, str, str]]) -> None:
-    """Write, as few times as keeps the order between the two streams."""
+    """Write with as few calls as the order between the two streams allows."""
     is_coloured = {1: wants_colours(1), 2: wants_colours(2)}
     stream, text = 1, ""
     for number, prefix, line in batch:
@@ -89,10 +89,10 @@ def _write(batch: list[tuple[int, str, str]]) -> None:
 
 
 def _write_to(number: int, text: str) -> None:
-    stream = sys.stdout if number == 1 else sys.stderr  # those of now: a notebook, or a test, has put others there
+    stream = sys.stdout if number == 1 else sys.stderr  # the present ones: a notebook or a test may replace them
     try:
         _put(stream, text)
-    except UnicodeEncodeError:  # a terminal of another encoding: the letters that it has not are shown by their numbers
+    except UnicodeEncodeError:  # a terminal of another encoding: characters that it lacks are shown by their numbers
         encoding = getattr(stream, "encoding", None) or "ascii"
         _put(stream, text.encode(encoding, "backslashreplace").decode(encoding))
 
@@ -100,8 +100,8 @@ def _write_to(number: int, text: str) -> None:
 def _put(stream: TextIO, text: str) -> None:
     """Write whole lines, and not into the middle of one of the script: `print` writes a line's end by itself.
 
-    What stands in a stream that is flushed at each line's end is the beginning of a line. The lines go past it. An
-    unbuffered stream (``python -u``) keeps nothing back, so that a line of ours may come before the end of such a one.
+    The buffer of a stream that is flushed at each line end holds the beginning of a line. Our lines go around it. An
+    unbuffered stream (``python -u``) holds nothing back, so that a line of ours may come in the middle of the script's.
     """
     if isinstance(stream, io.TextIOWrapper) and stream.line_buffering and not stream.write_through:
         stream.buffer.write(text.encode(stream.encoding, stream.errors or "strict"))
@@ -118,7 +118,7 @@ def wants_colours(number: int) -> bool:
         return False
     try:
         return bool(stream.isatty())
-    except (AttributeError, ValueError):  # a stand-in, or closed
+    except (AttributeError, ValueError):  # replaced, or closed
         return False
 
 

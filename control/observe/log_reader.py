@@ -1,4 +1,4 @@
-"""`LogReader`: reads the pipes that processes of its host write to; `Collector`: makes lines of all hosts' output."""
+"""`LogReader`: reads the pipes that processes of its host write to; `Collector`: makes lines from all hosts' output."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class LogSource:
     """One stream of one process.
 
     Attributes:
-        fd: the reading end of its pipe; -1 where that is on another host.
+        fd: the reading end of its pipe; -1 if that is on another host.
         stream: 1 for the standard output, 2 for the standard error.
         name: of the process.
         pid: of the process, on its host.
-        host: its host, as that was attached; empty for this one.
-        actors: the meshes of its actors, as far as it has told.
-        lines: what is made of what it says.
-        budget: how much of that may be shown.
+        host: address by which its host was attached; empty for this host.
+        actors: the meshes of its actors, as far as it has reported them.
+        lines: makes lines from its output.
+        budget: how much of them may be shown.
     """
 
     fd: int
@@ -53,7 +53,7 @@ class LogSource:
     budget: LineBudget = field(default_factory=lambda: LineBudget(BURST_S))
 
     def words(self) -> str:
-        """Name and actors, as they travel from another host."""
+        """Name and actors, as another host sends them."""
         return _BETWEEN.join((self.name, *self.actors)) if self.actors else self.name
 
 
@@ -70,7 +70,7 @@ class LogReader:
         self.is_over = False
         self._selector = selectors.DefaultSelector()
         self._pipes = selectors.DefaultSelector()
-        """The pipes, as one of what the other one watches, so that all of them can be left alone for a while."""
+        """The pipes, as one entry of the outer selector, so that all of them can be ignored for a while."""
         self._is_reading = True
         self._sources: set[LogSource] = set()
         self._idle = threading.Condition()
@@ -91,14 +91,14 @@ class LogReader:
     # To be overridden
 
     def _opened(self, source: LogSource) -> None:
-        """A stream has come."""
+        """A new stream."""
 
     def _take(self, source: LogSource, chunk: bytes) -> None:
         """A chunk was read."""
         raise NotImplementedError
 
     def _ended(self, source: LogSource) -> None:
-        """A stream is over."""
+        """A stream has ended."""
         raise NotImplementedError
 
     def _next_s(self) -> float | None:
@@ -124,7 +124,7 @@ class LogReader:
             return not self.is_over
 
     def wait_until_silent(self, timeout: float) -> bool:
-        """Wait until every process has closed its streams; False if some have not in time."""
+        """Wait until every process has closed its streams; False if some have not done so in time."""
         with self._idle:
             return self._idle.wait_for(lambda: not self._sources, timeout)
 
@@ -183,19 +183,19 @@ class LogReader:
         return bool(ready)
 
     def _accept(self) -> None:
-        """Let in all who wait: what a process says of itself counts for what it writes afterwards."""
+        """Accept all that wait: what a process reports about itself applies to its later output."""
         for _ in range(_BACKLOG):
             try:
                 connection, _ = self._listener.accept()
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     self._turn_away()
-                return  # there are no others, or it has gone already
+                return  # no more are waiting, or the one that waited has gone
             with connection:
                 self._meet(connection)
 
     def _turn_away(self) -> None:
-        """There are no descriptors left: hang up on one who waits, whose output stays where it is."""
+        """No descriptors are left: close the connection of one that waits; its output is not redirected."""
         os.close(self._spare)
         with contextlib.suppress(OSError):
             self._listener.accept()[0].close()
@@ -226,7 +226,7 @@ class LogReader:
                 self._opened(source)
             connection.send(b"+")
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-            return  # that was no process of the job
+            return  # it was not a process of the job
         finally:
             for fd in fds:
                 os.close(fd)
@@ -279,8 +279,8 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
 
 
 LogChunk = tuple[int, str, int, bytes | None]
-"""What a process of another host has written: which stream of it, its `LogSource.words`, its pid there, and the bytes,
-of which there may be none; None: the stream is over."""
+"""Output of a process of another host: the stream, its `LogSource.words`, its pid there, and the bytes, which may be
+empty; None: the stream has ended."""
 
 
 class Collector(LogReader):
@@ -311,7 +311,7 @@ class Collector(LogReader):
         self._unfinished: set[LogSource] = set()
 
     def speakers(self) -> int:
-        """How many processes write to this."""
+        """How many processes write to this collector."""
         return len({(source.host, source.pid) for source in list(self._sources)})
 
     def feed(self, host_id: str, host: str, chunks: Sequence[LogChunk], done: Callable[[], None]) -> None:
@@ -326,7 +326,7 @@ class Collector(LogReader):
             done()
 
     def lose(self, host_id: str | None = None) -> None:
-        """Note that nothing more will come from a host, or from any but this; for any thread."""
+        """Note that nothing more will come from a host, or from any other host than this one; for any thread."""
 
         def drop_all() -> None:
             for key in [key for key in self._afar if host_id in (key[0], None)]:
@@ -367,7 +367,7 @@ class Collector(LogReader):
         now, waits = time.monotonic(), []
         for source in list(self._unfinished):
             if source.lines.due_s() <= now and _has_more(source):
-                continue  # it is this thread that is late, and reads the line's end in the next round
+                continue  # only this thread is late, and reads the line end in the next round
             if (text := source.lines.overdue(now)) is not None:
                 self._say(source, text)
             if (due := source.lines.due_s()) < float("inf"):

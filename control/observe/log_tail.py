@@ -1,6 +1,6 @@
-"""`OutputTail`: the end of what a job's processes have written and what comes after it, bounded whatever they write.
+"""`OutputTail`: the end of the output of a job's processes and what comes after it; always bounded.
 
-Unlike `JobLog` it does not begin at the beginning, holds no file open, and passes over what it cannot keep up with.
+Unlike `JobLog`, it does not begin at the beginning, keeps no file open, and skips output if it cannot keep up.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from skipper.control.observe.log_history import EntryMaker, LogEntry, WrittenBy,
 
 KEPT_ENTRIES = 2000
 MOST_TEXT = 4000
-"""Of a longer line so many characters are kept."""
+"""Longer lines are cut to this many characters."""
 
 READ_NBYTES = 512 << 10
-"""Of all files together at a time: some ten thousand lines, which take a tenth of a second."""
+"""Bytes that are read of all files at a time: some ten thousand lines, which take a tenth of a second."""
 MIN_FILE_NBYTES = 4 << 10
 MAX_FILE_NBYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class TailView:
-    """What there is by now.
+    """The output so far.
 
     Attributes:
         entries: the new ones, each with its number, which grows.
-        last: number of the newest entry that there is.
-        skipped_nbytes: what was passed over since the first look, since more was written than is kept up with.
-        processes: all that have written something, whether chosen or not.
+        last: number of the newest entry.
+        skipped_nbytes: bytes skipped since the first read, because output came faster than it could be read.
+        processes: all processes that have written something, whether chosen or not.
         is_running: whether more may come.
     """
 
@@ -62,7 +62,7 @@ class OutputTail:
         self._last = 0
 
     def look(self, after: int) -> TailView:
-        """What has come after the entry of a number; 0: all that is kept."""
+        """The entries after the one of a number; 0: all that are kept."""
         with self._lock:
             goes_on = is_running(about_job(self._folder))
             processes = self._processes()
@@ -109,13 +109,13 @@ class _FileTail:
         self._rest = b""
 
     def tell(self, by: WrittenBy) -> None:
-        """Take what has become known of the process since."""
+        """Take what has since become known of the process."""
         self._made.tell(by)
 
     def read(self, budget: int) -> Iterator[LogEntry]:
-        """What has come since the last time, of it the last ``budget`` bytes."""
+        """The last ``budget`` bytes of what has come since the last call."""
         with _Opened(self._path) as file:
-            if file.inode != self._inode != 0:  # it was full, and another was begun
+            if file.inode != self._inode != 0:  # it was full, and another file was begun
                 with _Opened(self._older) as older:
                     if older.inode == self._inode:
                         yield from self._read(older, budget)
@@ -124,10 +124,10 @@ class _FileTail:
             skipped_nbytes = self.skipped_nbytes
             yield from self._read(file, budget)
             if is_first:
-                self.skipped_nbytes = skipped_nbytes  # that was written before anybody looked
+                self.skipped_nbytes = skipped_nbytes  # it was written before the first read
 
     def rest(self) -> Iterator[LogEntry]:
-        """What has no line's end; once nothing more comes."""
+        """The last line if it has no line end; once nothing more comes."""
         return self._made.rest()
 
     def _read(self, file: _Opened, budget: int) -> Iterator[LogEntry]:
@@ -168,5 +168,5 @@ class _Opened:
             os.close(self._fd)
 
     def read(self, begin: int, nbytes: int) -> bytes:
-        """So many bytes from there on, or fewer where there are not as many."""
+        """That many bytes from there on, or fewer if there are not as many."""
         return os.pread(self._fd, nbytes, begin) if nbytes > 0 else b""

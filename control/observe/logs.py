@@ -1,4 +1,4 @@
-"""The output of every process of the job at the script: whose it is, said once, bounded, and all of it in files.
+"""The output of every process of the job at the script: labelled, without repetition, bounded; all of it in files.
 
 `show_output` is what a script has by default; `collect_logs` is for scripts that want something else.
 """
@@ -38,15 +38,15 @@ LAST_WORDS_S = 2.0
 
 FIRST_REPORT_S = 1.0
 REPORT_S = 5.0
-"""How often the script is told that lines are dropped, while they are."""
+"""How often the script reports dropped lines, as long as lines are dropped."""
 
 FLOOD_PART = 0.1
-"""Of all lines that may be shown, so many may be of processes that write more than they may for longer than a second:
-what scrolls by faster than anybody reads says no more than a sample of it."""
+"""The part of all shown lines for processes that exceed their limit for longer than a second: output that scrolls
+faster than anybody can read says no more than a sample of it."""
 FLOOD_BURST_S = 1.0
 
 _FOR_ERRORS = 0.25
-"""The part of all lines that is for the standard error, however much comes on the standard output."""
+"""The part of all lines that is reserved for the standard error, even if the standard output has many lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class Logs:
         redirection = Redirection(self._collector.address, level)
         if self._process.children.alive() or self._process.remote_launch.hosts():
             survey(self._process, "logs", redirection, timeout=5.0)
-            self._hear_hosts()  # so that it is known how many speak
+            self._hear_hosts()  # so that the number of writers is known
         else:
             self._process.state.redirection = redirection
 
@@ -184,7 +184,7 @@ class Logs:
         self.close()
 
     def _hear_hosts(self) -> None:
-        """Wait for what has been written on other hosts."""
+        """Wait for the output of other hosts."""
         hosts = tuple(self._process.remote_launch.hosts())
         if hosts:
             with contextlib.suppress(ControlError):  # as far as it comes in time
@@ -258,7 +258,7 @@ class Logs:
 
 
 class DropReport:
-    """Counts the lines that are dropped, and says from time to time how many, whose, and where they are to be found."""
+    """Counts dropped lines, and reports from time to time how many, whose, and where they are saved."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -276,10 +276,10 @@ class DropReport:
 
         Args:
             count: how many.
-            label: whose.
-            place: the file or the folder that has them, None for none.
+            label: label of the process.
+            place: the file or the folder that has them; None if there is none.
             now_s: the time.
-            folder: of all files.
+            folder: folder of all files.
             is_whole: whether the files hold all that was written.
         """
         self._is_whole = is_whole
@@ -291,11 +291,11 @@ class DropReport:
             self._due_s = max(now_s + FIRST_REPORT_S, self._told_s + REPORT_S)
 
     def due_s(self) -> float | None:
-        """When the next report is due; None where there is nothing to tell."""
+        """When the next report is due; None if there is nothing to report."""
         return self._due_s
 
     def due(self, now_s: float) -> str:
-        """The report that is due; empty for none."""
+        """The report that is due; empty if none is."""
         if self._due_s is None or now_s < self._due_s:
             return ""
         first, *others = self._labels
@@ -311,7 +311,7 @@ class DropReport:
 
 
 _shown: Logs | None = None
-"""What the script has by default."""
+"""The output that the script shows by default."""
 _kept: LogFiles | None = None
 _lock = threading.Lock()
 

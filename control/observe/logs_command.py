@@ -1,4 +1,4 @@
-"""``skipper logs``: what the processes of a job have written, while it runs and when it has ended."""
+"""``skipper logs``: the output of the processes of a job, while it runs and after its end."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _write(entry: LogEntry, given: argparse.Namespace, sink: TextIO) -> None:
 
 
 def _since(text: str) -> float:
-    """A span before now, or a time; it raises `argparse.ArgumentTypeError` for anything else."""
+    """A time, or a duration before now; anything else raises `argparse.ArgumentTypeError`."""
     if span := re.fullmatch(r"(\d{1,9}(?:\.\d+)?)([smhd]?)", text):
         return time.time() - float(span[1]) * _UNITS[span[2]]
     now = datetime.now()

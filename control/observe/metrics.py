@@ -33,7 +33,7 @@ from skipper.control.support.pages import Page, PageServer
 from skipper.control.support.private_file import read_secret
 
 TIMEOUT_S = 3.0
-"""How long a process has to answer; Prometheus gives up after 10 s unless it is told otherwise."""
+"""How long a process has to answer; Prometheus gives up after 10 s by default."""
 
 INTERVAL_S = 1.0
 

@@ -35,7 +35,7 @@ def add_served_host(parser: CommandParser) -> None:
 
 
 def take_words(given: argparse.Namespace) -> None:
-    """Give WHO the word that ``--json`` has taken as its PATH, if it is not a path: WHO may follow the flag."""
+    """Move the word that ``--json`` has taken as PATH to WHO, if it is not a path: WHO may follow the flag."""
     word = given.json
     if word not in (None, STDOUT) and "/" not in word and not word.endswith(".json"):
         given.who.insert(0, word)

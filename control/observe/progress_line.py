@@ -25,7 +25,7 @@ _SCALES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def show(process: Process) -> None:
-    """In a script that starts: show what takes long on its terminal, if standard error is one."""
+    """In a script that starts: show long tasks on its terminal, if standard error is one."""
 
     def draw(batch: Sequence[Progress]) -> None:
         running = [each for each in batch if each.state == "running"]
@@ -43,21 +43,21 @@ def show(process: Process) -> None:
 
 
 def take(mail: Mail, told: Progress) -> None:
-    """In the script: take what another process tells."""
+    """In the script: take a report of another process."""
     progress.take(told)
 
 
 def text_of(tasks: Iterable[Progress], columns: int) -> str:
-    """The line: the oldest task first; those of several processes that do the same are one.
+    """The line: the oldest task first; equal tasks of several processes are shown as one.
 
     Args:
-        tasks: those that go on.
-        columns: what it may take at most.
+        tasks: the running tasks.
+        columns: its length at most.
     """
     alike: dict[str, list[Progress]] = {}
     for task in sorted(tasks, key=lambda task: -task.elapsed_s):
         before = alike.setdefault(task.description, [])
-        if not before or before[0].unit == task.unit:  # else the actors of processes that are not there yet
+        if not before or before[0].unit == task.unit:  # not actors of processes that do not run yet
             before.append(task)
     text = " · ".join(_text(_sum_of(each), len({task.process for task in each})) for each in alike.values())
     text = "".join(letter if letter.isprintable() else " " for letter in text)
@@ -84,7 +84,7 @@ def _text(task: Progress, processes: int) -> str:
         parts.append(f"{processes} processes")
     if task.unit == "bytes" and task.completed:
         parts.append(f"{task.rate / 1e9:.2f} GB/s")
-    left_s = None if task.waiting_for else task.remaining_s  # what goes on at the same time has no rate
+    left_s = None if task.waiting_for else task.remaining_s  # tasks that run at the same time have no common rate
     parts.append(_seconds(task.elapsed_s) if left_s is None else f"{_seconds(left_s)} left")
     if task.waiting_for and task.completed:
         named = [label_of(name) for name in task.waiting_for[:_MOST_SHOWN_NAMES]]
@@ -103,7 +103,7 @@ def _amount(task: Progress) -> str:
 
 
 def _seconds(span: float) -> str:
-    """A span as people say it: 3 s, 2:05, 1:02:03."""
+    """A duration for people: 3 s, 2:05, 1:02:03."""
     whole = round(span)
     if whole < 60:
         return f"{whole} s"

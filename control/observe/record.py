@@ -1,11 +1,11 @@
-"""The record of a run: a private folder of bounded size that says what happened in it, while it goes on and afterwards.
+"""The record of a run: a private folder of bounded size that shows what happened, during the run and afterwards.
 
 ==================  ====================================================================================
-``job.json``        whose run it is, where it was, and how it has ended
-``status.jsonl``    what `job_status` said, once per interval; of earlier times fewer looks are kept
+``job.json``        the run's script, where it ran, and how it has ended
+``status.jsonl``    the result of `job_status`, once per interval; fewer are kept of earlier times
 ``events.jsonl``    deaths, errors with tracebacks, processes that came and went, syncs of weights
-``stacks.jsonl``    where every thread was, lately, and when a process fell silent
-``script.jsonl``    what the script has written itself: exceptions that ended it, failures nobody handled
+``stacks.jsonl``    where every thread was, recently, and when a process fell silent
+``script.jsonl``    written by the script itself: exceptions that ended it, failures that nobody handled
 ==================  ====================================================================================
 
 The command ``skipper run`` writes the first four, from a process that outlives the script; the script the last one.
@@ -42,21 +42,21 @@ RECORD_VARIABLE = "SKIPPER_RECORD"
 STATUS, EVENTS, STACKS, SCRIPT = "status", "events", "stacks", "script"
 
 MAX_NBYTES = {STATUS: 32 << 20, EVENTS: 16 << 20, STACKS: 8 << 20, SCRIPT: 4 << 20}
-"""What is kept of each kind of lines."""
+"""Bytes that are kept of each kind of lines."""
 KEPT_RUNS = 20
-"""Records of so many ended runs stay; older ones go when the next run begins."""
+"""How many records of ended runs are kept; older ones are removed when the next run begins."""
 MAX_KEPT_NBYTES = 1 << 30
-"""And of those no more than this."""
+"""Bytes that are kept of these records."""
 
 _MOST_TEXT = 32 << 10
 _LATEST_S = 4e9
-"""In 2096: a later time is none."""
+"""In 2096: a later time is not valid."""
 
 Line = Mapping[str, Any]
 
 
 def records_home() -> Path:
-    """Where the folders of runs lie (see `state_folder`)."""
+    """The folder with the folders of runs (see `state_folder`)."""
     return state_folder("records", FOLDER_VARIABLE)
 
 
@@ -64,13 +64,13 @@ def new_folder(name: str, folder: Path | None = None) -> Path:
     """A folder for the record of a run that is about to begin; records beyond those that are kept are removed.
 
     Args:
-        name: of the run.
-        folder: an empty one, or one that is not there yet; None: a new one in `records_home`.
+        name: name of the run.
+        folder: an empty folder, or one that does not exist yet; None: a new one in `records_home`.
 
     Raises:
-        UnsafeFileError: (a `PermissionError`) the folder for all of them belongs to others.
+        UnsafeFileError: (a `PermissionError`) the folder of all records belongs to another user.
         FileExistsError: there is something in ``folder``.
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     if folder is not None:
         make_folder(folder)
@@ -90,10 +90,10 @@ def new_folder(name: str, folder: Path | None = None) -> Path:
 
 
 class RecordWriter:
-    """Writes the record of a run. For any thread. What cannot be written is counted, and said once there is room again.
+    """Writes the record of a run. For any thread. It counts lines that cannot be written, and reports them later.
 
     Args:
-        folder: of the record.
+        folder: folder of the record.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -107,11 +107,11 @@ class RecordWriter:
 
     @property
     def problem(self) -> str:
-        """Why the latest line of some kind could not be written; empty where all could."""
+        """Why the latest line of some kind could not be written; empty if all could."""
         return next((lines.problem for lines in self._lines.values() if lines.lost), "")
 
     def describe(self, about: Mapping[str, object]) -> bool:
-        """Say whose run it is, in place of what was said before; returns whether it is there."""
+        """Describe the run, in place of the earlier description; returns whether that was written."""
         try:
             replace(self.folder / JOB_FILE, json.dumps(about).encode(), 0o600)
         except OSError:
@@ -119,27 +119,27 @@ class RecordWriter:
         return True
 
     def status(self, status: JobStatus) -> None:
-        """Write down a look."""
+        """Write down a status."""
         self._append(STATUS, status.to_dict())
 
     def event(self, kind: str, who: str, message: str, *, at_s: float | None = None, **more: object) -> None:
-        """Write down something that has happened.
+        """Write down an event.
 
         Args:
-            kind: of it, for programs.
+            kind: kind of the event, for programs.
             who: the process, or the actor and its endpoint.
-            message: for people.
-            at_s: when, as `time.time` counts; None: now.
-            more: what else there is to say, as JSON knows it.
+            message: text for people.
+            at_s: time, as `time.time` counts; None: now.
+            more: further values that JSON can represent.
         """
         self._append(EVENTS, event_line(kind, who, message, at_s=at_s, **more))
 
     def stacks(self, why: str, text: str) -> None:
-        """Write down where every thread is, and why that was looked at."""
+        """Write down where every thread is, and why the stacks were taken."""
         self._append(STACKS, {"at_s": time.time(), "why": why, "text": text})
 
     def close(self) -> None:
-        """Write nothing any more; idempotent."""
+        """Stop writing; idempotent."""
         with self._lock:
             self._is_closed = True
             for lines in self._lines.values():
@@ -163,7 +163,7 @@ def event_line(kind: str, who: str, message: str, *, at_s: float | None = None, 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RecordedEvent:
-    """Something that has happened in a run.
+    """An event of a run.
 
     Attributes:
         at_s: when, as `time.time` counts.
@@ -171,8 +171,8 @@ class RecordedEvent:
             ``error``, ``sync``, ``logs``, ``unhandled``, ``exception``, ``gap``.
         who: the process, or the actor and its endpoint.
         message: for people.
-        traceback: of an error, where it is the first of its kind.
-        more: what else is known of it.
+        traceback: traceback of an error, if it is the first of its kind.
+        more: further values.
     """
 
     at_s: float
@@ -185,7 +185,7 @@ class RecordedEvent:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stacks:
-    """Where every thread was: when, why that was looked at, and the text that `skipper stacks` would have shown."""
+    """Where every thread was: the time, why the stacks were taken, and the text that `skipper stacks` would show."""
 
     at_s: float
     why: str
@@ -193,13 +193,13 @@ class Stacks:
 
 
 class Record:
-    """Reads the record of a run, which may go on meanwhile.
+    """Reads the record of a run, which may still run.
 
     Args:
-        folder: of the record.
+        folder: folder of the record.
 
     Raises:
-        JobNotFoundError: there is none.
+        JobNotFoundError: there is no such record.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -234,7 +234,7 @@ class Record:
         return str(self.about.get("outcome") or "ended; how is not known, because skipper run was killed too")
 
     def statuses(self) -> Iterator[JobStatus]:
-        """The looks that are kept, oldest first; each is read when it is asked for.
+        """The status reports that are kept, oldest first; each is read on demand.
 
         Raises:
             UnsafeFileError: (a `PermissionError`) a file is a link, or not this user's.
@@ -244,7 +244,7 @@ class Record:
                 yield decode_status(line)
 
     def last_status(self) -> JobStatus | None:
-        """The last look; None where there was none.
+        """The last status; None if there was none.
 
         Raises:
             UnsafeFileError: (a `PermissionError`) a file is a link, or not this user's.
@@ -255,7 +255,7 @@ class Record:
         return None
 
     def events(self) -> list[RecordedEvent]:
-        """What has happened, oldest first.
+        """The events, oldest first.
 
         Raises:
             UnsafeFileError: (a `PermissionError`) a file is a link, or not this user's.
@@ -284,7 +284,7 @@ def _time(value: object) -> float:
     """A time, as `time.time` counts.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a time.
     """
     if not isinstance(value, float | int) or not 0 <= value < _LATEST_S:
         raise ValueError(f"{value!r} is not a time")
@@ -304,16 +304,16 @@ def _event(line: Line) -> RecordedEvent:
 
 
 def records(home: Path) -> Sequence[Record]:
-    """The records in a folder, first those of the runs that began last."""
+    """The records in a folder; those of the runs that began last are first."""
     found = []
     for folder in jobs_with_files(home):
-        with contextlib.suppress(JobNotFoundError):  # removed meanwhile
+        with contextlib.suppress(JobNotFoundError):  # removed in the meantime
             found.append(Record(folder))
     return found
 
 
 def find_record(word: str | None) -> Record:
-    """A record by its folder, or by the name of its run; of several, and with None of all, the one that began last.
+    """A record by its folder, or by the name of its run; the latest of several, or with None the latest of all.
 
     Raises:
         JobNotFoundError: there is none.

@@ -1,4 +1,4 @@
-"""What each process says for the record: its status, and what has happened in it lately. A subject of `survey`."""
+"""What each process reports for the record: its status and its recent events. A subject of `survey`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Asked:
     """What the recorder asks for.
 
     Attributes:
-        within_s: of what has happened, what is no older; each process tells by its own clock.
-        with_tables: whether the tables are wanted, too.
+        within_s: greatest age of the events; each process uses its own clock.
+        with_tables: whether to include the tables.
     """
 
     within_s: float
@@ -35,14 +35,14 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class RecordAnswer:
-    """What one process says.
+    """The answer of one process.
 
     Attributes:
-        report: its status, without what is in the rest.
+        report: its status, without what the other attributes have.
         errors: its errors by kind.
-        deaths: of processes that it has launched.
-        occurrences: what its parts have done, by the part's name.
-        logs: the folder of what all processes write; empty where this one does not know.
+        deaths: deaths of processes that it has launched.
+        occurrences: events that its parts report, by the part's name.
+        logs: the folder with the output of all processes; empty if this process does not know it.
     """
 
     report: ProcessReport
@@ -53,7 +53,7 @@ class RecordAnswer:
 
 
 def answer(process: Process, asked: Asked) -> RecordAnswer:
-    """What this process says."""
+    """The answer of this process."""
     since_s = time.time() - asked.within_s
     report = status.answer(process, asked.with_tables)
     return RecordAnswer(
@@ -66,7 +66,7 @@ def answer(process: Process, asked: Asked) -> RecordAnswer:
 
 
 def _short(report: ProcessReport) -> ProcessReport:
-    """A report without what is told of but once; the words of the last error may be long."""
+    """A report without the things that are reported only once; the text of the last error may be long."""
     last = report.last_error
     return dataclasses.replace(
         report,
@@ -78,7 +78,7 @@ def _short(report: ProcessReport) -> ProcessReport:
 
 
 def _folder_of_logs() -> str:
-    from skipper.control.observe.logs import shown_output  # the script has it anyway, and nobody else needs it
+    from skipper.control.observe.logs import shown_output  # the script has it, and no other process needs it
 
     output = shown_output()
     return "" if output is None or output.folder is None else str(output.folder)

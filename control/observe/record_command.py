@@ -1,4 +1,4 @@
-"""``skipper record``: the records that ``skipper run`` keeps: which there are, what is in one, and how it was."""
+"""``skipper record``: lists, shows and replays the records that ``skipper run`` keeps."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SPEED = 10.0
 _LONGEST_WAIT_S = 2.0
 _WIDTH = 140
 _QUIET = ("process", "gone", "sync", "logs")
-"""Kinds of events that are shown only where all are asked for."""
+"""Kinds of events that only ``--all`` shows."""
 
 
 def parser(prog: str) -> CommandParser:
@@ -86,7 +86,7 @@ def _act(given: argparse.Namespace) -> int:
             raise BadArgumentsError(
                 f"--json takes {word!r} as its PATH: put the command before --json, or write PATH.json"
             )
-        if given.folder is None:  # the word after --json is the run that is meant, as with the other tools
+        if given.folder is None:  # the word after --json is the run, as with the other tools
             given.folder, given.json = word, STDOUT
     if given.command == "show":
         return _show(find_record(given.folder), given)
@@ -204,7 +204,7 @@ def _print_status(status: JobStatus, events: Sequence[RecordedEvent], before: Jo
 
 
 def _with_deaths(status: JobStatus, events: Sequence[RecordedEvent]) -> JobStatus:
-    """The status with what is kept of it elsewhere in the record."""
+    """The status with the parts of it that the record keeps elsewhere."""
     deaths = [Event(event.at_s, _plain(event.who), _plain(event.message)) for event in events if event.kind == "death"]
     script, *others = status.processes
     if script.report is None:
@@ -227,7 +227,7 @@ def _lines(event: RecordedEvent, *, with_traceback: bool = True) -> Iterator[str
 
 
 def _plain(text: str) -> str:
-    """As a terminal may show it: actors have said it."""
+    """Text of actors, made safe for a terminal."""
     return "\n".join(shown(line.encode("utf-8", "replace")) for line in text.split("\n"))
 
 

@@ -1,7 +1,7 @@
-"""Files of JSON lines that grow no larger than they may: what a record is made of.
+"""Files of JSON lines with a bounded size, of which a record consists.
 
-A line is there once `BoundedLines.append` has returned: neither the end of the job nor that of the writer takes it
-away. What a full disk does not take is counted, and the file keeps whole lines.
+Once `BoundedLines.append` has returned, a line survives the end of the job and of the writer. Lines that do not fit
+on a full disk are counted, and the file never has incomplete lines.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ SUFFIX = ".jsonl"
 OLDER_SUFFIX = ".older.jsonl"
 
 MAX_LINE_NBYTES = 32 << 20
-"""A longer line is no line of a record."""
+"""A longer line does not belong to a record."""
 
 
 class BoundedLines:
     """Writes one kind of lines into a folder. For one thread at a time.
 
-    Once the newer one of the two files has half of what there may be, its lines go to the older one.
+    Once the newer of the two files has half of the allowed size, its lines move to the older one.
 
     Args:
-        folder: of the record.
+        folder: folder of the record.
         kind: the name of the files, without their endings.
-        max_nbytes: of both files together.
-        keeps_all_times: whether the older file keeps lines from the beginning on, the fewer the older they are; else it
-            keeps the newest ones, whole.
+        max_nbytes: limit of both files together.
+        keeps_all_times: whether the older file keeps lines from the beginning on, fewer of older times; if False, it
+            keeps all of the newest lines.
 
     Attributes:
         lost: lines that could not be written since the last one that could.
-        problem: why not.
+        problem: why they could not be written.
     """
 
     def __init__(self, folder: Path, kind: str, max_nbytes: int, *, keeps_all_times: bool = False) -> None:
@@ -50,19 +50,19 @@ class BoundedLines:
         self._size = 0
 
     def append(self, line: Mapping[str, Any]) -> bool:
-        """Write a line; returns whether it is there."""
+        """Write a line; returns whether it was written."""
         content = json.dumps(line, separators=(",", ":")).encode() + b"\n"
         try:
             if self._fd < 0:
                 self._fd = open_log(self._path)
                 self._size = os.fstat(self._fd).st_size
             self._write(content)
-        except OSError as error:  # the disk is full, say: the next line may find room again
+        except OSError as error:  # for example, the disk is full: the next line may fit again
             self.lost += 1
             self.problem = str(error)
             return False
         if self._size >= self._max_file_nbytes:
-            with contextlib.suppress(OSError):  # it is tried again after the next line
+            with contextlib.suppress(OSError):  # it will be tried again after the next line
                 self._roll()
         return True
 
@@ -95,7 +95,7 @@ class BoundedLines:
 
 
 def read_lines(folder: Path, kind: str) -> Iterator[dict[str, Any]]:
-    """The lines of one kind, oldest first; what is none, as after a kill in the middle of one, is passed over.
+    """The lines of one kind, oldest first. Invalid lines are skipped: a writer may be killed in the middle of one.
 
     Raises:
         UnsafeFileError: (a `PermissionError`) a file is a link, or not this user's: it is not read.

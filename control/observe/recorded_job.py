@@ -1,4 +1,4 @@
-"""`RecordedJob`: a run that has ended, as its record tells of it, for a page about a job."""
+"""`RecordedJob`: a run that has ended, from its record, for a page about a job."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from skipper.control.runtime.history import ErrorGroup, Event
 
 
 class RecordedJob:
-    """A `JobSource`. All of it is read once, when it is asked for.
+    """A `JobSource`. Each part is read once, on demand.
 
     Args:
-        record: of a run that has ended.
+        record: record of a run that has ended.
 
     Raises:
-        ValueError: it goes on.
+        ValueError: the run has not ended.
     """
 
     def __init__(self, record: Record) -> None:
@@ -34,7 +34,7 @@ class RecordedJob:
 
     @property
     def name(self) -> str:
-        """That of the run."""
+        """The name of the run."""
         return self._record.name
 
     @property
@@ -43,7 +43,7 @@ class RecordedJob:
         return self._record.outcome
 
     def status(self) -> JobStatus:
-        """The job at the last look, with all deaths and errors that were written down."""
+        """The last status of the job, with all deaths and errors that were written down."""
         status = self._last
         script, *others = status.processes
         if script.report is None:
@@ -52,9 +52,9 @@ class RecordedJob:
         return dataclasses.replace(status, processes=[dataclasses.replace(script, report=report), *others])
 
     def errors(self) -> Sequence[ProcessErrors]:
-        """Errors by kind, of processes that had ended by the last look as well, under ids that no process has.
+        """Errors by kind. Those of processes that had ended before the last status have ids that no process has.
 
-        Of ranks that failed alike each has the one traceback that was kept.
+        If several ranks failed in the same way, each has the one traceback that was kept.
         """
         ids = {process.name: process.id for process in self._last.processes}
         traces: dict[tuple[str, str], str] = {}
@@ -80,7 +80,7 @@ class RecordedJob:
         return [ProcessStacks(each.name, each.pid, (), (), why, last.text) for each in self._last.processes]
 
     def output(self) -> Path:
-        """The folder of what its processes have written."""
+        """The folder with the output of its processes."""
         for event in reversed(self._events):
             if event.kind == "logs":
                 return Path(event.message)

@@ -1,7 +1,7 @@
-"""`JobRecorder`: visits the job of a script, from a process beside it, and writes down what it sees.
+"""`JobRecorder`: visits the job of a script, from a separate process, and writes down what it sees.
 
-It looks once per interval, and writes each look at once. So whatever ends the script, and with it the job, the record
-holds all that there was at the last look. A script that ends in good order waits a moment for one more.
+It takes the status once per interval, and writes it at once. So however the script ends, and the job with it, the
+record has the last status. A script that ends in good order waits a moment for one more.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ TIMEOUT_S = 2.0
 """How long a process has to answer before it is written down as silent."""
 
 MOST_CPU = 0.1
-"""The part of one CPU that looks may take. A job for which once per interval takes more is looked at less often."""
+"""The part of one CPU that status requests may take. If they need more, they are made less often."""
 
 _FIND_S = 0.05
-"""How often it is looked whether the script's job is there."""
+"""How often the recorder checks whether the script's job exists."""
 _ENTER_S = 5.0
 _TABLES_S = 10.0
-"""How often tables are asked for; they are at the last look of a job that ends in good order, too."""
+"""How often tables are requested, in addition to the last time, if a job ends in good order."""
 _SLACK_S = 2.0
-"""What has happened is asked for so much longer than since the last look, for clocks that are set."""
+"""Events are requested for this much longer than since the last status, because clocks may be set."""
 _MOST_WITHIN_S = 600.0
 _STACKS_TIMEOUT_S = 2.0
 _CLOSE_S = 5.0
 _MOST_STACKS = 1 << 20
-"""Characters of all stacks of one look."""
+"""Characters of all stacks at one time."""
 
 _log = logging.getLogger("skipper.control")
 
 
 class JobRecorder:
-    """Looks, on a thread of its own, at the jobs of one script, one after the other.
+    """Records, on a thread of its own, the jobs of one script, one after the other.
 
     Args:
-        record: where it is written.
-        name: under which the script serves its job.
-        interval_s: between looks.
-        stacks_s: between looks at where every thread is.
+        record: where to write.
+        name: name under which the script serves its job.
+        interval_s: seconds between status requests.
+        stacks_s: seconds between recordings of all stacks.
     """
 
     def __init__(self, record: RecordWriter, name: str, *, interval_s: float, stacks_s: float) -> None:
@@ -76,7 +76,7 @@ class JobRecorder:
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more, and wait until what is seen is written, for a few seconds at most."""
+        """Stop, and wait for the last writes, for a few seconds at most."""
         self._over.set()
         self._thread.join(_CLOSE_S)
 
@@ -86,7 +86,7 @@ class JobRecorder:
                 continue
             try:
                 if join_file.read(self._path).root.id == self._last_seen:
-                    continue  # it has ended, and its file is about to go
+                    continue  # it has ended, and its file will be removed
                 with visiting(self._path, timeout=_ENTER_S) as process:
                     self._last_seen = process.root.id
                     JobLooks(self._record, process, self._path, self._stacks_s).run(self._interval_s, self._over)
@@ -96,13 +96,13 @@ class JobRecorder:
 
 
 class JobLooks:
-    """Looks at one job until it ends.
+    """Records one job until it ends.
 
     Args:
-        record: where it is written.
-        process: this one, which visits the job.
-        path: of the job's connection file.
-        stacks_s: between looks at where every thread is.
+        record: where to write.
+        process: this process, which visits the job.
+        path: path of the job's connection file.
+        stacks_s: seconds between recordings of all stacks.
     """
 
     def __init__(self, record: RecordWriter, process: Process, path: Path, stacks_s: float) -> None:
@@ -112,14 +112,14 @@ class JobLooks:
         self._stacks_s = stacks_s
         self._changes = Changes(record)
         self._full_s = time.monotonic()
-        """When all processes answered last."""
+        """The last time at which all processes answered."""
         self._tables_s = float("-inf")
         self._stacks_due_s = time.monotonic() + min(stacks_s, 2.0)
         self._stacks: threading.Thread | None = None
         self._is_script_silent = False
 
     def run(self, interval_s: float, over: threading.Event) -> None:
-        """Look once per interval, or as often as `MOST_CPU` lets it, until the job ends or ``over`` is set."""
+        """Take the status once per interval, or as `MOST_CPU` allows, until the job ends or ``over`` is set."""
         process = self._process
         self._record.event("job", process.root.job, "the job begins")
         ending = process.request(process.root, JOB_ENDING)
@@ -168,13 +168,13 @@ class JobLooks:
             self._look_at_stacks("the script did not answer")
 
     def _look_at_stacks(self, why: str) -> None:
-        """On a thread of its own: a process that hangs is waited for, and perhaps looked at from outside."""
+        """On a thread of its own: it waits for processes that hang, and may inspect them from outside."""
         if self._stacks is not None and self._stacks.is_alive():
             return
         self._stacks_due_s = time.monotonic() + self._stacks_s
 
         def look() -> None:
-            with contextlib.suppress(ControlError, OSError):  # the job has ended meanwhile
+            with contextlib.suppress(ControlError, OSError):  # the job has ended in the meantime
                 found = job_stacks(self._path, timeout=_STACKS_TIMEOUT_S)
                 self._record.stacks(why, shown(found)[:_MOST_STACKS])
 
@@ -183,7 +183,7 @@ class JobLooks:
 
 
 def pause_s(interval_s: float, took_s: float, used_cpu_s: float) -> float:
-    """How long to wait after a look that took so long, and so much of a CPU: for the interval, and for `MOST_CPU`."""
+    """How long to wait after a status that took this time and CPU time, to keep the interval and `MOST_CPU`."""
     return max(interval_s - took_s, used_cpu_s * (1 / MOST_CPU - 1), 0.0)
 
 
@@ -195,7 +195,7 @@ def _say_that_it_is_done(process: Process) -> None:
 
 @dataclasses.dataclass(slots=True)
 class _Known:
-    """What is known of a process: its status at the last look, and what of it has been written down."""
+    """What is known of a process: its last status, and what has been written down of it."""
 
     status: ProcessStatus
     errors: dict[tuple[str, str, str], int] = dataclasses.field(default_factory=dict)
@@ -204,7 +204,7 @@ class _Known:
 
 
 class Changes:
-    """Finds what is new at a look, and writes it down, each thing once."""
+    """Finds what is new in a status, and writes each new thing down once."""
 
     def __init__(self, record: RecordWriter) -> None:
         self._record = record
@@ -213,7 +213,7 @@ class Changes:
         self._logs = ""
 
     def note(self, status: JobStatus, said: Mapping[str, RecordAnswer | None]) -> Sequence[str]:
-        """Write down what is new; returns the names of processes that have fallen silent since the last look."""
+        """Write down what is new; returns the names of processes that have fallen silent since the last status."""
         fallen_silent = []
         for process in status.processes:
             known = self._known.get(process.id)
@@ -244,9 +244,9 @@ class Changes:
             key = group.who, group.error, group.place
             before = known.errors.get(key, 0)
             if group.count != before:
-                count = group.count - before if group.count > before else group.count  # it had been forgotten there
+                count = group.count - before if group.count > before else group.count  # that process had forgotten it
                 more: dict[str, Any] = {"process": name, "error": group.error, "place": group.place, "count": count}
-                if key[1:] not in self._traced:  # of many ranks that fail alike one traceback is enough
+                if key[1:] not in self._traced:  # one traceback is enough for many ranks that fail in the same way
                     self._traced.add(key[1:])
                     more["traceback"] = group.traceback
                 self._record.event("error", group.who, group.message, at_s=group.last_s, **more)

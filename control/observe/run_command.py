@@ -69,7 +69,7 @@ def parser(prog: str) -> CommandParser:
     )
     own.add_argument("script", metavar="SCRIPT", help="the script, or with -m the module")
     rest = own.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="arguments of the script")
-    rest.required = False  # else argparse asks for it where the script is missing
+    rest.required = False  # otherwise argparse also names it if the script is missing
     return own
 
 
@@ -106,7 +106,7 @@ def _run(given: argparse.Namespace) -> int:
         record.event("end", name, outcome)
         record.describe({**about, "ended_s": time.time(), "status": status, "outcome": outcome})
     finally:
-        while signal.sigtimedwait(_AWAITED, 0) is not None:  # a second Ctrl-C, which was the script's, too
+        while signal.sigtimedwait(_AWAITED, 0) is not None:  # a second Ctrl-C, which the script got, too
             pass
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     problem = record.problem
@@ -119,7 +119,7 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _command(given: argparse.Namespace) -> list[str]:
-    """What is to be run.
+    """The command to run.
 
     Raises:
         BadArgumentsError: there is no such script.
@@ -127,17 +127,17 @@ def _command(given: argparse.Namespace) -> list[str]:
     if not given.module and not Path(given.script).exists():
         raise BadArgumentsError(f"there is no script {given.script}")
     if given.module and importlib.util.find_spec(given.script.partition(".")[0]) is None:
-        sys.path.insert(0, os.getcwd())  # where python -m looks, too
+        sys.path.insert(0, os.getcwd())  # python -m looks there, too
         if importlib.util.find_spec(given.script.partition(".")[0]) is None:
             raise BadArgumentsError(f"there is no module {given.script}")
     return [sys.executable, *(["-m"] if given.module else []), given.script, *given.arguments]
 
 
 def _free_name(name: str | None, script: str) -> str:
-    """The name of the run; one that has not been chosen gives way to a job that runs.
+    """The name of the run. If the user chose none and a running job has the default one, another is used.
 
     Raises:
-        BadArgumentsError: it is none, or a job that runs has it.
+        BadArgumentsError: it is not valid, or a running job has it.
     """
     running = join_file.running()
     if name is None:
@@ -166,7 +166,7 @@ def _started(
     def prepare() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-        if os.getppid() != parent:  # it was killed before that
+        if os.getppid() != parent:  # it was killed earlier
             os._exit(1)
 
     return subprocess.Popen(command, env=environment, preexec_fn=prepare)  # this thread is the only one
@@ -180,7 +180,7 @@ def _recorded(script: subprocess.Popen[bytes], record: RecordWriter, name: str, 
     recorder.start()
     while (status := script.poll()) is None:
         came = signal.sigwaitinfo(_AWAITED)
-        # Those of the terminal come to the script as well; so does what it sends to its whole group itself.
+        # The script also gets signals of the terminal, and those that it sends to its whole process group itself.
         if came.si_signo in _FORWARDED and came.si_code <= 0 and came.si_pid != script.pid:
             script.send_signal(came.si_signo)
     recorder.close()
@@ -200,7 +200,7 @@ def _outcome(status: int) -> str:
 
 
 def _cut(words: Sequence[str]) -> list[str]:
-    """Of a long command the beginning."""
+    """The command; only the beginning of a long one."""
     kept, left = [], _MOST_ARGUMENTS
     for word in words:
         if left <= 0:

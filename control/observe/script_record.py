@@ -1,4 +1,4 @@
-"""What a script that is recorded (``skipper run``) does itself: it says what ended it, and waits for the last look.
+"""The part of a recorded script (``skipper run``) itself: it writes what ended it, and waits for the last status.
 
 The rest is done by the recorder, which visits the job (see `JobRecorder`).
 """
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from skipper.control.runtime.process import Process
 
 JOB_ENDING: Request[None, None] = Request("job_ending", "has not ended")
-"""Answer once the job is about to end, and wait a moment for what follows."""
+"""Answer once the job is about to end, and wait a moment for the next request."""
 LAST_LOOK: Request[None, None] = Request("last_look")
-"""Take note that the recorder has had its last look at the job."""
+"""Note that the recorder has taken the last status of the job."""
 
 ATTACH_S = 3.0
-"""How long the end of a script that was short waits for the recorder, which is on its way."""
+"""How long the end of a short script waits for the recorder, which may still be starting."""
 LOOK_S = 2.0
-"""How long it waits for the last look."""
+"""How long it waits for the last status."""
 
 _POLL_S = 0.02
 
@@ -42,11 +42,11 @@ _lock = threading.Lock()
 
 
 class LastLook:
-    """Has the recorder look at the job once more before that ends.
+    """Lets the recorder take the status of the job once more before it ends.
 
     Args:
         process: the script's.
-        awaited_pid: of the recorder, which is the parent of the script if it records that.
+        awaited_pid: process id of the recorder; a recorder is the parent of the script that it records.
     """
 
     def __init__(self, process: Process, awaited_pid: object) -> None:
@@ -57,7 +57,7 @@ class LastLook:
         self._attached, self._looked = threading.Event(), threading.Event()
 
     def attach(self, recorder_id: str) -> Future[None]:
-        """Take a recorder; the future ends when the job is about to end."""
+        """Note a recorder; the future ends when the job is about to end."""
         self._recorder_id = recorder_id
         self._attached.set()
         return self._is_ending
@@ -67,7 +67,7 @@ class LastLook:
         self._looked.set()
 
     def wait(self) -> None:
-        """Say that the job is about to end, and wait; not for a recorder that has gone, nor longer than the bounds."""
+        """Announce that the job is about to end, and wait within the bounds, unless the recorder has gone."""
         deadline = time.monotonic() + ATTACH_S
         while os.getppid() == self._awaited_pid and time.monotonic() < deadline and not self._attached.wait(_POLL_S):
             pass
@@ -82,7 +82,7 @@ class LastLook:
 
 
 class LastWords:
-    """Writes into the record what ends the script, as far as it is told of it."""
+    """Writes into the record what ends the script, as far as it is known here."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -90,7 +90,7 @@ class LastWords:
         self._lock = threading.Lock()
 
     def crashed(self, report: str) -> str:
-        """Note a failure that nobody has handled; returns what its report is to end with."""
+        """Note a failure that nobody has handled; returns the last line for its report."""
         first = report.partition("\n")[0]
         self._write("unhandled", first, report)
         return f"\nthe record of this run: {self.folder}"
@@ -107,7 +107,7 @@ class LastWords:
 def begin(process: Process, folder: str) -> None:
     """In a script that starts below ``skipper run``."""
     global _last_look, _words
-    assert process.root_actor is not None  # it is a script's
+    assert process.root_actor is not None  # it belongs to the script
     with _lock:
         if _words is None:
             _words = LastWords(Path(folder))
@@ -115,7 +115,7 @@ def begin(process: Process, folder: str) -> None:
         # A script that this one has started finds the variable, too; the recorder is not its parent.
         _last_look = LastLook(process, about_job(Path(folder)).get("recorder"))
         process.root_actor.note_crash = _words.crashed
-        process.ending.before.insert(0, _last_look.wait)  # while it still can be found
+        process.ending.before.insert(0, _last_look.wait)  # as long as it can be found
 
 
 def attached(mail: Mail, _: None) -> Future[None]:

@@ -1,7 +1,7 @@
 """`job_stacks`: where every thread of a running job is, also in processes that hang.
 
-A process that answers lists its own stacks. One that cannot is looked at from another process of the same host and
-user: `py-spy` reads its memory, if it is installed and the kernel permits it. Otherwise the process writes its stacks
+A process that answers lists its own stacks. Another process of the same host and user inspects one that
+cannot: `py-spy` reads its memory, if it is installed and the kernel permits it. Otherwise the process writes its stacks
 itself (see `control.observe.written_stacks`), which a stopped one cannot.
 """
 
@@ -43,7 +43,7 @@ _RUNTIME_THREADS = ("control-", "dataplane-")
 """How the names of this library's own threads begin."""
 
 _WAITS = "control/model/future.py"
-"""What is below `Future.get` there says nothing but that it waits."""
+"""Frames below `Future.get` there only show that it waits."""
 
 _MACHINERY = (
     *(f"control/runtime/{name}.py" for name in ("procs/worker", "executor", "actor_state", "procs/fork_server")),
@@ -135,7 +135,7 @@ class ProcessStacks:
         """Whether a word selects it: its pid, its name or that of one of its actors, or the beginning of one."""
         if word.isdecimal():
             return self.pid == int(word)
-        if self.problem and word in self.name:  # which may be its command line, where nobody knows its name
+        if self.problem and word in self.name:  # this may be its command line, if its name is not known
             return True
         return any(label == word or label.startswith(f"{word}{{") for label in (self.name, *self.labels))
 
@@ -166,10 +166,10 @@ def job_stacks(
 
 
 def stacks_around(process: Process, *, timeout: float) -> list[ProcessStacks]:
-    """The same as `job_stacks`, as a process of the job, or one that visits it, sees them.
+    """The same as `job_stacks`, for a process of the job or one that visits it.
 
     Raises:
-        ControlError: the script is gone, or neither answers nor can be looked at from here.
+        ControlError: the script is gone, or it does not answer and cannot be inspected from here.
     """
     try:
         return _surveyed(process, native=False, timeout=timeout)
@@ -178,12 +178,12 @@ def stacks_around(process: Process, *, timeout: float) -> list[ProcessStacks]:
 
 
 def _surveyed(process: Process, *, native: bool, timeout: float) -> list[ProcessStacks]:
-    # A parent needs time to look at a child, in addition to the time that the child had for its answer.
+    # A parent needs time to inspect a child, in addition to the time that the child had for its answer.
     return [_stacks_of(answer) for answer in survey(process, "stacks", native, timeout=timeout, margin=LONGEST_S)]
 
 
 def answer(process: Process, argument: bool) -> tuple[list[str], list[ThreadStacks], str]:
-    """The stacks of this process: labels of its actors, its threads, and py-spy's output if that is wanted."""
+    """The stacks of this process: labels of its actors, its threads, and py-spy's output if requested."""
     actors = [*process.actors.live(), *process.actors.ending()]
     of_thread = {actor.executor.thread_id: actor for actor in actors if actor.executor is not None}
     names = {thread.ident: thread.name for thread in threading.enumerate()}
@@ -281,7 +281,7 @@ def _pid_of(process_id: str) -> int:
 
 PY_SPY_TIMEOUT_S = 8.0
 LONGEST_S = 12.0
-"""How long a look may take; what py-spy leaves of it is for the process to write its stacks itself."""
+"""How long an inspection may take; in the time that py-spy leaves, the process can write its stacks itself."""
 
 _STATES = {
     "R": "running",
@@ -324,7 +324,7 @@ def _py_spy(pid: int, *, stopped: bool, native: bool) -> tuple[str | None, str]:
         return None, "py-spy is not installed"
     command = [program, "dump", "--pid", str(pid)]
     if stopped:
-        command.append("--nonblocking")  # it would wait for a stop that has been
+        command.append("--nonblocking")  # it would wait for a stop that is over
     elif native:
         command.append("--native")
     try:
@@ -355,7 +355,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def command_line(pid: int) -> str:
-    """What a process was started as, in one line."""
+    """The command line of a process, in one line."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
     except OSError:

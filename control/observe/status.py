@@ -285,11 +285,11 @@ def job_status(address: str | os.PathLike[str] | None = None, *, timeout: float 
 
 
 def status_of(answers: Sequence[ProcessAnswer], reports: Mapping[str, ProcessReport | None] | None = None) -> JobStatus:
-    """The status that a survey has brought together.
+    """The status from the answers of a survey.
 
     Args:
-        answers: of the processes, the script's first.
-        reports: of these by the processes' ids; None: the answers are those.
+        answers: answers of the processes, the script's first.
+        reports: their reports by the processes' ids; None: the answers are the reports.
     """
     if reports is None:
         reports = {answer.process.id: answer.value() for answer in answers}
@@ -317,7 +317,7 @@ def status_of(answers: Sequence[ProcessAnswer], reports: Mapping[str, ProcessRep
 
 
 def _host(answer: ProcessAnswer, report: ProcessReport | None, parent: ProcessReport | None, parent_host: str) -> str:
-    """Where a process runs: a child runs where its parent does, unless either says that it does not."""
+    """Where a process runs: a child runs on the host of its parent, unless one of them says otherwise."""
     if answer.process.name.startswith(HOST_NAME):
         return answer.process.name.removeprefix(HOST_NAME)
     if report is not None and (parent is None or report.host != parent.host):
@@ -358,7 +358,7 @@ def answer(process: Process, with_tables: bool | None) -> ProcessReport:
 
 
 def _tables_of_host(process: Process) -> list[Table]:
-    """What one process of each host tells of it: the script, and what stands for the job on an attached host."""
+    """Tables that one process of each host reports: the script, and the process that represents the job on a host."""
     is_first = process.me.id == process.root.id or process.me.name.startswith(HOST_NAME)
     table = gpus.watch.table(socket.gethostname()) if is_first else None
     return [] if table is None else [table]

@@ -47,7 +47,7 @@ def parser(prog: str) -> CommandParser:
 
 
 def main(argv: Sequence[str], *, prog: str = "skipper status") -> int:
-    """Show what a job is doing; returns the exit code, 1 where a process does not answer."""
+    """Show what a job is doing; returns the exit code, 1 if a process does not answer."""
     return run(parser(prog), argv, _show)
 
 
@@ -56,7 +56,7 @@ def _show(given: argparse.Namespace) -> int:
 
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = 140  # a pipe has none
+        console.width = 140  # a pipe has no size
     with visiting(given.job, timeout=given.timeout) as process, _json_to(given.json) as write_json:
         previous: JobStatus | None = None
         left: int | None = given.times
@@ -84,7 +84,7 @@ def _show(given: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _json_to(where: str | None) -> Iterator[Callable[[str], None] | None]:
-    """A function that writes lines of JSON to standard output or a file; None where nobody wants them."""
+    """A function that writes lines of JSON to standard output or a file; None if nobody wants them."""
     if where is None:
         yield None
         return
@@ -101,7 +101,7 @@ MAX_DEATHS = 5
 
 
 def view(status: JobStatus, before: JobStatus | None = None) -> RenderableType:
-    """A job's status for rich to print; CPU use counts from the earlier look ``before``, else from the start."""
+    """A job's status for rich to print; CPU use counts from the earlier status ``before``, else from the start."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""`decode_status`: a job's status from the plain data that `JobStatus.to_dict` has made of it."""
+"""`decode_status`: a job's status from the plain data of `JobStatus.to_dict`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from skipper.control.observe.status import JobStatus
 
 
 def decode_status(data: Mapping[str, Any]) -> JobStatus:
-    """The status that plain data stands for. Attributes that it lacks, of an earlier version, have their defaults.
+    """The status from plain data. Attributes that the data of an earlier version lacks have their defaults.
 
     Raises:
-        ValueError: it stands for none.
+        ValueError: it is not a status.
     """
     try:
         status = _decode(JobStatus, data)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from skipper.control.runtime.messages import Loss, Mail
 
 FLUSH_TIMEOUT_S = 2.0
-"""A process that ends waits so long for its last spans to be exported: a collector may be out of reach."""
+"""How long a process that ends waits for the export of its last spans: a collector may be unreachable."""
 
 EXPORTER_VARIABLE = "OTEL_TRACES_EXPORTER"
 _EXPORTERS = "opentelemetry_traces_exporter"
@@ -46,7 +46,7 @@ _propagator = TraceContextTextMapPropagator()
 
 
 def tracer_of(process_name: str, provider: Provider | None) -> OpenTelemetryTracer:
-    """The recorder of spans by a provider, or by the global one, which is made as the environment says."""
+    """The recorder of spans by a provider, or by the global one, which the environment configures."""
     if provider is None:
         provider = trace.get_tracer_provider()
         if isinstance(provider, trace.ProxyTracerProvider) and (made := _provider(process_name)) is not None:
@@ -56,7 +56,7 @@ def tracer_of(process_name: str, provider: Provider | None) -> OpenTelemetryTrac
 
 
 def _provider(process_name: str) -> Provider | None:
-    """One with the exporters that the environment names; None where it names none."""
+    """A provider with the exporters that the environment names; None if it names none."""
     names = [name.strip() for name in os.environ.get(EXPORTER_VARIABLE, "").split(",")]
     exporters = [exporter for name in names if name not in ("", "none") for exporter in _exporters(name)]
     if not exporters:
@@ -87,7 +87,7 @@ class OpenTelemetryTracer:
         self._tracer = trace.get_tracer("skipper", tracer_provider=provider)
 
     def sending(self, call: TracedCall) -> _Sending:
-        """A call of the code that runs now."""
+        """A call by the running code."""
         attributes = _attributes(call.mesh, call.endpoint, {"skipper.mesh.size": call.size})
         if call.actor is not None and call.actor.rank:
             attributes["skipper.rank"] = _rank(call.actor.rank)
@@ -96,7 +96,7 @@ class OpenTelemetryTracer:
 
     @contextmanager
     def serving(self, actor: TracedActor, mail: Mail) -> Iterator[None]:
-        """A message that an actor handles within."""
+        """A message that an actor handles within the context."""
         call = mail.message
         endpoint = call.method.removesuffix(WRAPPED)
         parent = _propagator.extract({_PARENT: call.trace.decode("ascii", "replace")}, contexts.Context())
@@ -112,22 +112,22 @@ class OpenTelemetryTracer:
             yield
 
     def failed(self, error: BaseException) -> None:
-        """Note that what is served now has raised."""
+        """Note that the current endpoint has raised."""
         span = trace.get_current_span()
         _record(span, error)
         _fail(span, class_name(error), summarize(error))
 
     @contextmanager
     def span(self, name: str, attributes: dict[str, Attribute]) -> Iterator[_OpenSpan]:
-        """Something that the code does which runs now."""
+        """An operation of the running code."""
         with self._tracer.start_as_current_span(name, attributes=attributes) as span:
             yield _OpenSpan(span)
 
     def flush(self) -> None:
-        """Have what was recorded exported."""
-        flush = getattr(self._provider, "force_flush", None)  # of the SDK's, not of every provider's
+        """Export what was recorded."""
+        flush = getattr(self._provider, "force_flush", None)  # a method of the SDK's providers, not of all
         if flush is not None:
-            # On a thread of its own, since an exporter that finds nobody has time-outs of its own.
+            # On a thread of its own, since an exporter without a collector has its own time-outs.
             flushing = threading.Thread(target=flush, name="control-spans", daemon=True)
             flushing.start()
             flushing.join(FLUSH_TIMEOUT_S)
@@ -140,7 +140,7 @@ class _OpenSpan:
         self._span = span
 
     def set(self, **attributes: Attribute) -> None:
-        """Say more of it."""
+        """Add attributes."""
         self._span.set_attributes(attributes)
 
 
@@ -155,7 +155,7 @@ class _Sending:
         self._is_awaited = False
 
     def until(self, reply: ReplyHandler) -> _Awaiting:
-        """Have the span last until nothing more is expected there."""
+        """Extend the span until no further reply is expected."""
         self._is_awaited = True
         return _Awaiting(reply, self._span)
 
@@ -173,7 +173,7 @@ class _Sending:
 
 
 class _Awaiting:
-    """Stands behind a port in place of a reply, and ends a span with it. What comes is not opened here."""
+    """Takes a reply from a port, ends the span, and passes the reply on. The reply is not unpickled here."""
 
     __slots__ = ("_reply", "_span")
 
@@ -210,7 +210,7 @@ class _Awaiting:
 
 
 def _rank(rank: Point) -> str:
-    """Such as ``hosts=0, gpus=3``."""
+    """Coordinates as text, such as ``hosts=0, gpus=3``."""
     return ", ".join(f"{axis}={index}" for axis, index in dict(rank).items())
 
 
@@ -219,7 +219,7 @@ def _attributes(mesh: str, endpoint: str, rest: Mapping[str, Attribute]) -> dict
 
 
 def _record(span: Span, error: BaseException) -> None:
-    """What `Span.record_exception` does, for exceptions of any origin: their methods may raise, and be long."""
+    """What `Span.record_exception` does, for exceptions of any origin: methods may raise, texts may be long."""
     what = {"type": class_name(error), "message": message_of(error), "stacktrace": describe(error)}
     span.add_event("exception", {f"exception.{key}": value for key, value in what.items()})
 

@@ -1,6 +1,6 @@
-"""A line of the terminal that is drawn below what is written, and erased: the one place where one is drawn.
+"""A line that is drawn on the terminal below the output, and erased: only this module draws one.
 
-It stands in the row below the cursor, which stays where it was, so that what libraries of C write, or a user types,
+It is in the row below the cursor, which stays where it was. So text of C libraries, or of a user who types, appears
 lands where it would without the line. What Python writes to the terminal erases it first.
 """
 
@@ -19,24 +19,24 @@ _SAVE, _NEXT_ROW, _RESTORE = "\x1b7", "\x1bE", "\x1b8"  # DECSC, NEL, DECRC
 
 _lock = threading.RLock()
 _drawn: tuple[TextIO, str] | None = None
-"""Where the line stands at the moment, and its text."""
+"""The stream of the line, and its text."""
 _guarded: dict[int, TextIO] = {}
 """The streams whose ``write`` erases the line first."""
 _is_watching_forks = False
 _others = 0
-"""How many draw on the terminal themselves at the moment."""
+"""How many others draw on the terminal at the moment."""
 
 
 def draw(text_of: Callable[[int], str]) -> None:
-    """Show a line in place of the one before; nothing where standard error is no terminal of ours.
+    """Show a line in place of the one before; nothing if standard error is not a terminal of ours.
 
     Args:
-        text_of: returns the text for so many columns at most.
+        text_of: returns the text for at most this many columns.
     """
     global _drawn
     with _lock:
         erase()
-        stream = sys.stderr  # that of now: a notebook, or a test, has put another there
+        stream = sys.stderr  # the present one: a notebook or a test may have replaced it
         columns = _columns(stream)
         if _others or columns < 2 or not (text := text_of(columns - 1)):
             return
@@ -46,21 +46,21 @@ def draw(text_of: Callable[[int], str]) -> None:
 
 
 def erase() -> None:
-    """Take the line away, if there is one."""
+    """Erase the line, if there is one."""
     global _drawn
     with _lock:
         if _drawn is not None:
             stream, _drawn = _drawn[0], None
             for guarded in _guarded.values():
-                with contextlib.suppress(AttributeError):  # somebody else has taken it away
-                    del guarded.write  # the class' own is found again
+                with contextlib.suppress(AttributeError):  # other code has removed it
+                    del guarded.write  # this uncovers the method of the class
             _guarded.clear()
             _write(stream, _ERASE)
 
 
 @contextlib.contextmanager
 def aside() -> Iterator[None]:
-    """While something else is written to the terminal there is no line, and afterwards there is again."""
+    """Erase the line while something else is written to the terminal, and draw it again afterwards."""
     if _drawn is None:
         yield
         return
@@ -75,7 +75,7 @@ def aside() -> Iterator[None]:
 
 @contextlib.contextmanager
 def none_meanwhile() -> Iterator[None]:
-    """There is no line within: something else draws on the terminal."""
+    """No line is drawn within the context: something else draws on the terminal."""
     global _others
     with _lock:
         _others += 1
@@ -93,14 +93,14 @@ def is_shown() -> bool:
 
 
 def _guard() -> None:
-    """Have the script's own streams erase the line before they write, for as long as there is one."""
+    """Make the script's own streams erase the line before they write, as long as there is one."""
     global _is_watching_forks
     if not _is_watching_forks:
         _is_watching_forks = True
         os.register_at_fork(after_in_child=_forget)
     for stream in (sys.stdout, sys.stderr):
         if id(stream) not in _guarded and _columns(stream):
-            with contextlib.suppress(AttributeError):  # a stand-in that takes no attributes
+            with contextlib.suppress(AttributeError):  # a replacement that takes no attributes
                 stream.write = _erasing(stream.write)  # type: ignore[method-assign]
                 _guarded[id(stream)] = stream
 
@@ -126,25 +126,25 @@ def _forget() -> None:
 
 
 def _columns(stream: TextIO) -> int:
-    """The columns of the terminal that the stream is; 0 where it is none, or this process is in its background."""
+    """The columns of the stream's terminal; 0 if it has none, or this process is in its background."""
     if os.environ.get("TERM", "dumb") == "dumb" or os.environ.get("CI"):
         return 0
     try:
         if not stream.isatty():
             return 0
         descriptor = stream.fileno()
-        with contextlib.suppress(OSError):  # a terminal that does not control this process stops nobody
+        with contextlib.suppress(OSError):  # only the controlling terminal of this process can stop it
             if os.tcgetpgrp(descriptor) != os.getpgrp():
-                return 0  # to write there may stop the process: stty(1), tostop
+                return 0  # writing there may stop the process: stty(1), tostop
         return os.get_terminal_size(descriptor).columns or 80
-    except (AttributeError, OSError, ValueError):  # a stand-in, closed, or hung up
+    except (AttributeError, OSError, ValueError):  # replaced, closed, or hung up
         return 0
 
 
 def _write(stream: TextIO, text: str) -> bool:
     encoding = getattr(stream, "encoding", None) or "ascii"
     try:
-        stream.write(text.encode(encoding, "replace").decode(encoding))  # it may not have all letters
+        stream.write(text.encode(encoding, "replace").decode(encoding))  # it may lack some characters
         stream.flush()
     except (OSError, ValueError):  # nobody reads it any more, or it is closed
         return False

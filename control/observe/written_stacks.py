@@ -1,7 +1,7 @@
-"""`have_written`: a process of this host writes its stacks itself, and another one reads them.
+"""`have_written`: makes a process of this host write its stacks itself, and reads them.
 
-It is asked through its pipe (see `control.runtime.procs.stack_file`). It gets the signal only if it does not answer and
-was not short of CPU time: a thread holds the interpreter lock within a call of C then. At other times that may end it.
+The request goes through its pipe (see `control.runtime.procs.stack_file`). It gets a signal only if it does not answer
+and had enough CPU time: then a thread holds the interpreter lock in a C call. At other times a signal may end it.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from skipper.control.wire.vitals import Condition, Vitals, look_at
 
 _SIGNAL_TIMEOUT_S = 2.0
 _QUIET_S = 0.05
-"""What is written at the signal is whole once nothing has been added for this long."""
+"""The text that the signal handler writes is complete once nothing was added for this long."""
 
 _ASLEEP_S = 0.5
 _RUNNING_S = 5.0
-"""So long nobody gets the interpreter lock before a thread is taken to hold it within a call of C: while the process
-sleeps, and while one thread runs. Time for which a thread has waited for a CPU does not count. While several run they
-may have the lock in turn, and with many of them one can wait for it for long: no time is a proof then."""
+"""If no thread gets the interpreter lock for this long, a thread counts as holding it in a C call: while the process
+sleeps, and while one thread runs. Time in which a thread waits for a CPU does not count. While several threads run,
+they may take turns, and one of many may wait long for the lock: then no time is a proof."""
 
 _RUNS = 0.1
 """A process runs if its threads together do for this part of the time."""
 _OTHERS_RUN = 0.2
-"""Several threads run if this part of all that has run is not that of the one that ran most."""
+"""Several threads run if this part of the CPU time is not that of the thread that ran most."""
 _WAKES = 0.003
 _MANY = 200
-"""A thread that waits for the lock wakes each 5 ms and runs for about 0.001 of the time. So much is not counted, except
-with so many threads that each could run Python code for as little."""
+"""A thread that waits for the lock wakes every 5 ms and runs for about 0.001 of the time. This much does not count,
+unless there are so many threads that each may run Python code for as little."""
 
 _STOPPED = "it was stopped before it wrote its stacks"
 _UNSAFE = "several of its threads are running, or it lacks CPU time; a signal could end it then"
@@ -49,11 +49,11 @@ _POLL_EVERY_S = 0.005
 
 @dataclass(frozen=True, slots=True)
 class WrittenStacks:
-    """What came of it.
+    """The result of a request.
 
     Attributes:
         text: the stacks; None if there are none.
-        how: in what way they were written, to stand behind "it wrote this itself"; without ``text``, why they were not.
+        how: how they were written, as the end of "it wrote this itself"; without ``text``, why they were not.
     """
 
     text: str | None
@@ -61,11 +61,11 @@ class WrittenStacks:
 
 
 def have_written(pid: int, state: str, *, end: float) -> WrittenStacks:
-    """Have a process write its stacks.
+    """Make a process write its stacks.
 
     Args:
         pid: the process, in this namespace.
-        state: of it, as `control.wire.vitals` says.
+        state: its state, as in `control.wire.vitals`.
         end: when to give up, by `time.monotonic`.
     """
     if state in "Tt":
@@ -85,7 +85,7 @@ def have_written(pid: int, state: str, *, end: float) -> WrittenStacks:
 
 
 class _Place:
-    """Where a process is asked and answers, opened.
+    """The opened pipe and file of a process, for the request and the answer.
 
     Raises:
         OSError: it cannot be opened.
@@ -115,7 +115,7 @@ class _Place:
 
 
 class _Look:
-    """A question to a process that is there, and whatever becomes of it."""
+    """A request to a running process, and its result."""
 
     def __init__(self, pid: int, place: _Place, end: float) -> None:
         self._pid = pid
@@ -128,10 +128,10 @@ class _Look:
         self._was_in_kernel = False
 
     def text(self) -> WrittenStacks:
-        """Ask, and send the signal if that is the way.
+        """Ask, and send the signal if that is needed and safe.
 
         Raises:
-            OSError: neither can be done.
+            OSError: neither is possible.
         """
         seen, previous = self._first, self._first
         while not self._holds_its_lock(seen, previous):
@@ -149,9 +149,9 @@ class _Look:
         return self._at_signal()
 
     def _answer(self, *, until: float) -> str | None:
-        """What it writes, if it does by then."""
+        """The text that it writes, if it does so by then."""
         while True:
-            if not self._is_asked:  # or else the pipe is full of the questions of others
+            if not self._is_asked:  # otherwise the pipe is full of the requests of others
                 with contextlib.suppress(BlockingIOError):
                     os.write(self._place.questions, self._question.encode())
                     self._is_asked = True
@@ -162,7 +162,7 @@ class _Look:
             time.sleep(_POLL_EVERY_S)
 
     def _holds_its_lock(self, seen: Vitals, previous: Vitals) -> bool:
-        """Whether a thread must be holding the interpreter lock in a call of C, where no frame changes."""
+        """Whether a thread must be holding the interpreter lock in a C call, during which no frame changes."""
         self._was_in_kernel |= any(thread.is_in_kernel for thread in seen.threads.values())
         if seen.condition is not Condition.ALIVE or seen is previous or seen.is_kept_waiting(previous):
             return False
@@ -182,7 +182,7 @@ class _Look:
             OSError: it cannot be sent.
         """
         file = self._place.at_signal
-        while not _locked(file):  # one at a time: what is written for another is not taken for whole
+        while not _locked(file):  # one at a time, so that the text of one request is not taken for that of another
             if time.monotonic() > self._end - _SIGNAL_TIMEOUT_S:
                 return WrittenStacks(None, "another process is already asking it for its stacks")
             time.sleep(_POLL_EVERY_S)
@@ -204,9 +204,9 @@ class _Look:
     def _handler_thread(self, seen: Vitals) -> int:
         """The thread for the signal; 0 if any will do.
 
-        One that runs may hold the lock: if it comes back from C now, it runs the handler instead of Python code. While
-        all sleep, it is the one that would answer, which waits for the lock: a call of C that another one waits in may
-        come back with EINTR.
+        A running thread may hold the lock: if it returns from C now, it runs the handler instead of Python code. While
+        all sleep, it is the thread that would answer, which waits for the lock: in another thread, a C call that waits
+        might return with EINTR.
         """
         ran_s = seen.ran_s(self._first)
         tid = max(ran_s, key=ran_s.__getitem__, default=0)
@@ -225,7 +225,7 @@ def _read_until_quiet(file: int) -> str:
 
 
 def _send_signal(pid: int, tid: int) -> None:
-    """To a thread, or with 0 to whichever the kernel chooses.
+    """Send it to a thread, or with 0 to one that the kernel chooses.
 
     Raises:
         OSError: it cannot be sent.
@@ -241,7 +241,7 @@ def _send_signal(pid: int, tid: int) -> None:
 
 
 def _answering_thread(pid: int) -> int:
-    """The thread that `stack_file` has started there; 0 if it has ended."""
+    """The thread that `stack_file` has started in the process; 0 if it has ended."""
     with contextlib.suppress(OSError):
         for tid in os.listdir(f"/proc/{pid}/task"):
             if Path(f"/proc/{pid}/task/{tid}/comm").read_text(encoding="utf-8", errors="replace").strip() == THREAD:
@@ -258,7 +258,7 @@ def _locked(file: int) -> bool:
 
 
 def _descriptors(pid: int) -> dict[str, str]:
-    """What a process has open, by what the kernel calls it; nothing where one may not know."""
+    """The open files of a process, by the kernel's names; empty if permission is missing."""
     links: dict[str, str] = {}
     with contextlib.suppress(OSError):
         for number in os.listdir(f"/proc/{pid}/fd"):
@@ -275,12 +275,12 @@ def _opened(path: str, flags: int, files: contextlib.ExitStack) -> int:
 
 
 def _own_id(pid: int) -> str:
-    """The id by which a process knows itself: in a container it is another one."""
+    """The process id that a process sees itself: it is another one in a container."""
     return _status(f"/proc/{pid}/status").get("NSpid", str(pid)).split()[-1]
 
 
 def _catches_signal(pid: int) -> bool:
-    """Whether the process handles the signal: it would end it otherwise."""
+    """Whether the process handles the signal, which would end it otherwise."""
     return _has(f"/proc/{pid}/status", "SigCgt")
 
 

@@ -1,4 +1,4 @@
-"""Names, namespaces, actor servers and their clients: actors that are found and called from beyond their job."""
+"""Names, namespaces, actor servers and their clients: actors that other jobs find and call."""
 
 from skipper.control.api.namespaces import (
     JOB_ID_VARIABLE,

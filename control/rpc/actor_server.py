@@ -299,7 +299,7 @@ class ActorServer:
         except ControlError as error:
             encode = encode_mesh_error if isinstance(hosted, MeshActor) else encode_error
             return messages.CallResult(failure=encode(error, is_json=call.is_json))
-        except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever a method raises is its caller's)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (the caller gets any error of a method)
             return messages.CallResult(failure=encode_error(error, is_json=call.is_json))
         return encode_result(result, is_json=call.is_json, most_nbytes=self._max_nbytes)
 

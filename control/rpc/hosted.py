@@ -109,7 +109,7 @@ class Hosted(ABC):
             NoSuchMethodError: there is none of this name.
             BusyError: too many calls wait for their turn.
             LateError: the time ended before it was called, or before it had ended.
-            Exception: whatever the method raises.
+            Exception: any exception that the method raises.
         """
 
 

@@ -172,21 +172,21 @@ class Registry:
 
 
 class MetadataService:
-    """The actor. A lease is a text that whoever registers has chosen at random."""
+    """The actor. A lease is a text that the registering process has chosen at random."""
 
     def __init__(self) -> None:
         self._registry = Registry()
 
     @idempotent
     def register(self, lease: str, name: str, url: str, lease_s: float) -> None:
-        """Take note that the service of an absolute name is at a URL, until the lease has not been renewed in time."""
+        """Note that the service of an absolute name is at a URL, as long as the lease is renewed in time."""
         if not namespaces.check_name(name).startswith("/"):
             raise ValueError(f"only absolute names can be registered, and {name!r} does not begin with a slash")
         self._registry.register(lease, name, str(ServiceUrl.parse(url)), lease_s, time.monotonic())
 
     @idempotent
     def renew(self, leases: list[str]) -> list[str]:
-        """Have leases begin anew; those that are not known here (any more) are returned."""
+        """Renew leases; returns those that are not known here, or no longer."""
         return self._registry.renew(leases, time.monotonic())
 
     @idempotent
@@ -196,7 +196,7 @@ class MetadataService:
 
     @idempotent
     def resolve(self, name: str) -> list[str]:
-        """The URLs of an absolute name, the latest registration first; none where nobody has it."""
+        """The URLs of an absolute name, the latest registration first; empty if it is not registered."""
         return self._registry.resolve(name, time.monotonic())
 
     @idempotent

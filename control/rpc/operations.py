@@ -15,7 +15,7 @@ KEPT_S = 600.0
 """How long after its end an operation can be queried."""
 
 MAX_WAIT_S = 20.0
-"""The longest wait of one poll, whatever the client requests."""
+"""The longest wait of one poll, even if the client requests a longer one."""
 
 _MARGIN_S = 0.05
 """An answer is sent this long before the deadline, so that it arrives in time."""

@@ -152,7 +152,7 @@ def beside(work: Callable[[], T]) -> Future[T]:
     def run() -> None:
         try:
             result = work()
-        except Exception as error:  # noqa: BLE001  (it is raised by whoever waits)
+        except Exception as error:  # noqa: BLE001  (the code that waits raises it)
             future.set_exception(error)
         else:
             future.set_result(result)

@@ -1,4 +1,4 @@
-"""`RpcClient`: calls the methods of an actor by its name, wherever the actor is at the moment."""
+"""`RpcClient`: calls the methods of an actor by its name, at any server that has the actor at the moment."""
 
 from __future__ import annotations
 
@@ -238,12 +238,12 @@ class RpcMethod(Generic[P, R]):
         self._is_idempotent = is_idempotent(public_methods(cls)[name])
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Call it. Nothing is waited for here: await what is returned, or ``get`` it.
+        """Call it without waiting: await the returned future, or ``get`` it.
 
         Returns:
             A future of what the method returns. Instead of that it may raise `ActorError` (the method raised),
-            `NamingError` (the name leads nowhere), `RpcError` (the call went wrong on its way; the class says whether
-            it may have run), `BackpressureError` (too much is going on there), `DeadlineError` (a `TimeoutError`),
+            `NamingError` (the name has no address), `RpcError` (the call failed on its way; the class says whether it
+            may have run), `BackpressureError` (too many calls wait there), `DeadlineError` (a `TimeoutError`),
             `SupervisionError` (an actor of a mesh is dead) or `AuthenticationError`.
 
         Raises:

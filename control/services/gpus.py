@@ -17,7 +17,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
-    """The GPUs that this process may use, as CUDA names them: those that the environment names, else all there are."""
+    """The GPUs that this process may use, as CUDA names them: those that the environment names, else all."""
     named = os.environ.get(VISIBLE)
     if named is not None:
         return [name.strip() for name in named.split(",") if name.strip()]

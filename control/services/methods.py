@@ -206,7 +206,7 @@ def _in_order(results: list[Any]) -> ValueMesh[Any]:
 
 
 def _from_controller(rolled: Future[list[Any]]) -> Future[ValueMesh[Any]]:
-    """What a replica raised, as it would have come from there."""
+    """The error of a replica, as it would have come from the replica itself."""
     result: Promise[ValueMesh[Any]] = Promise()
 
     def open_result() -> ValueMesh[Any]:

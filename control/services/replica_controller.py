@@ -27,7 +27,7 @@ _log = logging.getLogger("skipper.control")
 
 _LONGEST_BACKOFF_S = 10.0
 _GRACE_S = 1.0
-"""How long what is left of a replica that is being replaced has to finish what it has."""
+"""How long the rest of a replica that is being replaced has to finish its work."""
 
 _ABSENT = object()
 """In place of the result of a replica that was left out."""
@@ -37,34 +37,34 @@ _AGAIN = object()
 
 _COLUMNS = ("replica", "state", "restarts", "under way", "done", "errors", "lost", "mean ms", "longest ms")
 _COUNTS_INTERVAL_S = 5.0
-"""While somebody watches the job, callers are asked for their counts so often at most."""
+"""While somebody watches the job, callers are asked for their counts at most this often."""
 
 _DOUBT_S = 10.0
-"""A caller that has lost a replica for which this lives for so long cannot reach it, and may not wait for it."""
+"""If a caller has lost a replica that lives on here for this long, the caller cannot reach it and must not wait."""
 
 _MISSES = 2
 """Health checks in a row that a replica fails before it is replaced."""
 
 
 class ReplicaController(Actor):
-    """Owns the replicas of a service, which callers send requests to directly; it tells callers which there are."""
+    """Owns the replicas of a service. Callers get the list of replicas from it, and send them requests directly."""
 
     def __init__(self, blueprint: Blueprint) -> None:
         self._blueprint = blueprint
         self._options = blueprint.options
         self._replicas: dict[int, Replica | None] = {}
-        """By number. None: the replica has died, and its successor has not started yet."""
+        """Replicas by number. None: the replica has died, and its successor has not started yet."""
         self._subscribers = Subscribers()
         self._restarts: Counter[int] = Counter()
         self._lives: Counter[int] = Counter()
         self._deaths: Counter[int] = Counter()
-        """How many times in a row a replica died before it had been of use, while no other came up; by number."""
+        """How many times in a row a replica died before it was stable, while no other came up; by number."""
         self._begun_s: dict[int, float] = {}
         """When the present replica of a number began to start."""
         self._came_up_s: dict[int, float] = {}
         """When a replica of a number last came up."""
         self._order = asyncio.Lock()
-        """Held during a change that was asked for (scale, drain, rolling fanout), so that they follow one another."""
+        """Held during a requested change (scale, drain, rolling fanout), so that changes happen one after another."""
         self._me = context().actor_instance
         self._loop = asyncio.get_running_loop()
         self._counted_s = float("-inf")
@@ -90,7 +90,7 @@ class ReplicaController(Actor):
 
     @concurrent_endpoint
     async def replaces(self, entry: int) -> bool:
-        """Whether the replica with this entry is replaced by now, or will be in a moment: a caller has lost it."""
+        """Whether the replica with this entry, which a caller has lost, has been replaced or will be in a moment."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DOUBT_S):
                 await self._until(lambda: not self._has(entry))
@@ -104,7 +104,7 @@ class ReplicaController(Actor):
 
     @concurrent_endpoint
     async def scale(self, count: int) -> None:
-        """Have ``count`` replicas. When this answers, new ones are up and those of the highest numbers are drained."""
+        """Change the number of replicas. When this answers, new ones are up, or the highest numbers drained."""
         async with self._order:
             added = [number for number in range(count) if number not in self._replicas]
             surplus = [number for number in sorted(self._replicas) if number >= count]
@@ -117,7 +117,7 @@ class ReplicaController(Actor):
 
     @concurrent_endpoint
     async def drain(self, number: int) -> None:
-        """Have a replica finish what it has, and start another in its place. That one is up when this answers."""
+        """Drain a replica, and start another one in its place, which is up when this answers."""
         async with self._order:
             if number not in self._replicas:
                 raise IndexError(f"{self._blueprint.service} has no replica {number}")
@@ -150,7 +150,7 @@ class ReplicaController(Actor):
     @concurrent_endpoint
     async def metrics(self) -> list[ReplicaMetrics]:
         """What is known of each replica, in the order of their numbers."""
-        self._publish()  # every caller answers with its present counts
+        self._publish()  # makes every caller answer with its present counts
         await self._subscribers.know(self._subscribers.version)
         return [
             summary(slot.number, slot.state, self._restarts[slot.number], self._subscribers.tallies())
@@ -165,13 +165,13 @@ class ReplicaController(Actor):
         self._cancel()
         self._me.stop()
 
-    # The lives of replicas
+    # Starts and ends of replicas
 
     async def __supervise__(self, failure: MeshFailure) -> bool:
         """Replace a replica that has died, unless its successors have died too often."""
         replica = next((each for each in self._replicas.values() if each and each.name == failure.mesh_name), None)
         if replica is None:
-            return True  # that replica was given up before
+            return True  # that replica was given up earlier
         if not self._lose(replica, failure.root_cause().message):
             self._cancel()
             return False
@@ -198,7 +198,7 @@ class ReplicaController(Actor):
 
         await asyncio.sleep(delay_s)
         if is_obsolete():
-            return  # the service was scaled down meanwhile
+            return  # the service was scaled down in the meantime
         self._begun_s[number] = time.monotonic()
         others = (each.host for each in self._replicas.values() if each is not None)
         host = choose_host(self._options.hosts, number, others)
@@ -219,7 +219,7 @@ class ReplicaController(Actor):
         try:
             await replica.come_up()
         except SupervisionError:
-            return  # a failure of its mesh, of which this actor is told
+            return  # its mesh fails, and this actor gets that failure
         except ControlError as error:
             if self._replicas.get(number) is replica and not self._lose(replica, f"setup failed: {error}"):
                 self._me.abort(f"{replica.name} cannot be set up: {error}")
@@ -230,22 +230,22 @@ class ReplicaController(Actor):
             self._publish()
 
     def _lose(self, replica: Replica, reason: str) -> bool:
-        """Have a replica replaced. False: its successors have died too often."""
+        """Replace a replica. False: its successors have died too often."""
         number = replica.number
         _log.warning("%s is being replaced: %s", replica.name, reason)
         self._run(replica.stop(_GRACE_S))
         if replica.state is ReplicaState.DRAINING:
-            self._replicas[number] = None  # `_wind_up`, which waits for it, goes on
+            self._replicas[number] = None  # this wakes `_wind_up`
             self._publish()
             return True
         return self._try_again(number, is_early=not replica.has_been_of_use(self._options.stable_s))
 
     def _try_again(self, number: int, *, is_early: bool) -> bool:
-        """Start a replica again. False: it has died too often before it was of use."""
+        """Start a replica again. False: it has died too often before it was stable."""
         options = self._options
         begun_s = self._begun_s[number]
         others_came_up = any(at > begun_s for other, at in self._came_up_s.items() if other != number)
-        # If others came up meanwhile, neither the class nor the machine is at fault.
+        # If other replicas came up in the meantime, the class and the machine are not at fault.
         deaths = self._deaths[number] = self._deaths[number] + 1 if is_early and not others_came_up else 0
         if deaths > options.max_restarts:
             return False
@@ -256,7 +256,7 @@ class ReplicaController(Actor):
         return True
 
     async def _remove(self, number: int) -> None:
-        """Let a replica finish its sessions and requests, and have none of its number then."""
+        """Let a replica finish its sessions and requests, and end it without a successor."""
         await self._wind_up(number)
         del self._replicas[number]
         self._publish()
@@ -285,10 +285,10 @@ class ReplicaController(Actor):
         *,
         is_skipped: bool,
     ) -> Any:
-        """Call a replica once it is up and there is a slot. If it dies, call its successor where that is safe."""
+        """Call a replica once it is up and there is a slot. If it dies, call its successor if that is safe."""
         while True:
             if not is_skipped:
-                await self._until(lambda: self._is_up(number))  # other replicas use the slot meanwhile
+                await self._until(lambda: self._is_up(number))  # other replicas may use the slot in the meantime
             async with slots:
                 if self._is_up(number):
                     result = await self._update_one(number, method, args, kwargs, is_skipped=is_skipped)
@@ -300,7 +300,7 @@ class ReplicaController(Actor):
     async def _update_one(
         self, number: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_skipped: bool
     ) -> Any:
-        """Call a replica that is up; it gets no routed requests meanwhile."""
+        """Call a replica that is up; it gets no routed requests during the call."""
         replica = self._replicas[number]
         assert replica is not None  # it is up
         replica.state = ReplicaState.UPDATING
@@ -336,7 +336,7 @@ class ReplicaController(Actor):
         try:
             complaint = await replica.check(endpoint, self._options.health_timeout_s)
         except SupervisionError:
-            return  # a failure of its mesh, of which this actor is told
+            return  # its mesh fails, and this actor gets that failure
         if self._replicas.get(replica.number) is not replica:
             return
         replica.misses = replica.misses + 1 if complaint else 0
@@ -350,7 +350,7 @@ class ReplicaController(Actor):
                 replica.state = state
                 self._publish()
 
-    # Shared by the parts above
+    # Used by the parts above
 
     def _is_up(self, number: int) -> bool:
         replica = self._replicas.get(number)
@@ -371,12 +371,12 @@ class ReplicaController(Actor):
         )
 
     def _overview(self) -> status_providers.Table:
-        """The replicas, for people who watch the job; from any thread. Counts are those that callers have told last."""
+        """The replicas, for people who watch the job; from any thread. Counts are as last reported by callers."""
         now_s = time.monotonic()
         if now_s - self._counted_s >= _COUNTS_INTERVAL_S:
             self._counted_s = now_s
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._publish)  # which callers answer with their present counts
+                self._loop.call_soon_threadsafe(self._publish)  # callers answer it with their present counts
         tallies = self._subscribers.tallies()
         rows = []
         for number, replica in sorted(self._replicas.copy().items()):
@@ -387,7 +387,7 @@ class ReplicaController(Actor):
         return status_providers.Table(f"Service {self._blueprint.service}", _COLUMNS, rows)
 
     def _publish(self) -> None:
-        """Tell every caller how the service is now."""
+        """Send every caller the present state of the service."""
         self._subscribers.publish(self._table)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
@@ -411,12 +411,12 @@ class ReplicaController(Actor):
 def pick(number: int, lives: list[bool], load: list[int]) -> int:
     """The index of a host: the replica's own, by its number, or while that is lost, the one with the fewest replicas.
 
-    ``lives`` says for each host whether it is not known to be lost, ``load`` how many replicas it has.
+    ``lives`` says for each host that it is not known to be lost, ``load`` how many replicas it has.
     """
     count = len(lives)
     own = number % count
     alive = [(own + step) % count for step in range(count) if lives[(own + step) % count]]
-    # Where all are lost its own does as well: the start fails, and counts as any that has failed.
+    # If all are lost, its own is as good as any: the start fails, and counts as a failed start.
     return own if not alive or lives[own] else min(alive, key=load.__getitem__)
 
 

@@ -1,4 +1,4 @@
-"""`Replica`: one replica of a service as its controller has it, from the start of its processes to their end."""
+"""`Replica`: one replica of a service in its controller, from the start of its processes to their end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """What every replica of a service is made of; ``args`` and ``kwargs`` are for the actors' ``__init__``."""
+    """What every replica of a service is created from; ``args`` and ``kwargs`` are for the actors' ``__init__``."""
 
     service: str
     actor_class: type[Actor]
@@ -40,13 +40,13 @@ class Replica:
     Attributes:
         number: its place in the service.
         host: the index of its host among those of the service.
-        name: of its meshes; no two replicas that the service ever has share one.
+        name: name of its meshes; each replica that the service ever has gets another one.
         procs: its processes.
         actors: its actors.
         entry: the actor that takes its requests.
         state: where it is in its life.
         misses: health checks in a row that it has failed.
-        begins: where it writes down which requests it has begun, once it is up.
+        begins: where it records which requests it has begun, once it is up.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class Replica:
 
     @staticmethod
     async def start(blueprint: Blueprint, number: int, life: int, host: tuple[int, HostMesh]) -> Replica:
-        """Begin to start a replica on a host, which comes with its index among those of the service.
+        """Begin to start a replica on a host, given with its index among the hosts of the service.
 
         Raises:
             ActorError: there are not enough free GPUs for it.
-            SupervisionError: it needs GPUs, and the host that was to tell of them is lost.
+            SupervisionError: it needs GPUs, and the host that has them is lost.
         """
         options = blueprint.options
         taken = await gpus.take(host[1], options.procs) if options.with_gpus else []
@@ -91,7 +91,7 @@ class Replica:
         """Wait until it is constructed and set up.
 
         Raises:
-            ControlError: it failed before.
+            ControlError: it failed earlier.
         """
         await self.actors.initialized
         await self.entry.initialized
@@ -103,7 +103,7 @@ class Replica:
     async def _open_begins(self) -> None:
         process = runtime.current()
         self.begins = await process.request(self.entry.root_members[0], BEGINS, target=self.entry.uid)
-        with contextlib.suppress(OSError, ProcessGoneError):  # it runs elsewhere; or its end is about to be told
+        with contextlib.suppress(OSError, ProcessGoneError):  # on another host; or its end will be reported
             self._view = BeginView(self.begins, process.me.id)
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
@@ -115,16 +115,16 @@ class Replica:
         return forwarded
 
     def has_been_of_use(self, stable_s: float) -> bool:
-        """Whether it has been up for so many seconds, or had come to its second request: it lived through one."""
+        """Whether it has been up for this many seconds, or has reached its second request: it survived one."""
         if self._view is not None and self._view.count > 1:
             return True
         return self._ready_at is not None and time.monotonic() - self._ready_at >= stable_s
 
     async def check(self, endpoint: str, timeout_s: float) -> str | None:
-        """Ask it whether it is well; what is wrong where it is not.
+        """Ask it whether it is healthy; returns what is wrong if it is not.
 
         Raises:
-            SupervisionError: it is dead, of which its owner is told in any case.
+            SupervisionError: it is dead; its owner learns that in any case.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -136,11 +136,11 @@ class Replica:
         return None
 
     async def stop(self, timeout_s: float) -> None:
-        """Let its actors handle what they have for so long, then end its processes, however they are."""
+        """Let its actors handle their messages within a time limit, then end its processes in any case."""
         verdict = f"it was told to stop, and had not finished after {timeout_s:g} s"
         try:
             async with asyncio.timeout(timeout_s):
-                # The bound is kept here: they drain to its end. First a sequencer, with what it has passed on.
+                # The limit is kept here: the actors drain until then. A sequencer is first, with all that it passed on.
                 await self.entry.stop(2 * timeout_s)
                 await self.actors.stop(2 * timeout_s)
         except TimeoutError:
@@ -152,7 +152,7 @@ class Replica:
         await self.end(verdict)
 
     async def end(self, verdict: str = "") -> None:
-        """End its processes, in good order or, where there is a ``verdict`` on them, by a kill; free what it had."""
+        """End its processes, in good order or, if there is a ``verdict``, by a kill; free its GPUs and memory."""
         if verdict:
             runtime.current().remote_launch.kill_mesh(
                 self.procs.uid, self.procs.root_members, f"was killed because {verdict}"

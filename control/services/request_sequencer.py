@@ -1,4 +1,4 @@
-"""`RequestSequencer`: sees to it that all processes of a replica handle its requests in the same order."""
+"""`RequestSequencer`: makes all processes of a replica handle its requests in the same order."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 class RequestSequencer(Actor):
     """Takes the requests to a replica of several processes from all callers, and passes each on to all of its actors.
 
-    Messages of one sender arrive in the same order everywhere, those of several senders need not: two requests that
-    each begin with a collective could wait for one another for ever. So there is one sender, in the replica's first
-    process.
+    Messages of one sender arrive in the same order everywhere; those of several senders may not. Two requests that
+    each begin with a collective could then wait for each other for ever. So there is one sender, in the replica's
+    first process.
     """
 
     def __init__(self, actors: ActorMesh[Any]) -> None:
@@ -28,13 +28,13 @@ class RequestSequencer(Actor):
 
     @concurrent_endpoint(explicit_response_port=True)
     async def forward(self, port: Port[Any], method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Call all actors, and answer with what they answer."""
+        """Call all actors, and answer with their answers."""
         try:
-            answers = await getattr(self._actors, method).call(*args, **kwargs)  # sent in its turn, and then awaited
+            answers = await getattr(self._actors, method).call(*args, **kwargs)  # sent in order, and then awaited
         except SupervisionError as error:
             self._refuse(port, method, error)
         except ActorError as error:
-            # When an actor dies, what others do with it fails, and their errors may come before the news of its death.
+            # When an actor dies, collectives with it fail in the others, whose errors may come before the death is known.
             try:
                 await self._actors.initialized
             except SupervisionError as death:
@@ -45,9 +45,9 @@ class RequestSequencer(Actor):
             port.send(answers)
 
     def _refuse(self, port: Port[Any], method: str, error: SupervisionError) -> None:
-        # Even if the dead actor surely has not handled it: other actors may have.
+        # Even if the dead actor has certainly not handled it: other actors may have.
         self._pass_on(port, method, SupervisionError(error.message, error.failure))
-        # The lost one may live, and be out of reach of this one only: then nobody else knows that it is of no use.
+        # The lost actor may live, and only this one cannot reach it: then only this one knows that the replica fails.
         self._me.abort(f"it has lost an actor of its replica: {error.message}")
 
     def _pass_on(self, port: Port[Any], method: str, error: ControlError) -> None:

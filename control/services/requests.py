@@ -29,18 +29,18 @@ _numbers = itertools.count()
 
 
 class ServiceRequest:
-    """A request to whichever replica has the least to do.
+    """A request to the replica that has the least to do.
 
     Args:
         spec: the endpoint.
-        endpoint: the one that it is sent to, of the replica's entry.
-        payload: its packed arguments. They are packed once, so each sending carries what the first one did.
+        endpoint: the endpoint of the replica's entry that it is sent to.
+        payload: its packed arguments. They are packed once, so each sending has the same content.
         ports: those among the arguments through which a caller waits for an answer.
 
     Attributes:
         number: later requests have higher numbers.
-        in_turn: whether a replica handles such requests one at a time, and any replica will do. Then it may wait at
-            the caller while all replicas have enough to do.
+        in_turn: whether a replica handles such requests one at a time, and any replica may take it. Then it may wait at
+        the caller while all replicas have enough to do.
         attempts: how often it was sent to a replica that may have opened it.
     """
 
@@ -64,8 +64,8 @@ class ServiceRequest:
 
         Args:
             service: name of the service.
-            router: which knows the replicas.
-            in_turn: also wait where all of them have enough to do.
+            router: the router, which knows the replicas.
+            in_turn: also wait if all of them have enough to do.
 
         Raises:
             ReplicaLostError: there will be none.
@@ -73,7 +73,7 @@ class ServiceRequest:
         return router.choose(in_turn=in_turn)
 
     def waits_in_vain(self, router: Router) -> bool:
-        """Whether what it waits for is up, and out of reach of this process."""
+        """Whether the replica that it waits for is up, but this process cannot reach it."""
         return router.is_out_of_reach()
 
     def lost(self, service: str, replica: KnownReplica, error: SupervisionError) -> ReplicaLostError:
@@ -83,11 +83,11 @@ class ServiceRequest:
         return ReplicaLostError(service, replica.number, message, error.failure, is_unhandled=error.is_unhandled)
 
     def is_bound(self) -> bool:
-        """Whether no other replica than the one that it was sent to may answer."""
+        """Whether only the replica that it was sent to may answer."""
         return False
 
     def fail(self, error: Exception) -> None:
-        """End it in an error."""
+        """End it with an error."""
         self.future.fail_by(raising(error))
 
     def send(self, process: Process, attempt: RequestAttempt) -> None:
@@ -98,15 +98,15 @@ class ServiceRequest:
         """
         for port in self.ports:
             link_port(port, actors_of(attempt.replica.entry))
-        attempt.port = process.ports.reserve()  # known before anybody can tell that the replica is lost
+        attempt.port = process.ports.reserve()  # noted before a loss of the replica can be reported
         attempt.endpoint.post(process, self.payload, attempt, port=attempt.port)
 
 
 class SlotRequest(ServiceRequest):
-    """A request to the replica of one number, whichever process has the number when it is sent.
+    """A request to the replica that has a certain number when the request is sent.
 
     Args:
-        number: of the replica.
+        number: number of the replica.
         is_skipped: whether only the process that has the number now may answer.
 
     Attributes:
@@ -136,7 +136,7 @@ class SlotRequest(ServiceRequest):
         return None
 
     def waits_in_vain(self, router: Router) -> bool:
-        """Whether the replica of its number is up, and out of reach of this process."""
+        """Whether the replica of its number is up, but this process cannot reach it."""
         return router.is_out_of_reach(self._number)
 
     def is_bound(self) -> bool:
@@ -183,12 +183,12 @@ class SessionRequest(ServiceRequest):
         return replica
 
     def lost(self, service: str, replica: KnownReplica, error: SupervisionError) -> ReplicaLostError:
-        """That the session is over."""
+        """The error that the session is over."""
         message = f"replica {replica.number} of {service} is gone, and this session with it: {error.message}"
         return SessionLostError(service, replica.number, message, error.failure, is_unhandled=error.is_unhandled)
 
     def is_bound(self) -> bool:
-        """True: the state of the session is in that replica."""
+        """True: the session's state exists only in that replica."""
         return True
 
 
@@ -228,7 +228,7 @@ class RequestAttempt:
                 else:
                     self.request.future.settle_by(unpack, payload)
         else:
-            # An actor that only drops its response port lives on; of one that is stopped the controller tells.
+            # An actor that only drops its response port lives on; the controller reports one that is stopped.
             self._client.failed(self, error, is_dead=error.is_unhandled or error.failure is not None)
         return True
 
@@ -241,15 +241,15 @@ class RequestAttempt:
         return True
 
     def entrust(self, rank: int) -> None:
-        """The reply may come from elsewhere."""
+        """Another process may send the reply."""
         self._is_entrusted = True
 
     def fate(self) -> Fate:
-        """What the replica, which is gone, had done with it; may wait where the replica's ``begins`` is not final."""
+        """What the replica, which is gone, had done with it; may wait until the replica's ``begins`` is final."""
         begins = self.replica.begins
         return Fate.PERHAPS_BEGUN if begins is None else begins.fate(self.port, self._taken_before)
 
     def lapse(self, rank: int, error: LinkError) -> bool:
-        """All that might have replied are dead."""
+        """All actors that might have replied are dead."""
         self._client.failed(self, error, is_dead=False)
         return True

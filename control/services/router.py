@@ -19,7 +19,7 @@ QUEUE_NS = 50_000_000
 requests wait at the caller, and the next free replica gets the oldest."""
 
 _FEWEST, _MOST = 2, 1024
-"""Requests that may be with a replica at a time, however long or short they take."""
+"""Bounds of the number of requests that a replica has at a time, for requests of any duration."""
 
 _SESSIONS_GO_ON = frozenset({ReplicaState.READY, ReplicaState.UPDATING, ReplicaState.UNHEALTHY, ReplicaState.DRAINING})
 
@@ -29,11 +29,11 @@ class Tally:
     """What one process has seen of the replicas that have had one number, over all of them.
 
     Attributes:
-        outstanding: requests that are with the present one.
+        outstanding: requests that the present one has.
         sessions: open sessions that are bound to the present one.
         done: requests that were answered, by a value or an exception of the endpoint.
         errors: those among them that were answered by an exception.
-        lost: requests that it did not answer because it died; what became of them then is not counted here.
+        lost: requests that it did not answer because it died; their later results are not counted here.
         total_ns: the time that the answered ones took, from the sending to the answer.
         longest_ns: the longest of these times.
     """
@@ -49,21 +49,21 @@ class Tally:
 
 @dataclass(slots=True, eq=False)
 class KnownReplica:
-    """One replica, as a process that calls it knows it.
+    """One replica, as a calling process knows it.
 
     Attributes:
-        number: its own, which its successors have, too.
+        number: its number, which its successors have, too.
         entry: the actor that takes its requests.
         tally: counts for its number.
-        state: as the controller told.
-        is_lost: whether it is known here to be dead, perhaps before the controller has said so.
-        is_asked_about: whether the controller has been asked if it has lost it, too.
-        is_out_of_reach: whether it lives for the controller, and is lost for this process only.
-        outstanding: requests that are with it.
+        state: as the controller has reported it.
+        is_lost: whether this process knows that it is dead, perhaps before the controller has reported it.
+        is_asked_about: whether this process has asked the controller if it has lost the replica, too.
+        is_out_of_reach: whether the controller can reach it, and only this process cannot.
+        outstanding: requests that it has.
         in_turn: those among them that it handles one at a time.
         answered_ns: when it last answered one of those.
         sessions: open sessions that are bound to it.
-        begins: where it writes down what it has begun; None where that cannot be read here.
+        begins: where it records what it has begun; None if that cannot be read here.
     """
 
     number: int
@@ -80,7 +80,7 @@ class KnownReplica:
     begins: BeginView | None = None
 
     def takes_sessions(self) -> bool:
-        """Whether a session that is bound to it may go on."""
+        """Whether a session that is bound to it may continue."""
         return not self.is_lost and self.state in _SESSIONS_GO_ON
 
 
@@ -92,18 +92,18 @@ class Router:
             replica lost.
 
     Attributes:
-        limit: how many requests that are handled one at a time should be with a replica: what it handles in `QUEUE_NS`.
+        limit: how many requests of those handled one at a time a replica should have: what it handles in `QUEUE_NS`.
     """
 
     def __init__(self, prepare: Callable[[KnownReplica, ReplicaSlot], None] = lambda replica, slot: None) -> None:
         self._prepare = prepare
         self._replicas: dict[int, KnownReplica] = {}
-        """By number of the replica."""
+        """Replicas by their numbers."""
         self._ready: list[KnownReplica] = []
         self._turn = 0
         self._tallies: defaultdict[int, Tally] = defaultdict(Tally)
         self.numbers: tuple[int, ...] = ()
-        """Of all replicas, also of those that are down."""
+        """Tallies of all replicas, also of those that are down."""
         self._each_ns = QUEUE_NS // 4
         self.limit = 4
 
@@ -143,7 +143,7 @@ class Router:
         turn = self._turn = (self._turn + 1) % count
         best = ready[turn]
         fewest = best.outstanding
-        for index in range(turn - count + 1, turn):  # from the next one round to the one before
+        for index in range(turn - count + 1, turn):  # from the next one, in a circle, to the one before
             if not fewest:
                 break
             replica = ready[index]

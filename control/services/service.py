@@ -1,4 +1,4 @@
-"""`Service`: what callers hold; `Session`: calls that stay with one replica."""
+"""`Service`: the reference that callers use; `Session`: calls that stay with one replica."""
 
 from __future__ import annotations
 

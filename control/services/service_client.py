@@ -1,4 +1,4 @@
-"""`ServiceClient`: how one process calls one service. It routes by itself; the controller tells it of changes only."""
+"""`ServiceClient`: how one process calls one service. It routes by itself; the controller only reports changes."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 
 _SOMEBODY = (0,)
-"""Stands for the replicas of a service that has ended. A request to it ends in the error that says so."""
+"""Stands for the replicas of a service that has ended. A request to it ends with an error that says so."""
 
 _IDLE_S = 5.0
-"""After so long without anything to do the thread ends; the next job starts another one."""
+"""After this time without a job the thread ends; the next job starts another one."""
 
 _log = logging.getLogger("skipper.control")
 
@@ -50,7 +50,7 @@ _log = logging.getLogger("skipper.control")
 class RetryThread:
     """Runs jobs one after another on a daemon thread that runs only while there are jobs.
 
-    The threads that bring answers must not wait, so they leave to this thread what an answer makes necessary to send.
+    Threads that deliver answers must not wait. If an answer makes it necessary to send something, this thread sends it.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class RetryThread:
         self._is_running = False
 
     def submit(self, job: Callable[[], object]) -> None:
-        """Have a job done soon; from any thread. The job may block, and those behind it wait with it."""
+        """Run a job soon; from any thread. The job may block, and later jobs then wait, too."""
         with self._lock:
             self._jobs.put(job)
             if not self._is_running:
@@ -86,12 +86,12 @@ _retry_thread = RetryThread()
 """Serves all services. It sends requests again, and those that have waited for a replica."""
 
 _clients: weakref.WeakValueDictionary[tuple[str, int], ServiceClient] = weakref.WeakValueDictionary()
-"""By the id of the process, which another job has another of, and the number of the service's controller."""
+"""Clients by the id of the process, which differs between jobs, and the number of the service's controller."""
 
 _clients_lock = threading.Lock()
 
 _needed: set[ServiceClient] = set()
-"""Clients with which requests wait. They stay alive here, even where nobody else holds them or their service."""
+"""Clients that have waiting requests. This keeps them alive, even if nothing else refers to them or their service."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class ServiceClient:
         act(numbers)
 
     def bind(self, binding: SessionBinding) -> None:
-        """Have a session take its replica now, if there is one."""
+        """Let a session take its replica now, if there is one."""
         with self._lock:
             binding.bind(self._router)
 
@@ -221,7 +221,7 @@ class ServiceClient:
         _retry_thread.submit(judge)
 
     def failed(self, attempt: RequestAttempt, error: SupervisionError, *, is_dead: bool) -> None:
-        """Note that no answer will come, and have the request sent again where that is safe."""
+        """Note that no answer will come, and send the request again if that is safe."""
         replica, request = attempt.replica, attempt.request
         with self._lock:
             if attempt.is_over:
@@ -251,7 +251,7 @@ class ServiceClient:
                 if not self._is_flushing:  # no request overtakes those that wait
                     replica = self._pick(request)
             elif is_full or not self._waiting:
-                # If there is no room here, the replica has the sender wait.
+                # If there is no room here, the replica makes the sender wait.
                 replica = self._pick(request, in_turn=not is_full)
             if replica is None and request.waits_in_vain(self._router):
                 request.fail(self._out_of_reach(request))
@@ -279,7 +279,7 @@ class ServiceClient:
         try:
             replica.is_out_of_reach = not peek(replaced)
         except ControlError:
-            return  # of the end of the service `watch` tells
+            return  # `watch` reports the end of the service
         if replica.is_out_of_reach:
             _retry_thread.submit(self._give_up)
 
@@ -330,7 +330,7 @@ class ServiceClient:
         return replica
 
     def _release(self, attempt: RequestAttempt) -> None:
-        """Count an attempt out, so that the next request may take its place."""
+        """Remove an attempt from the counts, so that the next request may take its place."""
         attempt.is_over = True
         self._count_out(attempt.request, attempt.replica)
 
@@ -365,7 +365,7 @@ class ServiceClient:
         return True
 
     def _hand_on(self, request: ServiceRequest) -> None:
-        """Have a request sent to another replica. It was accepted before, so no bound refuses it now."""
+        """Send a request to another replica. It was accepted before, so no bound refuses it now."""
         with self._lock:
             if request.in_turn and self._ended is None and not self._process.closing:
                 self._keep(request)
@@ -379,10 +379,10 @@ class ServiceClient:
         except ControlError as error:
             request.fail(error)
 
-    # What the controller tells
+    # Reports of the controller
 
     def watch(self) -> None:
-        """Ask the controller to answer with the next change, and tell it what this process has counted."""
+        """Ask the controller to answer with the next change, and send it the counts of this process."""
         news: Future[ReplicaTable] = self._address.controller.watch.call_one(self._id, self._version, self._report())
         here = weakref.ref(self)
         news.add_done_callback(lambda told: _tell(here, told))
@@ -460,7 +460,7 @@ class ServiceClient:
         """Send a request that has waited. False: its replica is known to be dead."""
         try:
             return self._send(request, replica)
-        except Exception as error:  # noqa: BLE001  (the one that waits is told, and those behind it go on)
+        except Exception as error:  # noqa: BLE001  (the request that waits gets it, and later ones continue)
             request.fail(error)
             return True
 
@@ -473,7 +473,7 @@ class ServiceClient:
         except ProcessGoneError:
             replica.is_lost = True
         except OSError:
-            return  # it is on another machine: nobody here can tell what it had begun when it dies
+            return  # it is on another machine: what it had begun cannot be read here when it dies
 
     def _report(self) -> dict[int, Tally]:
         with self._lock:
@@ -503,14 +503,14 @@ def _tell(here: weakref.ref[ServiceClient], news: Future[ReplicaTable]) -> None:
 
 
 def _of(request: ServiceRequest, ended: ServiceEndedError) -> ServiceEndedError:
-    """The end of a service as the error of one request, which a replica that has died since may have handled."""
+    """The end of a service as the error of one request. A replica that has died since may have handled the request."""
     return ServiceEndedError(ended.message, ended.failure, is_unhandled=not request.attempts)
 
 
 def may_retry(spec: EndpointSpec, error: SupervisionError, attempts: int, limit: int) -> bool:
     """Whether a request that ended in ``error`` may go to another replica.
 
-    It may if it surely was not handled, however often that happens. If its endpoint is `idempotent`, it also may up to
-    a limit: a request that kills the process that handles it would otherwise kill all replicas, one after another.
+    It may, any number of times, if it was certainly not handled. If its endpoint is `idempotent`, it also may up to a
+    limit: a request that kills the process that handles it would otherwise kill all replicas, one after another.
     """
     return error.is_unhandled or (spec.is_idempotent and attempts <= limit)

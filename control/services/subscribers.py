@@ -1,4 +1,4 @@
-"""`Subscribers`: the processes that call a service. The controller tells them of changes; they send it their counts."""
+"""`Subscribers`: the processes that call a service. They get changes from the controller, and send it their counts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from skipper.control.services.router import Tally
 from skipper.control.services.table import ReplicaTable
 
 _PATIENCE_S = 1.0
-"""How long a caller has to show that it knows of a change. One that does not is gone, or will come again."""
+"""How long a caller has to show that it knows of a change. Otherwise it is gone, or will subscribe again."""
 
 
 class Subscribers:
@@ -44,7 +44,7 @@ class Subscribers:
         return has_news
 
     def note(self, caller: str, tallies: dict[int, Tally]) -> None:
-        """Take what a caller has counted."""
+        """Take the counts of a caller."""
         self._tallies[caller] = tallies
         self._wake()
 
@@ -75,7 +75,7 @@ class Subscribers:
             await waiter
 
     def tallies(self) -> list[dict[int, Tally]]:
-        """What each caller has counted, as far as it has told, and what those had counted that are gone."""
+        """The last reported counts of each caller, and of callers that are gone."""
         return [self._gone, *self._tallies.values()]
 
     def sessions_of(self, number: int) -> int:
@@ -90,7 +90,7 @@ class Subscribers:
 
 
 def merge(into: dict[int, Tally], tallies: dict[int, Tally], *, is_gone: bool = False) -> None:
-    """Add what one caller has counted; of a caller that is gone, only what has ended."""
+    """Add the counts of one caller; if it is gone, only those of requests that have ended."""
     for number, tally in tallies.items():
         total = into.setdefault(number, Tally())
         if not is_gone:

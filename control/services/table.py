@@ -1,4 +1,4 @@
-"""What callers know of a service: its replicas, as the controller last told."""
+"""What callers know of a service: its replicas, in the controller's last report."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 @quickly_pickled
 @dataclass(frozen=True, slots=True)
 class ReplicaSlot:
-    """One replica of the service by its number, and who fills its place now.
+    """One number of a replica of the service, and the replica that has it now.
 
     Attributes:
-        number: of the replica; its successors have the same.
-        state: of the one that is there.
+        number: number of the replica; its successors have the same.
+        state: state of the present replica.
         entry: the actor that takes its requests: its only one, or the `RequestSequencer`; None while it is `DOWN`.
-        begins: where that writes down which requests it has begun; None while it is not up.
+        begins: where the entry records which requests it has begun; None while it is not up.
     """
 
     number: int

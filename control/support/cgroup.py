@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 _UNLIMITED = 1 << 60
-"""Version 1 says a number beyond this where there is no limit."""
+"""Version 1 gives a number above this if there is no limit."""
 
 
 def oom_kills() -> int | None:
-    """How many processes of the group the kernel has killed for want of memory; None where that is not known."""
+    """How many processes of the group the kernel has killed because memory ran out; None if that is not known."""
     for folder in _folders("memory"):
         for name in ("memory.events", "memory.oom_control"):
             for line in _read(f"{folder}/{name}").splitlines():
@@ -25,7 +25,7 @@ def oom_kills() -> int | None:
 
 
 def machine_oom_kills() -> int:
-    """How many processes of the machine the kernel has killed for want of memory."""
+    """How many processes of the machine the kernel has killed because memory ran out."""
     lines = (line.partition(" ") for line in _read("/proc/vmstat").splitlines())
     return next((int(count) for key, _, count in lines if key == "oom_kill"), 0)
 
@@ -36,9 +36,9 @@ def memory_limit() -> int | None:
 
 
 def free_memory() -> int:
-    """How many bytes this process may still take: what the machine has, and no more than the group's limit leaves it.
+    """How many bytes this process may still take: what the machine has free, or less if the group's limit is lower.
 
-    Files in the page cache count as free. What other processes of the group have is not subtracted from the limit.
+    Files in the page cache count as free. The memory of other processes of the group is not subtracted from the limit.
     """
     found = next(line for line in _read("/proc/meminfo").splitlines() if line.startswith("MemAvailable:"))
     free, limit = int(found.split()[1]) << 10, memory_limit()
@@ -70,7 +70,7 @@ class OomWatch:
         return oom_kills() or 0, machine_oom_kills()
 
     def explain(self, mark: tuple[int, int]) -> str:
-        """What is to be said of a process that has been killed, which started at ``mark``; empty: nothing."""
+        """The explanation for a process that was killed and had started at ``mark``; empty: none."""
         now = self.mark()
         for place, (count, before, explained) in enumerate(zip(now, mark, self._explained, strict=True)):
             if count > max(before, explained):  # each kill explains one death

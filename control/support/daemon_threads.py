@@ -15,14 +15,14 @@ _Task = tuple[Future[Any], Callable[[], Any]]
 
 
 class DaemonThreads(Executor):
-    """Runs what is submitted, each in a thread: an idle one, or a new one while there are fewer than ``most``.
+    """Runs each submitted function in a thread: an idle one, or a new one while there are fewer than ``most``.
 
-    The executors of the standard library wait for their threads at the end of the interpreter, and so for ever where
+    The executors of the standard library wait for their threads at the end of the interpreter, and so for ever if
     a method of a user hangs.
 
     Args:
-        most: how many threads there may be; what is submitted beyond waits for one.
-        name: of the threads, for people.
+        most: how many threads there may be; further functions wait for one.
+        name: name of the threads, for people.
     """
 
     def __init__(self, most: int, *, name: str) -> None:
@@ -32,10 +32,10 @@ class DaemonThreads(Executor):
         self._lock = threading.Lock()
         self._count = 0
         self._idle = 0
-        """Threads that wait, less the tasks that are on their way to them."""
+        """Waiting threads, minus the tasks that are queued for them."""
 
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Have a function called."""
+        """Call a function in a thread."""
         future: Future[T] = Future()
         with self._lock:
             is_new = self._idle <= 0 and self._count < self._most
@@ -49,7 +49,7 @@ class DaemonThreads(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Have the threads end once nothing is left to do; they are not waited for."""
+        """Let the threads end once nothing is left to do, without waiting for them."""
         with self._lock:
             count = self._count
         for _ in range(count):
@@ -61,7 +61,7 @@ class DaemonThreads(Executor):
             if future.set_running_or_notify_cancel():
                 try:
                     result = function()
-                except BaseException as error:  # noqa: BLE001  (it is whoever has the future that is told)
+                except BaseException as error:  # noqa: BLE001  (the holder of the future gets it)
                     future.set_exception(error)
                 else:
                     future.set_result(result)

@@ -9,11 +9,11 @@ Sample = tuple[str, Labels, float]
 """Metric, labels, value."""
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""Of Prometheus' text format, as its documentation of exposition formats says."""
+"""The content type of Prometheus' text format, from its documentation of exposition formats."""
 
 
 def exposition(families: Mapping[str, tuple[str, str]], samples: Iterable[Sample]) -> str:
-    """Samples as text: all lines of a metric together, after what says of what kind it is.
+    """Samples as text: all lines of a metric together, after its help and type.
 
     Args:
         families: kind and meaning of each metric, in the order in which they are to be shown. The parts of a histogram

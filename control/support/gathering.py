@@ -1,4 +1,4 @@
-"""`Gatherings`: where ranks wait until all of them have come, each with what the others are to know of it."""
+"""`Gatherings`: where ranks wait until all of them have arrived, each with a value for the others."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ V = TypeVar("V")
 
 @dataclass(slots=True)
 class _Gathering(Generic[V]):
-    """What has been brought so far.
+    """The values so far.
 
     Attributes:
         expected: the ranks.
-        brought: what those have brought that are here.
-        ended: set once all are here, or somebody has waited long enough, or it has failed.
+        brought: the values of the ranks that have arrived.
+        ended: set once all have arrived, or a rank has waited long enough, or it has failed.
         failure: why it has failed.
     """
 
@@ -30,41 +30,41 @@ class _Gathering(Generic[V]):
 
     @property
     def is_complete(self) -> bool:
-        """Whether all are here."""
+        """Whether all have arrived."""
         return len(self.brought) == len(self.expected)
 
 
 class Gatherings(Generic[V]):
-    """Those that an actor has, by a key of their users' choice; for its event loop alone."""
+    """The gatherings of an actor, by a key that their users choose; for its event loop alone."""
 
     def __init__(self) -> None:
         self._open: dict[Hashable, _Gathering[V]] = {}
 
     def __len__(self) -> int:
-        """How many are not over."""
+        """How many have not ended."""
         return len(self._open)
 
     async def gather(
         self, key: Hashable, brought: Mapping[int, V], *, expected: Collection[int], timeout_s: float
     ) -> dict[int, V]:
-        """Bring what ranks have to bring, and wait until all have. Then the key is free for the next gathering.
+        """Add the values of ranks, and wait until all have arrived. Then the key is free for the next gathering.
 
-        The first who has waited for ``timeout_s`` ends it for all who wait there. What is brought again replaces what
-        was brought before.
+        The first that has waited for ``timeout_s`` ends it for all that wait there. A later value of a rank replaces
+        the earlier one.
 
         Args:
-            key: of the gathering.
-            brought: by rank; maybe nothing.
-            expected: all ranks, the same for all who come.
+            key: key of the gathering.
+            brought: values by rank; may be empty.
+            expected: all ranks, the same for all that arrive.
             timeout_s: how long to wait.
 
         Returns:
-            What all have brought, in the order of ``expected``.
+            The values of all, in the order of ``expected``.
 
         Raises:
-            AbsentError: (a `RendezvousError`, a `TimeoutError`) some have not come in time.
-            ValueError: others expect other ranks, or a rank is none of them.
-            Exception: what `fail` was given.
+            AbsentError: (a `RendezvousError`, a `TimeoutError`) some have not arrived in time.
+            ValueError: others expect other ranks, or a rank is not among them.
+            Exception: the one that `fail` got.
         """
         ranks = frozenset(expected)
         gathering = self._open.get(key)
@@ -87,7 +87,7 @@ class Gatherings(Generic[V]):
         return {rank: gathering.brought[rank] for rank in expected}
 
     def fail(self, key: Hashable, failure: Exception) -> None:
-        """End a gathering, if there is one under this key, with an error for all who wait there."""
+        """End a gathering, if there is one under this key, with an error for all that wait there."""
         gathering = self._open.get(key)
         if gathering is not None:
             gathering.failure = failure

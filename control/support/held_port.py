@@ -1,4 +1,4 @@
-"""`HeldPort`: a port that nobody else gets from the moment of its choice, for a library that listens there itself."""
+"""`HeldPort`: a port that is reserved from the moment of its choice, for a library that listens there itself."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Self
 
 
 class HeldPort:
-    """A free port, which the kernel gives to nobody else while it is held.
+    """A free port, which the kernel gives to no other program while it is held.
 
-    A socket is bound to it and does not listen. Whoever asks the kernel for any free port, or connects from one, gets
-    another; who asks for just this one is refused. Only a socket with SO_REUSEADDR may be bound to it as well
-    (socket(7)), and that of a server is as a rule: that of ``torch.distributed``, of gRPC, of Python's.
+    A socket is bound to it and does not listen. A program that asks the kernel for any free port, or connects from
+    one, gets another; a request for exactly this one is refused. Only a socket with SO_REUSEADDR may also be bound to
+    it (socket(7)); sockets of servers usually have it: those of ``torch.distributed``, of gRPC, of Python.
 
     Attributes:
-        number: of the port, the same for IPv4 and IPv6.
+        number: number of the port, the same for IPv4 and IPv6.
 
     Raises:
         OSError: there is no free port, or no descriptor left.
@@ -27,7 +27,7 @@ class HeldPort:
         try:
             if is_dual:
                 self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            # Asked for afterwards, the port could be one that another holds like this.
+            # If this were set later, another program that holds a port in this way could have the same one.
             self._socket.bind(("", 0))
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         except OSError:
@@ -36,7 +36,7 @@ class HeldPort:
         self.number = int(self._socket.getsockname()[1])
 
     def close(self) -> None:
-        """Let others have it; what listens there goes on. Idempotent."""
+        """Release the port; a server that listens there continues. Idempotent."""
         self._socket.close()
 
     def __enter__(self) -> Self:

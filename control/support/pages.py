@@ -1,9 +1,9 @@
-"""`PageServer`: a few pages over HTTP, made anew for everybody who asks, whoever else connects and whatever that sends.
+"""`PageServer`: a few pages over HTTP, made for each request. No client can keep others from being served.
 
 One thread has all connections, and pages are made on others, a few at a time. Each connection carries one request and
-ends with its answer, so nothing that follows a request is ever read as another one. All that a client sends, and all
-that it is waited for, has a bound; where there are as many connections as there may be, the one that has waited
-longest for its client makes way, so that who connects and says nothing keeps nobody out.
+ends with its answer, so nothing that follows a request is ever read as another one. What a client
+sends, and how long the server waits for it, has a bound. If there are as many connections as allowed, the one that has
+waited longest for its client is closed, so that silent clients keep nobody out.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ MAX_CONNECTIONS = 64
 MAX_HEAD_NBYTES = 16 << 10
 MAX_HEADERS = 64
 HEAD_TIMEOUT_S = 5.0
-"""For the whole head of a request to come, however often some of it does."""
+"""Seconds for the whole head of a request to arrive, even if parts of it keep arriving."""
 
 ANSWER_TIMEOUT_S = 10.0
-"""For a client to take its answer."""
+"""Seconds for a client to take its answer."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{16,256}")
 """RFC 6750, 2.1, and long enough not to be guessed."""
@@ -45,10 +45,10 @@ _ONCE = ("host", "origin", "authorization", "content-length", "transfer-encoding
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 _REQUEST = re.compile(rb"([A-Z]{1,20}) ([!-~]{1,8192}) HTTP/1\.([01])")
 _HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([\t -~\x80-\xff]*?)[ \t]*")
-"""RFC 9112, 3 and 5: a request line and a field, without the folding of lines that it tells servers to refuse."""
+"""RFC 9112, 3 and 5: a request line and a field, without line folding, which servers must refuse."""
 
 _HEADERS = {
-    # Only what this server sends is loaded or run, nobody shows the page within another, and nobody keeps it.
+    # The browser loads and runs only what this server sends; no other page embeds the page, and no cache keeps it.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -79,14 +79,14 @@ class _Request:
     path: str
     query: str
     headers: Mapping[str, str]
-    """By their names in lower case."""
+    """Headers by their names in lower case."""
 
 
 class _RefusedError(Exception):
     """A request is answered with an error.
 
     Attributes:
-        status: of the answer.
+        status: status of the answer.
     """
 
     def __init__(self, status: HTTPStatus, why: str) -> None:
@@ -100,7 +100,7 @@ Pages = Mapping[str, Callable[[], Page]]
 Lookups = Mapping[str, Callable[[Mapping[str, str]], Page]]
 """What makes each page that depends on the query of its address, by its path.
 
-It is given the fields of the query, the last of each name. They may hold anything."""
+It gets the fields of the query, the last of each name. They may hold anything."""
 
 
 class PageServer:
@@ -162,10 +162,10 @@ class PageServer:
         self._closing = asyncio.Event()
         self._making = asyncio.Semaphore(_PAGES_AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
-        """One for each connection, those that there is no room for among them."""
+        """One task for each connection, including those that there is no room for."""
         self._connections: set[asyncio.Task[None]] = set()
         self._waiting: dict[asyncio.Task[None], None] = {}
-        """Those of them that wait for their clients, the longest first."""
+        """The tasks that wait for their clients, the longest first."""
         self._thread = Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -179,7 +179,7 @@ class PageServer:
     def close(self) -> None:
         """Stop listening, and close all connections; calling it again does nothing."""
         if self._thread.is_alive():
-            with contextlib.suppress(RuntimeError):  # it ends this moment
+            with contextlib.suppress(RuntimeError):  # it is ending at this moment
                 self._loop.call_soon_threadsafe(self._closing.set)
             self._thread.join()
 
@@ -198,7 +198,7 @@ class PageServer:
             runner.run(self._serve_all())
 
     async def _serve_all(self) -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)  # it tells of clients, say
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)  # of clients, for example
         server = await asyncio.start_server(self._accept, sock=self._listener, limit=MAX_HEAD_NBYTES)
         await self._closing.wait()
         # What asyncio is accepting must become a connection before its server is closed: it would be left open.
@@ -214,7 +214,7 @@ class PageServer:
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda _: writer.transport.abort())  # also where it is cancelled before it has begun
+        task.add_done_callback(lambda _: writer.transport.abort())  # also if it is cancelled before it has begun
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -224,12 +224,12 @@ class PageServer:
                 self._connections.add(task)
                 await self._answer(task, reader, writer)
         except (asyncio.CancelledError, asyncio.IncompleteReadError, TimeoutError, OSError):
-            return  # it made way, or has gone, or is too slow
+            return  # it was closed for another, or has gone, or is too slow
         finally:
             self._connections.discard(task)
 
     def _has_room(self) -> bool:
-        """Whether there may be another connection; the one that has waited longest for its client makes way."""
+        """Whether there is room for another connection; if needed, closes the one that waits longest for its client."""
         if len(self._connections) < MAX_CONNECTIONS:
             return True
         longest = next(iter(self._waiting), None)
@@ -315,12 +315,12 @@ class PageServer:
         return lambda: look_up(fields)
 
     def _check_origin(self, request: _Request) -> None:
-        """Refuse what a page of another site has asked a browser for."""
+        """Refuse requests that a page of another site makes through a browser."""
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
         try:
             name = urlsplit(f"//{host}").hostname
             is_ours = origin is None or urlsplit(origin).netloc == host
-        except ValueError:  # that is no host
+        except ValueError:  # not a valid host
             name, is_ours = None, False
         if self._names is not None and name not in self._names:
             raise _RefusedError(HTTPStatus.FORBIDDEN, "the host in the address is not that of this server")
@@ -340,7 +340,7 @@ class PageServer:
         def work() -> None:
             try:
                 result = make()
-            except Exception as error:  # noqa: BLE001  (whatever goes wrong is the answer, and the server goes on)
+            except Exception as error:  # noqa: BLE001  (any error becomes the answer, and the server continues)
                 result = Page("text/plain", f"{type(error).__name__}\n", HTTPStatus.INTERNAL_SERVER_ERROR)
             with contextlib.suppress(RuntimeError):  # the server has been closed
                 loop.call_soon_threadsafe(settle, result)
@@ -351,7 +351,7 @@ class PageServer:
 
     @property
     def _cookie(self) -> str:
-        return f"skipper-token-{self.port}"  # cookies are those of a host, whatever the port
+        return f"skipper-token-{self.port}"  # cookies belong to a host, for all ports
 
     def _kept(self, request: _Request) -> str:
         """The token that a browser has kept."""
@@ -374,7 +374,7 @@ _NOT_YOURS = Page(
 
 
 def _is_of_this_user(peer: tuple[str, int], own: tuple[str, int]) -> bool:
-    """Whether a connection over the loopback was made by this user, or root. What cannot be told is not."""
+    """Whether a connection over the loopback was made by this user, or root; False if that is not known."""
     try:
         return user_of_peer(peer, own) in (os.geteuid(), 0)
     except (OSError, ValueError):
@@ -397,7 +397,7 @@ def _parsed(head: bytes) -> _Request:
     """A request's head.
 
     Raises:
-        _RefusedError: it is none, or one that no client of ours sends.
+        _RefusedError: it is not valid, or no client of ours sends it.
     """
     first, *fields = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
     line = _REQUEST.fullmatch(first)

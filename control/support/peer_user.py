@@ -10,7 +10,7 @@ _TABLES = {4: "/proc/net/tcp", 16: "/proc/net/tcp6"}
 
 
 def user_of_peer(peer: tuple[str, int], own: tuple[str, int]) -> int | None:
-    """The user id of who made a connection; None where the kernel's table does not have it.
+    """The id of the user who made a connection; None if the kernel's table does not have it.
 
     Both ends of a connection over the loopback are in the table of this network namespace, each with its user.
 
@@ -20,7 +20,7 @@ def user_of_peer(peer: tuple[str, int], own: tuple[str, int]) -> int | None:
 
     Raises:
         OSError: there is no such table.
-        ValueError: that is no address.
+        ValueError: that is not an address.
     """
     theirs, ours = _entry(*peer), _entry(*own)
     with open(_TABLES[len(_packed(peer[0]))], encoding="ascii") as table:
@@ -41,7 +41,7 @@ def _packed(address: str) -> bytes:
 
 
 def _entry(address: str, port: int) -> str:
-    """An end as the kernel writes it: words of 32 bits in its own order of bytes, and the port."""
+    """An end as the kernel writes it: words of 32 bits in native byte order, and the port."""
     packed = _packed(address)
     words = struct.unpack(f"={len(packed) // 4}I", packed)
     return "".join(f"{word:08X}" for word in words) + f":{port:04X}"

@@ -1,6 +1,6 @@
-"""Files and folders for this user alone: those that hold a secret, and those for what processes write.
+"""Files and folders that only this user may access: for secrets, and for the output of processes.
 
-And files that others read while they are replaced.
+Also: files that others read while they are replaced.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from skipper.control.model.errors import UnsafeFileError
 
 
 def check_private(status: os.stat_result, path: Path, is_right_kind: Callable[[int], bool]) -> None:
-    """See to it that something belongs to this user, and that nobody else can read or write it.
+    """Check that something belongs to this user, and that nobody else can read or write it.
 
     Raises:
         UnsafeFileError: that is not so.
@@ -29,7 +29,7 @@ def check_private(status: os.stat_result, path: Path, is_right_kind: Callable[[i
 
 
 def read_secret(path: Path, *, least_nbytes: int) -> bytes:
-    """The secret in a file, as it is there.
+    """The secret in a file, unchanged.
 
     Raises:
         UnsafeFileError: others could read the file, or could have written it.
@@ -42,12 +42,12 @@ def read_secret(path: Path, *, least_nbytes: int) -> bytes:
 
 
 def replace(path: Path, content: bytes, mode: int) -> None:
-    """Write a file, or replace one: who reads it finds the one or the other whole, also through NFS.
+    """Write a file, or replace one: a reader finds the old or the new one complete, also through NFS.
 
     Args:
-        path: the file; its folder is there.
-        content: what it is to hold.
-        mode: its permissions, whatever the umask is.
+        path: the file; its folder exists.
+        content: its content.
+        mode: its permissions, for any umask.
 
     Raises:
         OSError: it cannot be written.
@@ -68,11 +68,11 @@ def replace(path: Path, content: bytes, mode: int) -> None:
 
 
 def open_log(path: Path) -> int:
-    """A file of mode 0600 to append to, new or the one that there is; the caller closes its descriptor.
+    """A new or existing file of mode 0600 to append to; the caller closes its descriptor.
 
     Raises:
-        UnsafeFileError: (a `PermissionError`) it is no plain file of this user: what is written would go elsewhere.
-        OSError: it cannot be made, or is a link.
+        UnsafeFileError: (a `PermissionError`) it is not a plain file of this user: the output would go elsewhere.
+        OSError: it cannot be created, or is a link.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(path, flags, 0o600)
@@ -92,7 +92,7 @@ def open_own(path: Path) -> int:
     """A plain file of this user to read; the caller closes its descriptor.
 
     Raises:
-        UnsafeFileError: (a `PermissionError`) it is a link, no plain file, or somebody else's.
+        UnsafeFileError: (a `PermissionError`) it is a link, not a plain file, or another user's.
         OSError: it cannot be opened.
     """
     if path.is_symlink():  # for the message; O_NOFOLLOW is the check
@@ -106,10 +106,10 @@ def open_own(path: Path) -> int:
 
 
 def make_folder(path: Path) -> None:
-    """Have a folder there; it and what is missing above it get mode 0700.
+    """Create a folder if it is missing; it and missing folders above it get mode 0700.
 
     Raises:
-        OSError: it cannot be made, or is no folder.
+        OSError: it cannot be created, or is not a folder.
     """
     for missing in [path, *path.parents][::-1]:
         with contextlib.suppress(FileExistsError):

@@ -1,21 +1,21 @@
-"""`RunGroups`: the process groups of ``torch.distributed`` that one run makes in this process, ended all together.
+"""`RunGroups`: ends all process groups of ``torch.distributed`` that one run has made in this process.
 
 Only those of NCCL can be aborted through torch. `abort` of gloo's does nothing (PyTorch 2.13), and so does
 `destroy_process_group`, as long as something refers to a group: a sharded module, a work that nobody has waited for,
 the traceback of the error. So gloo is made to believe that the other process has ended: its connections are shut down
-for reading. Whatever waits for a message raises then, functional collectives (``wait_tensor``) included, and gloo's
+for reading. All that wait for a message then raise, functional collectives (``wait_tensor``) included, and gloo's
 threads have nothing left to do. The connections to the store are shut down, too: ranks may wait there for one that does
 not come.
 
-gloo has a fault in this (`Pair::signalException` in its transport/tcp/pair.cc): who waits for a message that is under
-way at this moment, in either direction, is not told, and waits for as long as a collective may take, half an hour by
-default. So a connection is shut down once nothing moves there. And it is kept open meanwhile, so that the other end can
-still be written to until that process does the same; what is written into a closed connection counts as under way.
+gloo has a fault in this (`Pair::signalException` in its transport/tcp/pair.cc): a thread that waits for a message that
+is in flight at this moment, in either direction, gets no error, and waits for as long as a collective may take, half an
+hour by default. So a connection is shut down once no bytes move on it. It also stays open until the process at the
+other end has done the same, which can write to it until then: bytes in a closed connection count as in flight.
 
 Two waits have no connection yet. gloo waits for others to connect while it makes a group: then this process connects to
-itself in their place. And a rank tries again and again to reach a store that was never made: then one is made.
+itself in their place. And a rank tries again and again to reach a store that was never created: then one is created.
 
-Nothing of torch is imported here: whoever waits in a collective has done so.
+Nothing of torch is imported here: code that waits in a collective has imported it.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ _MOVED = struct.Struct("=QQ")
 _PAIR = struct.Struct("=q")
 
 _WAITING_CODE = ("/torch/distributed/", "/torch/nn/parallel/", "/torch/autograd/graph.py")
-"""Where torch waits for other ranks; backward passes do so behind the last of these, where Python does not see it."""
+"""Code of torch that waits for other ranks; backward passes wait below the last of these, unseen by Python."""
 
 LOOK_S = 0.02
-"""How soon after one look at the connections comes the next."""
+"""Seconds between two checks of the connections."""
 
 PATIENCE_S = 2.0
-"""How long a connection may go on where something moves: the other end may be frozen."""
+"""How long a connection on which bytes move may stay: the other end may be frozen."""
 
 
 STUCK_S = 0.3
-"""How long code may take to leave before more is done for it."""
+"""How long code may take to leave before further steps are taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +61,10 @@ class StorePlace:
     """Where the ranks of a run meet.
 
     Attributes:
-        host: of the store: an IP, or else a name.
-        port: likewise.
+        host: host of the store: an IP, or else a name.
+        port: port of the store.
         size: how many ranks there are.
-        is_here: whether it is to be on this host.
+        is_here: whether it should be on this host.
     """
 
     host: str
@@ -78,17 +78,17 @@ class StorePlace:
         A user's connection to another host may have the same number at its other end.
         """
         if self.is_here and here.port == self.port:
-            return True  # the kernel gives it to nothing else on this host
+            return True  # the kernel gives this port to nothing else on this host
         if there.port != self.port:
             return False
         try:
             return there.address == own_sockets.as_ipv6(self.host)
         except ValueError:
-            return True  # a name, which was asked for elsewhere
+            return True  # a name, which other code resolved
 
 
 class RunGroups:
-    """Those that are made from now on, by whichever thread of this process.
+    """The groups that any thread of this process makes from now on.
 
     Args:
         place: where the ranks of the run meet.
@@ -106,12 +106,12 @@ class RunGroups:
         self._next_try = 0.0
 
     def abort(self) -> bool:
-        """Have all that waits in them raise. From any thread, one at a time; again for what is left, or is made since.
+        """Make all waits in them raise. From any thread, one at a time; call it again for groups that are left or new.
 
-        Code that is in the middle of something else raises at its next collective.
+        Code that does something else at the moment raises at its next collective.
 
         Returns:
-            Whether nothing is left.
+            Whether no group is left.
         """
         if self._begin is None:
             self._begin = time.monotonic()
@@ -147,14 +147,14 @@ class RunGroups:
         return is_over
 
     def serve_store(self) -> None:
-        """Make a store where there is to be one on this host and is none, for those who try to reach it."""
+        """Create the store if it should be on this host and does not exist, for the ranks that try to reach it."""
         distributed = sys.modules.get("torch.distributed")
         if _distributed_c10d() is None or self._store is not None or not self._place.is_here:
             return
         place = self._place
         with contextlib.suppress(OSError), socket.create_connection((place.host, place.port), timeout=STUCK_S):
             return  # there is one
-        # Another rank of this host may be quicker: then it is not needed here.
+        # Another rank of this host may be faster: then it is not needed here.
         with contextlib.suppress(RuntimeError):
             self._store = distributed.TCPStore(  # type: ignore[union-attr]
                 place.host,
@@ -166,7 +166,7 @@ class RunGroups:
             )
 
     def close(self) -> None:
-        """Let go of the connections that `abort` has shut down, once the other ends have done so. Idempotent."""
+        """Close the connections that `abort` has shut down, once the other ends have done so. Idempotent."""
         self._store = None
         while self._held:
             self._held.popitem()[1].close()
@@ -189,7 +189,7 @@ class RunGroups:
         self._aborted.update(names.values())
 
     def _is_quiet(self, connection: socket.socket, inode: int) -> bool:
-        """Whether nothing has moved since the look before, or it has taken too long."""
+        """Whether no bytes have moved since the last check, or it has taken too long."""
         moved = _moved(connection)
         is_quiet = moved is not None and self._moved.get(inode) == moved
         self._moved[inode] = moved
@@ -207,7 +207,7 @@ class RunGroups:
         return True
 
     def _knock(self, fd: int, inode: int) -> None:
-        """Connect to a listener of gloo in place of all for whom it may wait, and hang up."""
+        """Connect to a listener of gloo in place of all ranks that it may wait for, and close the connection."""
         if inode in self._knocked:
             return
         self._knocked.add(inode)
@@ -222,10 +222,10 @@ class RunGroups:
 
 
 def forget_process_groups(*, has_failed: bool) -> None:
-    """Destroy the default process group of ``torch.distributed`` and all others, where code has left one.
+    """Destroy the default process group of ``torch.distributed`` and all others, if code has left one.
 
     Args:
-        has_failed: whether there may be collectives under way that will not come to an end.
+        has_failed: whether collectives may be running that will never end.
     """
     c10d = _distributed_c10d()
     if c10d is None:
@@ -235,8 +235,8 @@ def forget_process_groups(*, has_failed: bool) -> None:
             c10d.destroy_process_group()
         return
     if c10d.is_initialized():
-        c10d._abort_process_group()  # to shut them down would wait for what is under way on a GPU
-    # Groups are numbered, and one that could not be made has taken its number, perhaps not on all ranks.
+        c10d._abort_process_group()  # shutting them down would wait for work that runs on a GPU
+    # Groups are numbered. One that could not be made has used a number, perhaps not on all ranks.
     c10d._world.group_count = 0
 
 
@@ -247,7 +247,7 @@ def collect_failed_run() -> None:
 
 
 def waits_in_torch(thread_id: int) -> str | None:
-    """Where a thread stands in code of torch that may wait for other ranks; None where it is in other code."""
+    """The place of a thread in code of torch that may wait for other ranks; None if it is in other code."""
     frame = sys._current_frames().get(thread_id)
     is_in_torch = False
     place = None
@@ -260,7 +260,7 @@ def waits_in_torch(thread_id: int) -> str | None:
 
 
 def is_of_broken_group(error: BaseException) -> bool:
-    """Whether an exception, or one that it comes from, says that a process group or its store has broken.
+    """Whether an exception, or one of its causes, says that a process group or its store has broken.
 
     Those of gloo are plain `RuntimeError`; their text begins with the file of gloo that raised them.
     """
@@ -286,18 +286,18 @@ def _distributed_c10d() -> Any:
 def _nccl_backends(group: Any, kind: type) -> list[Any]:
     backends = []
     for device in group._device_types:
-        with contextlib.suppress(RuntimeError):  # not made yet: without an operation there is none
+        with contextlib.suppress(RuntimeError):  # not created yet: only operations create it
             backends.append(group._get_backend(device))
     return [backend for backend in backends if isinstance(backend, kind)]
 
 
 @dataclass(frozen=True, slots=True)
 class _GlooLoop:
-    """What one of gloo's threads waits for.
+    """The sockets that one of gloo's threads waits for.
 
     Attributes:
         listener: descriptor and inode of the socket that listens.
-        connections: inodes of those that are connected.
+        connections: inodes of the connected sockets.
     """
 
     listener: tuple[int, int]
@@ -311,7 +311,7 @@ def _gloo_loops(known: Container[int]) -> Iterator[_GlooLoop]:
     by which it is woken. Event loops of others are woken by an eventfd (libuv, gRPC) or a Unix socket (asyncio).
 
     Args:
-        known: sockets that are no connections of a run. A device whose listener is one of them is left out.
+        known: sockets that do not belong to a run. A device whose listener is one of them is left out.
     """
     for _, waits_for in own_sockets.event_loops():
         by_kind: dict[str, list[tuple[int, int]]] = {}
@@ -340,7 +340,7 @@ def _kind_of(fd: int, inode: int) -> str:
 
 
 def _moved(connection: socket.socket) -> tuple[int, int] | None:
-    """How many bytes have gone out and come in, once all of them have arrived; None before, or if it has ended."""
+    """How many bytes were sent and received, once all of them have arrived; None before, or if it has ended."""
     try:
         for question in (_QUEUED_IN, _QUEUED_OUT):
             if any(fcntl.ioctl(connection.fileno(), question, bytes(4))):

@@ -1,4 +1,4 @@
-"""Where this user's files lie that outlive a job: its output, and its record."""
+"""The folder for this user's files that outlive a job: its output, and its record."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from skipper.control.support.private_file import make_folder
 
 
 def state_folder(kind: str, variable: str) -> Path:
-    """The folder for one kind of files: what the variable says, else one in the user's folder for state.
+    """The folder for one kind of files: the one that the variable names, else one in the user's folder for state.
 
-    Where that cannot be written, as in containers without a home, it is one for temporary files. It is not made here.
+    If that is not writable, as in containers without a home, it is one for temporary files. It is not created here.
 
     Args:
         kind: what it is called, ``"logs"``.
@@ -30,15 +30,15 @@ def state_folder(kind: str, variable: str) -> Path:
 
 
 def make_own_folder(path: Path, variable: str) -> None:
-    """Have the folder there, which nobody else may write to.
+    """Create the folder if it is missing; nobody else may write to it.
 
     Args:
-        path: what `state_folder` says.
+        path: the result of `state_folder`.
         variable: the environment variable that would name another one, for the message.
 
     Raises:
         UnsafeFileError: (a `PermissionError`) it belongs to others, or others may write there.
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     make_folder(path)
     status = os.stat(path)

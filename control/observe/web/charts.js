@@ -23,7 +23,7 @@ export class Chart {
   #drawn = { times: [], values: [] };
 
   /**
-   * @param name for whoever looks for it
+   * @param name by which code finds it
    * @param title for people
    * @param show makes a text of a value
    * @param unit follows it

@@ -26,7 +26,7 @@ export class Tiles {
   }
 }
 
-/** What parts of the job report under one title. It is small: made anew where it changes. */
+/** What parts of the job report under one title. It is small, so it is rebuilt when it changes. */
 export class TableCard {
   element = element("section", { class: "card" });
   #title;
