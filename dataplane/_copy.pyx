@@ -1,7 +1,7 @@
 # cython: boundscheck=False, wraparound=False
-"""Copies, epoch words, shared memory and buffer addresses, in C; what is not short, without the GIL.
+"""Copies, epoch words, shared memory and buffer addresses, in C; long operations release the GIL.
 
-Nothing here checks an address: `memory`, `layout` and the backends do, before they come here.
+Nothing here checks an address: `memory`, `layout` and the backends do that before.
 """
 
 cimport cython
@@ -41,7 +41,7 @@ cdef extern from "sys/mman.h" nogil:
 
 cdef enum:
     HUGE_ = 2 << 20
-    # Copied without letting go of the GIL: to get it back, where another thread computes, takes some 5 ms.
+    # Copied without releasing the GIL: getting it back takes some 5 ms if another thread computes.
     SHORT_ = 4096
 
 cdef extern from "rows.h" nogil:
@@ -63,8 +63,8 @@ cdef extern from "atomics.h" nogil:
 
 cdef extern from *:
     """
-    /* A word is read after the data that it guards, and written before their memory changes hands. Arm lets what comes
-     * after a store overtake it, a sequentially consistent one too: hence the fences. See
+    /* A word is read after the data that it guards, and written before their memory changes hands. Arm lets later
+    * accesses overtake a store, even a sequentially consistent one. So there are fences. See
      * docs/explanation/memory_order.md. */
     static inline uint64_t skipper_load(uintptr_t at)
     {
@@ -95,7 +95,7 @@ GONE = 2
 
 @cython.final
 cdef class BufferView:
-    """Holds one export of the buffer protocol: where the memory lies, and that it stays there while this lives."""
+    """Holds one export of the buffer protocol: the address of the memory, which is valid while this object lives."""
 
     cdef Py_buffer view
     cdef bint held
@@ -140,7 +140,7 @@ cdef class BufferView:
 
     @property
     def contiguous(self):
-        """Whether the elements lie in C order without gaps."""
+        """Whether the elements are in C order without gaps."""
         cdef Py_ssize_t expected = self.view.itemsize
         cdef int i
         if self.view.len == 0:
@@ -153,7 +153,7 @@ cdef class BufferView:
 
 
 cdef void *map_aligned(int fd, size_t nbytes) noexcept nogil:
-    """mmap of `nbytes`, whole pages, of a file, aligned where that can help; MAP_FAILED and errno where it fails."""
+    """mmap of `nbytes`, whole pages, of a file, aligned if that can help; MAP_FAILED and errno if it fails."""
     cdef char *reserved
     cdef char *begin
     cdef void *mapped
@@ -177,8 +177,8 @@ cdef void *map_aligned(int fd, size_t nbytes) noexcept nogil:
 cdef class SharedMap:
     """A writable shared mapping of a whole file; unmapped with its last reference.
 
-    It begins at a multiple of a huge page, without which none can be mapped as one. Not `mmap.mmap`: that one keeps a
-    duplicate of the descriptor for as long as it lives.
+    It begins at a multiple of a huge page; otherwise the system could not map huge pages. `mmap.mmap` is not used: it
+    keeps a duplicate of the descriptor for as long as it lives.
     """
 
     cdef readonly uintptr_t address
@@ -198,7 +198,7 @@ cdef class SharedMap:
             munmap(<void *>self.address, self.nbytes)
 
     def advise_huge(self, size_t offset, size_t nbytes):
-        """Ask for huge pages where whole ones fit into a range; a hint, which the system may be set to ignore."""
+        """Ask for huge pages if whole ones fit into a range; a hint, which the system may ignore."""
         cdef size_t begin = (offset + HUGE_ - 1) & ~<size_t>(HUGE_ - 1)
         cdef size_t end = (offset + nbytes) & ~<size_t>(HUGE_ - 1)
         if offset > self.nbytes or nbytes > self.nbytes - offset:
@@ -262,7 +262,7 @@ def open_sealed(bytes path, bytes link, int64_t page, size_t length):
 
 @cython.final
 cdef class Block:
-    """A writable range of a mapping, offered by the buffer protocol. Whoever views it keeps `owner` alive."""
+    """A writable range of a mapping, with the buffer protocol. Every view of it keeps `owner` alive."""
 
     cdef readonly uintptr_t address
     cdef readonly Py_ssize_t nbytes
@@ -279,7 +279,7 @@ cdef class Block:
 
 
 def copy(uintptr_t dst, uintptr_t src, size_t nbytes, bint stream=False):
-    """memcpy between two addresses of this process; with `stream` past the cache, where the processor can."""
+    """memcpy between two addresses of this process; with `stream` it bypasses the cache, if the processor can."""
     with nogil:
         if stream:
             skipper_stream(<char *>dst, <const char *>src, nbytes)
@@ -290,7 +290,7 @@ def copy(uintptr_t dst, uintptr_t src, size_t nbytes, bint stream=False):
 def copy_rows(const int64_t[:, ::1] rows, bint to_remote, bint stream=False):
     """Copies all runs of `rows` (see rows.h); both sides are addresses of this process.
 
-    With `stream` past the cache, where the processor can: for parts of a copy that would not stay in it anyway.
+    With `stream` it bypasses the cache, if the processor can: for parts of a copy that would not stay in the cache.
     """
     if rows.shape[0] == 0:
         return
@@ -311,7 +311,7 @@ cdef inline bint process_gone(int pidfd) noexcept nogil:
 
 
 def gone(int pidfd):
-    """Whether the process behind a pidfd has exited; a negative pidfd stands for one that cannot have."""
+    """Whether the process of a pidfd has exited; False for a negative pidfd."""
     return process_gone(pidfd)
 
 
@@ -345,7 +345,7 @@ def guarded_copy(uintptr_t local, uintptr_t remote, size_t nbytes, bint to_remot
 cdef class GuardedRows:
     """Rows of `nbytes` together, with the epoch words that guard them: a batch that is copied again and again.
 
-    Whoever makes it keeps the memory of both sides, and the pidfd, for as long as it copies.
+    The code that creates it keeps the memory of both sides, and the pidfd, for as long as it copies.
     """
 
     cdef const int64_t[:, ::1] rows
@@ -367,7 +367,7 @@ cdef class GuardedRows:
         self.pidfd = pidfd
 
     def copy(self):
-        """Copy all of it; whether the words were as expected, before a write and at the end, and the owner is there."""
+        """Copy all; whether the words were as expected, before a write and at the end, and the owner is alive."""
         cdef bint good
         if self.nbytes <= SHORT_:
             return self.copied()
@@ -386,7 +386,7 @@ def guarded_atomic(bint swap, uintptr_t at, uint64_t operand, uint64_t compare, 
                    int pidfd):
     """One atomic operation between the checks of its epoch word: (OK, CHANGED or GONE; what the word held before).
 
-    With the GIL: what it does takes less time than letting go of it.
+    With the GIL: the operation takes less time than releasing it.
     """
     cdef uint64_t previous
     if skipper_load(word) != expected:

@@ -85,7 +85,7 @@ class RDMAAction:
         self._segments = 0
         self._nbytes = (0, 0)
         self._gpus: frozenset[int] = frozenset()
-        # What blocks were last taken from: (the caller's object, its memory, checked), as "dst" and as "src".
+        # The objects of the last blocks: (the caller's object, its memory, checked), as "dst" and as "src".
         self._wholes: dict[str, tuple[object, StridedRegion]] = {}
         self._pieces: tuple[int, tuple[RDMAAction, ...]] | None = None
 

@@ -1,5 +1,5 @@
 /* Atomic operations on the 8-byte words of buffers, as every part of the data plane that runs on a CPU does them: with
- * one another, whichever way an operation came.
+ * one another, for operations from all sources.
  */
 #ifndef SKIPPER_ATOMICS_H
 #define SKIPPER_ATOMICS_H

@@ -47,7 +47,7 @@ class Config:
 
     @property
     def verbs_options(self) -> dict[str, str | int | tuple[str, ...]]:
-        """Those of the verbs backend, with what the environment says."""
+        """The options of the verbs backend, with those of the environment."""
         host = os.environ.get(HOST_VARIABLE)
         return {"listen": f"{host}:0", **self.verbs} if host else self.verbs
 
@@ -83,7 +83,7 @@ def checked(
     """`old` with the arguments that are not None.
 
     Raises:
-        ConfigurationError: A value is none of the possible ones.
+        ConfigurationError: A value is not one of the possible ones.
     """
     if backend is not None and backend not in ("auto", *BACKENDS):
         raise ConfigurationError(f"backend must be one of auto, {', '.join(BACKENDS)}; not {backend!r}")

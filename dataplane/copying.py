@@ -117,10 +117,10 @@ class CopyTransfer(Transfer):
             remotes: By key of the rows.
             locals_: All of one kind of memory, and of one device.
             to_remote: The direction.
-            pool: Takes part in large ones.
-            watch: Of the owner; None where that is this process.
+            pool: Takes part in large copies.
+            watch: Watch of the owner; None if that is this process.
             pin: Called for each start; what it returns is kept until the end.
-            places: Where the memory of `remotes` lies in this process, if not as their handles say.
+            places: Where the memory of `remotes` is in this process, if not as their handles say.
         """
         self.to_remote = to_remote
         self._pool = pool
@@ -192,7 +192,7 @@ class CopyTransfer(Transfer):
         prepared.copy()
 
     def fault(self) -> DataplaneError | None:
-        """Why no transfer can succeed any more: a word has changed, or the owner is gone. None if neither is true."""
+        """Why no transfer can succeed any more: a word has changed, or the owner is gone. None if both are fine."""
         at = changed_word(self._words, self._epochs)
         if at >= 0:
             return dropped(self._remotes[at].handle)
@@ -261,8 +261,8 @@ def copy_by_gpu(
         local: The memory of this side.
         remote: The registration that the other side is part of.
         address: Where that side begins in this process.
-        place: Where it lies.
-        watch: Of the owner; None where that is this process.
+        place: The kind of its memory, and the device.
+        watch: Watch of the owner; None if that is this process.
         to_remote: The direction.
 
     Returns:
@@ -284,7 +284,7 @@ def copy_by_gpu(
 
 
 def _fault(remote: Remote, watch: ProcessWatch | None) -> DataplaneError | None:
-    """Why what was copied is not that buffer; None if it is."""
+    """Why the copied bytes are not those of that buffer; None if they are."""
     pidfd = -1 if watch is None else watch.pidfd
     status = guarded_copy(0, 0, 0, False, remote.word, remote.handle.epoch, pidfd)  # of no bytes: only the checks
     if status == OK:

@@ -138,7 +138,7 @@ def copy(pairs: Iterable[tuple[int, int, int]], stream: int, device: int, *, blo
         try:
             for target, source, nbytes in pairs:
                 _require(begin(_U64(target), _U64(source), ctypes.c_size_t(nbytes), _U64(stream)), "cuMemcpyAsync")
-        finally:  # what was begun must not continue
+        finally:  # copies that have begun must not continue
             _require(_library().cuStreamSynchronize(_U64(stream)), "cuStreamSynchronize")
 
 

@@ -23,7 +23,7 @@ class Epoch:
     """The word of one buffer.
 
     Attributes:
-        page: The memory that it lies in.
+        page: The memory that it is in.
         slot: Its index there.
         value: The number while the buffer is valid.
     """

@@ -43,7 +43,7 @@ ADDRESSES = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """The owner's half of a handle; `encoded` is itself as bytes."""
+    """The owner's half of a handle; `encoded` is its form as bytes."""
 
     owner: OwnerId
     page_token: int
@@ -62,7 +62,7 @@ class Handle:
     """One registration of an owner.
 
     Attributes:
-        card: Whose.
+        card: The card of its owner.
         slot: Index of its epoch word in the owner's page.
         epoch: The word's number while the registration is valid.
         base: Address of the first byte in the owner.

@@ -17,7 +17,7 @@ _DYING_S = 2.0  # how long the rest of an exit that has begun may take on a busy
 # Fields 9 and 22 of /proc/<pid>/stat, counted after the command name, which may itself hold blanks and parentheses:
 # proc(5).
 _FLAGS_FIELD, _START_TIME_FIELD = 9 - 3, 22 - 3
-_LONGEST_LINE = 4096  # of those read here, which the kernel gives whole
+_LONGEST_LINE = 4096  # of the files read here, which one read returns complete
 _PF_EXITING = 0x4  # linux/sched.h
 
 
@@ -59,7 +59,7 @@ def host_id() -> int:
     Not cached: a forked child may have been moved into another pid namespace.
 
     Raises:
-        BackendUnavailableError: The system does not say, as without a file descriptor left.
+        BackendUnavailableError: The system does not say, for example without a file descriptor left.
     """
     boot = _read("/proc/sys/kernel/random/boot_id").decode("ascii").strip()
     namespace = os.stat("/proc/self/ns/pid").st_ino
@@ -70,7 +70,7 @@ def start_time(pid: int) -> int | None:
     """When process `pid` started, in clock ticks since boot; None when there is no such process.
 
     Raises:
-        BackendUnavailableError: The system does not say, as without a file descriptor left.
+        BackendUnavailableError: The system does not say, for example without a file descriptor left.
     """
     fields = _stat(pid)
     return None if fields is None else int(fields[_START_TIME_FIELD])
@@ -80,7 +80,7 @@ def is_dying(pid: int) -> bool:
     """Whether the kernel is ending a process, or has ended it.
 
     Raises:
-        BackendUnavailableError: The system does not say, as without a file descriptor left.
+        BackendUnavailableError: The system does not say, for example without a file descriptor left.
     """
     fields = _stat(pid)
     return fields is None or bool(int(fields[_FLAGS_FIELD]) & _PF_EXITING)
@@ -88,7 +88,7 @@ def is_dying(pid: int) -> bool:
 
 def _stat(pid: int) -> list[bytes] | None:
     try:
-        # Of the main thread: qemu answers /proc/PID/stat by itself where a process asks for its own.
+        # The main thread's file: qemu itself answers /proc/PID/stat if a process reads its own.
         stat = _read(f"/proc/{pid}/task/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError):
         return None
@@ -122,7 +122,7 @@ def new_owner() -> OwnerId:
 
 
 class ProcessWatch:
-    """A pidfd of another process of this host: tells at once, and for ever, whether this one process is gone.
+    """A pidfd of another process of this host: shows at once, and reliably, whether this one process is gone.
 
     Attributes:
         pidfd: For `_copy.guarded_copy`; -1 once closed.
@@ -135,7 +135,7 @@ class ProcessWatch:
 
         Raises:
             OwnerDiedError: There is no such process, or another one has its pid now.
-            BackendUnavailableError: It cannot be watched, as without a file descriptor left.
+            BackendUnavailableError: It cannot be watched, for example without a file descriptor left.
         """
         self.owner = owner
         self.pidfd = -1

@@ -74,7 +74,7 @@ class Keys:
         self._lock = threading.Lock()
         self._own = None if own is None else Key(own)
         self._job: bytes | None = None
-        # As long as it belongs to no job, a secret that was configured is the only one.
+        # As long as the process is in no job, a configured secret is the only one.
         self._known: tuple[Key, ...] = () if self._own is None else (self._own,)
         self._by_name = {key.name: key for key in self._known}
 
@@ -110,7 +110,7 @@ class Keys:
         raise DescriptorError(_FOREIGN)
 
     def derived(self, purpose: bytes) -> tuple[bytes, ...]:
-        """For another use, 32 bytes of each secret. A process that accepts handles of this one has one of them, too.
+        """32 bytes of each secret, for another use. A process that accepts handles of this one has one of them, too.
 
         Raises:
             ConfigurationError: There is no secret.

@@ -1,7 +1,7 @@
 """Boxes to rows: a strided copy, compiled to the form that rows.h executes. Pure, no I/O.
 
 All strides are in bytes. A row describes both sides of a copy at once; neighbouring dimensions are merged where both
-sides allow it, so that a contiguous box is one run whatever its shape.
+sides allow it, so that a contiguous box of any shape is one run.
 """
 
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ def overlaps_itself(shape: Sequence[int], strides: Sequence[int], itemsize: int)
     """Whether two elements of the box may share bytes.
 
     Exact for every layout that slicing and transposing make; a layout whose dimensions interleave without touching
-    (only `as_strided` makes them) is taken for overlapping too.
+    (only `as_strided` makes them) also counts as overlapping.
     """
     reach = itemsize
     for stride, count in sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n != 1):
@@ -86,7 +86,7 @@ def compile_box(
     *,
     key: int,
 ) -> list[Row]:
-    """Rows that copy one box; more than one only where more than six dimensions stay unmerged.
+    """Rows that copy one box; more than one only if more than six dimensions stay unmerged.
 
     Args:
         local: Address of element (0, ..., 0) on this side.
@@ -95,7 +95,7 @@ def compile_box(
         remote_strides: Bytes, per dimension.
         shape: Elements per dimension, all positive.
         itemsize: Bytes of an element.
-        key: Which remote registration `remote` lies in.
+        key: Which remote registration `remote` is in.
     """
     # The order in which a copy visits its elements is free. With the widest remote stride outermost, transposed views
     # of the same memory merge like plain ones.
@@ -158,7 +158,7 @@ def as_rows(rows: list[Row]) -> Rows:
 
 
 def with_keys(rows: Rows, keys: Sequence[int]) -> Rows:
-    """Rows with `keys[key]` in place of each key; the same array where that changes nothing."""
+    """Rows with `keys[key]` in place of each key; the same array if that changes nothing."""
     replaced = np.array(keys, dtype=np.int64)[rows[:, _KEY]]
     if (replaced == rows[:, _KEY]).all():
         return rows

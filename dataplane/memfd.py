@@ -1,8 +1,8 @@
 """Anonymous shared memory: files without a name, reached through the process that made them.
 
 The owner creates a memfd, seals its size, and writes a header into its last page. A peer of the same user opens it as
-`/proc/<pid>/fd/<n>`. A peer maps only a sealed memfd that has the random tokens of the handle, whatever the handle
-says: not another file that has that number now, nor one that could shrink while it is mapped. When the last process
+`/proc/<pid>/fd/<n>`. A peer maps only a sealed memfd that has the random tokens of the handle, not
+another file that has that number now, and not one that could shrink while it is mapped. When the last process
 that maps it is gone, the memory is freed.
 """
 

@@ -90,7 +90,7 @@ def require_range(offset: Any, nbytes: Any, total: int) -> None:
 
     Raises:
         TypeError: One is no integer.
-        ValueError: It is empty or sticks out.
+        ValueError: It is empty or exceeds `total`.
     """
     for name, value in (("offset", offset), ("nbytes", nbytes)):
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)):

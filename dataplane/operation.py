@@ -128,7 +128,7 @@ class Operation:
         for callback in callbacks:
             try:
                 callback(self)
-            except Exception:  # noqa: BLE001 - whatever the caller's own code raises
+            except Exception:  # noqa: BLE001 - the caller's own code may raise anything
                 # The thread that runs it carries other operations too, and their end must not depend on it.
                 _LOG.exception("a done-callback of an operation raised")
 
@@ -191,7 +191,7 @@ def _resolve(future: "asyncio.Future[None]") -> None:
 
 
 class AtomicKind(enum.Enum):
-    """What is done to the word."""
+    """The operation on the word."""
 
     FETCH_ADD = 0
     COMPARE_AND_SWAP = 1
@@ -267,7 +267,7 @@ class FetchOperation(Operation):
         operation.previous = previous
         return operation
 
-    # A caller that treats this as a plain operation ignores what it is given.
+    # A caller that treats this as a plain operation ignores the result.
     def get(self, timeout: float | None = None) -> int:  # type: ignore[override]
         """Wait until it has ended.
 
@@ -296,11 +296,11 @@ def require_word(offset: Any, nbytes: int, address: int | None) -> int:
     Args:
         offset: As the caller gave it.
         nbytes: Of the buffer.
-        address: Of the buffer's first byte in its owner; None where the owner has dropped it.
+        address: Address of the buffer's first byte in its owner; None if the owner has dropped it.
 
     Raises:
         TypeError: The offset is no integer.
-        ValueError: The word sticks out, or is not aligned in the owner's memory.
+        ValueError: The word exceeds the buffer, or is not aligned in the owner's memory.
     """
     if isinstance(offset, bool) or not isinstance(offset, (int, np.integer)):
         raise TypeError(f"offset must be an integer number of bytes, not {type(offset).__name__}")
@@ -309,7 +309,7 @@ def require_word(offset: Any, nbytes: int, address: int | None) -> int:
         raise ValueError(f"bytes [{at}, {at + WORD_BYTES}) are not a word within {nbytes} bytes")
     if address is not None and (address + at) % WORD_BYTES:
         raise ValueError(
-            f"the word at offset {at} lies at address {address + at:#x} of its owner, which is not a multiple of "
+            f"the word at offset {at} has the address {address + at:#x} in its owner, which is not a multiple of "
             f"{WORD_BYTES}; atomic operations need it to be"
         )
     return at

@@ -264,5 +264,5 @@ def _start_afresh() -> None:
         _current = DataPlane(parent.config, parent=parent)
 
 
-# A forked child keeps what it inherits for ever: dropping it would release what belongs to the parent.
+# A forked child keeps all that it inherits for ever: dropping it would release resources of the parent.
 _abandoned: list[DataPlane] = []

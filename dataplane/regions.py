@@ -6,7 +6,7 @@ from typing import Final
 
 
 class MemoryKind(enum.IntEnum):
-    """Where memory lies. The numbers are part of the handle format."""
+    """Where memory is. The numbers are part of the handle format."""
 
     HOST = 0
     CUDA = 1
@@ -52,7 +52,7 @@ class Storage:
     Attributes:
         address: First byte.
         nbytes: Its length.
-        anchor: Weakly referenceable; lives exactly as long as the allocation. None where there is no such object.
+        anchor: Weakly referenceable; lives exactly as long as the allocation. None if there is no such object.
     """
 
     address: int

@@ -1,4 +1,4 @@
-"""The owner's side of a buffer: memory that peers can reach, with the epoch word that tells whether it is still valid.
+"""The owner's side of a buffer: memory that peers can reach, with the epoch word that shows if it is still valid.
 
 A registration whose handle was never sent lasts as long as the objects that hold it. A registration whose handle was
 sent (`RegistrationTable.let_out`) lasts until `drop`, or until the memory itself is freed, whichever is first. So a
@@ -29,7 +29,7 @@ class Registration:
     Attributes:
         region: The memory; None once dropped.
         storage: The allocation that it is part of.
-        shared: Mapping and offset, when it lies in memory that peers can map.
+        shared: Mapping and offset, if it is in memory that peers can map.
         writable: Whether peers may write.
         epoch: Its word.
     """
@@ -107,7 +107,7 @@ class RegistrationTable:
     def __init__(self, epochs: EpochTable, arena: Arena) -> None:
         self._epochs = epochs
         self._arena = arena
-        self._lock = threading.RLock()  # reference callbacks may run below us
+        self._lock = threading.RLock()  # re-entrant: reference callbacks may run while this thread has the lock
         self._live: dict[Key, weakref.ref[Registration]] = {}
         self._outside: dict[Key, _Outside] = {}
         self._outside_by_range: dict[_RegisteredRange, Key] = {}

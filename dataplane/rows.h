@@ -19,9 +19,9 @@
 
 typedef struct {
     int64_t local;  /* address of the first run on this side */
-    int64_t remote; /* the same on the other side, in whatever address space the backend uses */
+    int64_t remote; /* the same on the other side, in the address space that the backend uses */
     int64_t run;    /* bytes of one run, > 0 */
-    int64_t key;    /* which of the transfer's remote registrations this row lies in */
+    int64_t key;    /* which of the transfer's remote registrations this row is in */
     int64_t ndim;   /* dimensions in use: 0 is a single run */
     struct {
         int64_t count, local_stride, remote_stride;
@@ -35,7 +35,7 @@ typedef struct {
     const skipper_row *rows;
     int64_t end, row, offset;
     int64_t index[SKIPPER_MAX_DIMS];
-    int64_t local, remote; /* of the run that offset lies in; valid when entered */
+    int64_t local, remote; /* of the run that contains offset; valid when entered */
     int entered;
 } skipper_cursor;
 

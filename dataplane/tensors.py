@@ -151,8 +151,8 @@ class DeviceRows:
         Args:
             rows: See rows.h; both sides are addresses of this process, whose memory the caller keeps.
             to_remote: The direction.
-            local: Where all local sides lie.
-            remotes: Where the remote sides lie, by key.
+            local: Kind of memory and device of all local sides.
+            remotes: The same of the remote sides, by key.
 
         Raises:
             ValueError: A stride is negative.
@@ -162,7 +162,7 @@ class DeviceRows:
         self._with_host = len(places) > len(self._gpus)
         self._pairs: list[tuple[int, int, int]] = []
         self._views: list[tuple[Tensor, Tensor]] = []
-        # The driver begins a plain copy in a tenth of the time that torch takes; blocks, and two GPUs, are torch's.
+        # The driver begins a plain copy in a tenth of the time that torch takes; torch copies blocks, and between GPUs.
         if len(self._gpus) == 1 and not has_dims(rows):
             self._pairs = [(row[1], row[0], row[2]) if to_remote else (row[0], row[1], row[2]) for row in rows.tolist()]
             return
@@ -174,7 +174,7 @@ class DeviceRows:
             self._views.append((there, here) if to_remote else (here, there))
 
     def copy(self) -> None:
-        """Copy all of it; returns when the bytes are there.
+        """Copy all of it; returns when the bytes have arrived.
 
         Raises:
             TransferError: The device reports an error, perhaps of a kernel that ran before.
@@ -189,7 +189,7 @@ class DeviceRows:
                 for gpu in self._gpus:
                     number = current.enter_context(_own_stream(gpu))
                     stream = torch.cuda.ExternalStream(number, gpu)  # type: ignore[no-untyped-call]
-                    current.callback(stream.synchronize)  # also after an error: what was begun must not continue
+                    current.callback(stream.synchronize)  # also after an error: begun copies must not continue
                     current.enter_context(torch.cuda.stream(stream))
                 for target, source in self._views:
                     target.copy_(source, non_blocking=True)
@@ -298,9 +298,9 @@ def _bytes_of(place: Location, address: int, nbytes: int) -> "torch.Tensor":
 
 
 def _address(tensor: "torch.Tensor", role: str) -> int:
-    """Where its first element lies, after refusing a tensor whose storage has been freed under it, as FSDP does."""
+    """The address of its first element; refuses a tensor whose storage was freed, as FSDP does."""
     address = tensor.data_ptr()
-    # A freed storage begins at address 0. What lies above a TiB is no offset from there, and costs no further question.
+    # A freed storage begins at address 0. An address above 1 TiB is no offset from there, and needs no further check.
     if address < 1 << 40 and address == tensor.storage_offset() * tensor.itemsize and tensor.nbytes:
         raise ValueError(f"{role} has no memory: the storage of this tensor of {tensor.nbytes} bytes was freed")
     return address
@@ -318,7 +318,7 @@ def _placement(tensor: "torch.Tensor", role: str) -> tuple[MemoryKind, int]:
     device = tensor.device
     kind = _KINDS.get(device.type)
     if kind is None:
-        raise TypeError(f"{role} lies on {device}; only cpu and cuda memory can be moved")
+        raise TypeError(f"{role} is on {device}; only cpu and cuda memory can be moved")
     if tensor.is_conj() or tensor.is_neg():
         raise ValueError(f"{role} is a lazy conjugate or negative view; resolve it first (resolve_conj, resolve_neg)")
     return kind, device.index or 0

@@ -21,7 +21,7 @@ if __name__ != "skipper.tensor_engine":  # imported by the folder's own name, as
 
 
 # First, and as a whole. A thread that imports a module within torch holds the lock of that module while it waits
-# for torch. Another thread may be importing torch, and wait for that module. Python ends such a deadlock by an error.
+# for torch. Another thread may import torch, and wait for that module. Python ends such a deadlock with an error.
 import torch  # noqa: F401
 
 from skipper.tensor_engine.errors import (

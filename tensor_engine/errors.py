@@ -62,8 +62,8 @@ class UnevenShardError(MisuseError):
     """A dim cannot be cut into equal parts: the tensors of a mesh have one shape on all ranks.
 
     Attributes:
-        size: of the dim.
-        count: of the ranks.
+        size: size of the dim.
+        count: number of the ranks.
     """
 
     def __init__(self, size: int, count: int) -> None:
@@ -76,7 +76,7 @@ class UnevenShardError(MisuseError):
 
 
 class PickleError(LocalTensorError, tensor_engine_plugin.OnWorkersError):
-    """What lies on the workers cannot be pickled. Arguments of endpoints take another way when this is raised."""
+    """An object on the workers cannot be pickled. When this is raised, arguments of endpoints go through the engine."""
 
 
 class DroppedTensorError(MisuseError):

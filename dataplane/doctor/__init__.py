@@ -1,7 +1,7 @@
-"""What this machine offers the data plane, and what keeps it from more: ``python -m skipper.dataplane.doctor``.
+"""What the data plane can use on this machine, and what is missing for more: ``python -m skipper.dataplane.doctor``.
 
-`examine` looks; it opens no listening socket, needs no privileges and changes nothing. Whatever could hang or crash (a
-foreign library, a driver) is asked in a process of its own, with a deadline: those programs are in `probes`.
+`examine` opens no listening socket, needs no privileges and changes nothing. A separate process with a deadline asks
+all that could hang or crash (a foreign library, a driver): those programs are in `probes`.
 """
 
 from skipper.dataplane.doctor.checks import Check, Examination, Verdict

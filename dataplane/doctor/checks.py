@@ -39,9 +39,9 @@ class Check:
     Attributes:
         area: What it belongs to: backends, within a host, memory, network, rdma, gpu.
         name: What it is.
-        verdict: How it stands.
+        verdict: The verdict.
         found: What was found, in a sentence.
-        advice: What to install or change, as a command or a setting; empty where there is nothing to do.
+        advice: What to install or change, as a command or a setting; empty if there is nothing to do.
     """
 
     area: str

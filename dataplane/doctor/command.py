@@ -118,7 +118,7 @@ def _console(*, stderr: bool) -> "Console":
 
     console = Console(highlight=False, stderr=stderr)
     if not console.is_terminal:
-        console.width = _WIDTH  # a pipe has none
+        console.width = _WIDTH  # a pipe has no width
     return console
 
 
@@ -138,7 +138,7 @@ def _exposure_table(items: Sequence[Item]) -> "Table":
 
     table = _empty_table("", "kind", "owner", "mode", "who may reach it", "what, and why")
     alike: dict[tuple[object, ...], list[Item]] = {}
-    for item in items:  # what is open has a line of its own
+    for item in items:  # open items have lines of their own
         name = "" if item.designed else item.name
         alike.setdefault((item.kind, item.uid, item.mode, item.reach, item.why, name), []).append(item)
     for first, *others in alike.values():

@@ -1,4 +1,4 @@
-"""RDMA devices and GPUs: what is there, and what keeps the data plane from using it."""
+"""RDMA devices and GPUs: which there are, and what keeps the data plane from using them."""
 
 import importlib.util
 import os
@@ -22,7 +22,7 @@ Facts = dict[str, Any]
 
 
 def rdma() -> tuple[list[Check], Facts]:
-    """Look at the devices, and, where there are any, at what it takes to use them."""
+    """Examine the devices, and, if there are any, what is needed to use them."""
     ports = rdma_ports()
     if not ports:
         return [_no_device()], {"ports": [], "pyverbs": _pyverbs_facts()}
@@ -121,7 +121,7 @@ def _rdma_core() -> str | None:
 
 
 def pyverbs_check(pyverbs: Facts, *, needed: bool) -> Check:
-    """Whether pyverbs can be imported; it is `needed` where a port is active."""
+    """Whether pyverbs can be imported; it is `needed` if a port is active."""
     core = f" (rdma-core {pyverbs['rdma_core']})" if pyverbs["rdma_core"] else ""
     if pyverbs["found"] and pyverbs["error"] is None:
         return Check("rdma", "pyverbs", Verdict.OK, f"can be imported{core}")

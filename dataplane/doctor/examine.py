@@ -134,7 +134,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _by_area(checks: Sequence[Check]) -> list[Check]:
-    """The same, those of one area together, areas in the order in which they first come."""
+    """The same checks, grouped by area, areas in the order of their first checks."""
     areas = list(dict.fromkeys(check.area for check in checks))
     return sorted(checks, key=lambda check: areas.index(check.area))
 

@@ -1,8 +1,8 @@
-"""What the processes of a job leave open, and to whom: seen from outside, by /proc, while the job runs.
+"""What the processes of a job leave open, and to whom: examined from outside, by /proc, while the job runs.
 
-The processes are those that bear a name of Skipper's (a socket, a piece of anonymous memory) and all their descendants.
-What is looked at: listening sockets and bound ones, shared memory, files, pipes with a name, and the folders and files
-that Skipper keeps for the user. Nothing is connected to.
+The processes are those with something named by Skipper (a socket, anonymous memory), and all their descendants. It
+examines listening and bound sockets, shared memory, files, named pipes, and the folders and files that Skipper keeps
+for the user. It does not connect to anything.
 
 As JSON:
 
@@ -45,7 +45,7 @@ _AUTOBOUND = re.compile(r"@[0-9a-f]{5}")  # unix(7): a name that the kernel chos
 
 
 class Reach(enum.StrEnum):
-    """Who may get at a thing, by what the kernel checks."""
+    """Who can access a thing, by what the kernel checks."""
 
     USER = "this user"
     GROUP = "a group"
@@ -60,12 +60,12 @@ class Item:
     Attributes:
         kind: tcp, udp, unix, abstract, shm, memfd, sysv, file, fifo or directory.
         name: Its address, name or path.
-        pids: Processes that have it open; empty for what merely lies there.
+        pids: Processes that have it open; empty if no process does.
         uid: Its owner.
-        mode: Permission bits; None where there are none, as for sockets without a file.
-        reach: Who may get at it.
-        designed: Whether that is as it should be, or was asked for.
-        why: In a few words.
+        mode: Permission bits; None if there are none, as for sockets without a file.
+        reach: Who can access it.
+        designed: Whether that is intended, or was asked for.
+        why: The reason in a few words.
     """
 
     kind: str
@@ -85,7 +85,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A process that was looked at."""
+    """A process that was examined."""
 
     pid: int
     uid: int
@@ -94,12 +94,12 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """What was found.
+    """The result.
 
     Attributes:
-        processes: What was looked at.
+        processes: The examined processes.
         items: What they leave open, the widest first.
-        unseen: Pids of processes that the system did not let us look into.
+        unseen: Pids of processes that the system did not let us examine.
     """
 
     processes: Sequence[Seen]
@@ -124,15 +124,15 @@ class Exposure:
 
 
 def expose(pids: Collection[int] | None = None, *, asked: Collection[str] = ()) -> Exposure:
-    """Look at what the processes of a job leave open.
+    """Find out what the processes of a job leave open.
 
     Args:
-        pids: Of the scripts or other processes, each with its descendants; None: all of Skipper's of this user.
+        pids: Process ids of scripts or other processes, each with its descendants; None: all of Skipper's of this user.
         asked: What the user has asked for: "HOST:PORT" of TCP sockets, "HOST:*" for all of an address, names of
             abstract sockets with their "@", paths.
 
     Raises:
-        ProcessLookupError: One of `pids` is not there.
+        ProcessLookupError: One of `pids` does not exist.
     """
     for pid in pids or ():
         if not (PROC / str(pid)).exists():
@@ -149,7 +149,7 @@ def expose(pids: Collection[int] | None = None, *, asked: Collection[str] = ()) 
         except PermissionError:
             unseen.append(pid)
         except (FileNotFoundError, ProcessLookupError):
-            continue  # it has ended meanwhile
+            continue  # it has ended in the meantime
     merged = [_asked_for(item, asked) for item in _merged(found)]
     order = list(Reach)
     merged.sort(key=lambda item: (item.designed, -order.index(item.reach), item.kind, item.name))
@@ -173,7 +173,7 @@ def _is_marked(pid: int) -> bool:
 
 
 def _with_descendants(pids: Collection[int]) -> list[int]:
-    """Each once, parents first."""
+    """Each process once, parents first."""
     found: dict[int, None] = {}
     waiting = list(pids)
     while waiting:
@@ -188,7 +188,7 @@ def _with_descendants(pids: Collection[int]) -> list[int]:
 
 def _items_of(pid: int) -> Iterator[Item]:
     for item in sockets_of(pid, _socket_inodes(pid)):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # nobody finds a socket whose file is gone
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # nobody can find a socket whose file is gone
             yield _of_socket(item)
     for number, link in _descriptors(pid):
         with contextlib.suppress(FileNotFoundError):
@@ -200,7 +200,7 @@ def _items_of(pid: int) -> Iterator[Item]:
 
 
 def _of_socket(item: Socket) -> Item:
-    """A listening or bound socket: for all but unix sockets with a path no permissions stand before it."""
+    """A listening or bound socket; only unix sockets with a path have permissions."""
     if item.kind == "unix":
         name = str(_seen_from_here(item.pid, item.name))
         return _of_path("unix", name, (item.pid,), "a unix socket that this process has bound")
@@ -226,7 +226,7 @@ def _seen_from_here(pid: int, name: str) -> Path:
 
 
 def _of_descriptor(pid: int, number: int, link: str) -> Item | None:
-    """What is behind a descriptor, where it is something that others could get at."""
+    """What a descriptor refers to, if others could access it."""
     path = PROC / str(pid) / "fd" / str(number)
     name = link.removesuffix(_DELETED)
     if name.startswith("/memfd:"):
@@ -250,13 +250,13 @@ def _of_descriptor(pid: int, number: int, link: str) -> Item | None:
 
 
 def _anonymous(kind: str, name: str, pid: int, status: os.stat_result) -> Item:
-    """Without a name it is reached through the process alone, which the kernel lets its user do (ptrace(2))."""
+    """Without a name, only the process gives access to it, and the kernel allows that to its user (ptrace(2))."""
     mode = stat.S_IMODE(status.st_mode)
     return Item(kind, name, (pid,), status.st_uid, mode, Reach.USER, True, "has no name: only by /proc of the process")
 
 
 def _mapped(pid: int) -> Iterator[Item]:
-    """Shared memory that is mapped and not open: that of System V, and what peers have made."""
+    """Shared memory that is mapped but not open: of System V, and of peers."""
     names = set()
     for line in (PROC / str(pid) / "maps").read_text().splitlines():
         fields = line.split(maxsplit=5)
@@ -282,13 +282,13 @@ def _system_v(pid: int, identifier: str) -> Iterator[Item]:
 
 
 def _places(pid: int) -> Iterator[Item]:
-    """What Skipper keeps for this user: connection files, secrets, folders of jobs."""
+    """Files that Skipper keeps for this user: connection files, secrets, folders of jobs."""
     uid = (PROC / str(pid)).stat().st_uid
     environment = _environment(pid)
     temporary = Path(next((environment[name] for name in ("TMPDIR", "TEMP", "TMP") if environment.get(name)), "/tmp"))
     expected = [Path(environment["XDG_RUNTIME_DIR"]) / "skipper"] if environment.get("XDG_RUNTIME_DIR") else []
     expected.append(temporary / f"skipper-{uid}")
-    # Others may have made something of that name; what they call otherwise is none of ours.
+    # Other users may have made something of that name; other names are not ours.
     theirs = [path for path in sorted(temporary.glob("skipper-*")) if path not in expected]
     mine = [path for path in theirs if path.lstat().st_uid == uid]
     named = environment.get("SKIPPER_SECRET_FILE")
@@ -312,7 +312,7 @@ def _below(path: Path, uid: int) -> Iterator[Item]:
 
 
 def _of_path(kind: str, name: str, pids: tuple[int, ...], why: str, *, own: bool = True) -> Item:
-    """A thing with a path: open to those whom its mode and the folders above it let in.
+    """A thing with a path: its mode and the folders above it decide who can access it.
 
     `own` is false where the process' user has redirected input or output to it.
     """
@@ -342,7 +342,7 @@ def _asked_for(item: Item, asked: Collection[str]) -> Item:
 
 
 def _merged(items: Sequence[Item]) -> list[Item]:
-    """Each thing once, with all processes that have it open."""
+    """Each item once, with all processes that have it open."""
     found: dict[Item, list[int]] = {}
     for item in items:
         found.setdefault(replace(item, pids=()), []).extend(item.pids)
@@ -384,9 +384,9 @@ class Socket:
     Attributes:
         kind: tcp, udp, unix or abstract.
         name: ``IP:PORT``, a path, or a name of an abstract socket with its "@".
-        pid: Of the process.
-        uid: Of its owner.
-        is_loopback: Whether it is at an address that this host alone reaches; False for unix sockets.
+        pid: Process id of the process.
+        uid: User id of its owner.
+        is_loopback: Whether only this host reaches its address; False for unix sockets.
         is_datagram: Whether it is a unix socket without connections.
     """
 
@@ -399,7 +399,7 @@ class Socket:
 
 
 def sockets_of(pid: int, inodes: Collection[int]) -> Iterator[Socket]:
-    """Those among the sockets of a process, by their inodes, in its network namespace."""
+    """The listening and bound sockets of a process, by their inodes, in its network namespace."""
     owner = (PROC / str(pid)).stat().st_uid
     for table, kind, wanted in (("tcp", "tcp", _LISTENS), ("udp", "udp", _UNCONNECTED), ("raw", "raw", _UNCONNECTED)):
         for version in ("", "6"):
@@ -427,7 +427,7 @@ def _internet(pid: int, table: str, kind: str, wanted: str, inodes: Collection[i
 
 
 def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """An address as the kernel prints it: words of 32 bits in hexadecimal, each in this host's order of bytes."""
+    """An address as the kernel prints it: words of 32 bits in hexadecimal, each in native byte order."""
     words = (int(text[at : at + 8], 16) for at in range(0, len(text), 8))
     ip = ipaddress.ip_address(b"".join(word.to_bytes(4, sys.byteorder) for word in words))
     return ip.ipv4_mapped or ip if isinstance(ip, ipaddress.IPv6Address) else ip

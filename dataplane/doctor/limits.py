@@ -11,7 +11,7 @@ from skipper.dataplane.doctor.probes import ProbeError, ask
 
 _CAP_IPC_LOCK = 14  # linux/capability.h
 _FEW_FILES = 1024
-_SMALL_SHM = 64 << 20  # what container engines give when not asked for more
+_SMALL_SHM = 64 << 20  # the default of container engines
 _TRIED = 1 << 16
 
 Facts = dict[str, Any]
@@ -48,7 +48,7 @@ def cma_check(works: bool, scope: str | None, answer: Facts) -> Check:
 
 
 def memory() -> tuple[list[Check], Facts]:
-    """Shared memory, huge pages, how many files, and how much of it all."""
+    """Shared memory, huge pages, and the limits of files and memory."""
     checks = [_memfd(), _huge_pages(), _files(), _dev_shm()]
     free = os.statvfs("/dev/shm") if Path("/dev/shm").is_dir() else None
     facts = {
@@ -64,7 +64,7 @@ def memory() -> tuple[list[Check], Facts]:
 
 
 def memlock(*, needed: bool) -> tuple[Check, Facts]:
-    """How much memory may be locked, which is what registering it with an RDMA device takes.
+    """How much memory may be locked, as its registration with an RDMA device requires.
 
     Args:
         needed: There is such a device here.

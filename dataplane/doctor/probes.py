@@ -67,7 +67,7 @@ def ask(probe: str, *arguments: str, timeout: float = TIMEOUT_S) -> Any:
 
 
 def _imports(module: str) -> dict[str, Any]:
-    """{"file": ...}, or {"error": ...}: a module of a compiled package may fail for want of a library."""
+    """{"file": ...}, or {"error": ...}: a module of a compiled package may fail because a library is missing."""
     try:
         return {"file": getattr(importlib.import_module(module), "__file__", None)}
     except ImportError as error:
@@ -81,8 +81,8 @@ class _IoVec(ctypes.Structure):
 def _cma(pid: str = "", address: str = "") -> Any:
     """Whether one process may copy another's memory: without arguments, of this process by a child of it.
 
-    A kernel that restricts ptrace lets parents look into their children, and nobody else; so the child looks into its
-    parent. Where it is each process' own choice (ptrace_scope 1) the parent lets others look, as UCX does.
+    A kernel that restricts ptrace lets only parents read their children. So here the child reads its parent. If each
+    process may choose (ptrace_scope 1), the parent permits others to read it, as UCX does.
     """
     if pid:
         return _copied(int(pid), int(address))
@@ -113,7 +113,7 @@ def _copied(pid: int, address: int) -> dict[str, int | bool]:
 
 
 def _gpus() -> dict[str, Any]:
-    """The GPUs as NVIDIA's driver library sees them, without a context on any: {"cuda", "gpus"}, or {"error"}."""
+    """The GPUs that NVIDIA's driver library reports, without a context on any: {"cuda", "gpus"}, or {"error"}."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -160,7 +160,7 @@ class _PortAttributes(ctypes.Structure):
 
 
 def _ports(nbytes: str, *ports: str) -> dict[str, Any]:
-    """What only libibverbs says of ports "DEVICE:PORT": the MTU in use, and whether memory can be registered.
+    """What only libibverbs reports about ports "DEVICE:PORT": the MTU in use, and whether memory can be registered.
 
     Opens each device, and registers that many bytes of memory once.
 

@@ -15,7 +15,7 @@ class RdmaPort:
         number: Counted from 1.
         state: ``ACTIVE``, ``DOWN``, ...
         link: ``InfiniBand`` or ``Ethernet``.
-        gbit_per_s: Rate of the link; None where it is not stated.
+        gbit_per_s: Rate of the link; None if it is not stated.
         software: The device is made by the kernel (Soft-RoCE, siw): its rate is nominal.
         gids: Its addresses in use.
     """
@@ -36,9 +36,9 @@ class Interface:
     Attributes:
         name: Such as ``eth0``.
         state: ``up``, ``down``, ``unknown`` (a loopback).
-        gbit_per_s: Speed of the link; None where its driver states none, or there is no link.
+        gbit_per_s: Speed of the link; None if its driver states none, or there is no link.
         mtu: Bytes.
-        software: No device is behind it: veth, bridge, loopback.
+        software: It has no device: veth, bridge, loopback.
     """
 
     name: str

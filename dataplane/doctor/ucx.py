@@ -30,10 +30,10 @@ def ucx(
     networks: Sequence[Interface],
     gpus: int,
 ) -> tuple[list[Check], Facts]:
-    """Look at UCX.
+    """Examine UCX.
 
     Args:
-        status: What the backend says of itself.
+        status: What the backend reports about itself.
         library: As for `dataplane.configure(ucx_library=)`.
         cma: Processes may copy each other's memory here.
         ports: RDMA ports of this machine.
@@ -86,9 +86,7 @@ def of_wheels(wheels: UcxWheels) -> Check:
         found += f": there is none for the CUDA {wheels.cuda} of torch, and the two were never tested together"
         return Check("backends", "ucx wheel", Verdict.WARNING, found)
     if wheels.fitting not in wheels.installed:
-        found += (
-            f" beside a torch for CUDA {wheels.cuda}: each brings its own CUDA, and they were never tested together"
-        )
+        found += f" with a torch for CUDA {wheels.cuda}: each brings its own CUDA, and they were never tested together"
         return Check("backends", "ucx wheel", Verdict.WARNING, found, wheels.command)
     return Check("backends", "ucx wheel", Verdict.OK, f"{found}, for the CUDA {wheels.cuda} of torch")
 
@@ -97,8 +95,8 @@ def of_version(version: tuple[int, int, int], *, guarded: bool | None) -> Check:
     """Whether Skipper is tried with a version of UCX.
 
     Args:
-        version: As UCX tells it.
-        guarded: Whether its known fault is kept away (see `ucp_guard.h`); None where the guard is for other versions.
+        version: As UCX reports it.
+        guarded: Whether the guard against its known fault is active (see `ucp_guard.h`); None if it needs none.
     """
     name = ".".join(map(str, version))
     if version[:2] not in _TRIED:
@@ -124,7 +122,7 @@ def of_bells(*, guarded: bool) -> Check:
 
 
 def devices_used() -> list[str]:
-    """Network devices that UCX is told to use: those of UCX_NET_DEVICES, else lo, without TCP."""
+    """Network devices that UCX is configured to use: those of UCX_NET_DEVICES, else lo, without TCP."""
     return [name for name in os.environ.get("UCX_NET_DEVICES", "lo").split(",") if name]
 
 

@@ -1,12 +1,12 @@
-"""One Python script steers a cluster of GPUs; weights move one-sidedly, at the speed of memory.
+"""One Python script controls a cluster of GPUs; weights move one-sidedly, at the speed of memory.
 
 ```python
 from skipper import Actor, RDMABuffer, endpoint, this_host, torchstore
 ```
 
-The names below come from their rooms when they are first used: `import skipper` loads nothing, and torch comes with
-`torchstore` and `tensor_engine` only. A room has more than what is listed here: ``from skipper.control import
-configure``.
+The names below are imported from their packages when they are first used: `import skipper` loads nothing, and only
+`torchstore` and `tensor_engine` load torch. Each package has more than what is listed here: ``from skipper.control
+import configure``.
 """
 
 from importlib import import_module
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from skipper.dataplane import DataplaneError, RDMAAction, RDMABuffer
 
 __all__ = [
-    # rooms
+    # packages
     "control",
     "dataplane",
     "tensor_engine",
@@ -100,7 +100,7 @@ def __getattr__(name: str) -> object:
         return import_module(f"skipper.{name}")
     room = import_module("skipper.dataplane" if name in _OF_DATAPLANE else "skipper.control")
     value: object = getattr(room, name)
-    globals()[name] = value  # the next look finds it here
+    globals()[name] = value  # the next lookup finds it here
     return value
 
 

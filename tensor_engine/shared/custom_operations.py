@@ -1,7 +1,7 @@
-"""Operations that the script has defined by `torch.library.custom_op`, as workers get to know them.
+"""Operations that the script has defined by `torch.library.custom_op`, and how workers get them.
 
-One of a module that workers can import is defined there when they import it. One of the script itself is sent by its
-Python functions, pickled, as remote functions are.
+If an operation is in a module that workers can import, importing it defines the operation there. If it is in the
+script itself, its Python functions are sent pickled, like remote functions.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class CustomOperation:
 
     Attributes:
         name: ``namespace::name``.
-        schema: of its arguments and results.
+        schema: schema of its arguments and results.
         mutates: names of the arguments that it changes.
-        tags: of torch's.
-        function: runs it on all devices for which there is no kernel.
+        tags: tags of torch.
+        function: runs it on all devices that have no kernel.
         kernels: run it on one type of devices; under None, on all.
     """
 
@@ -41,11 +41,11 @@ class CustomOperation:
 
 
 _here: dict[str, bytes] = {}
-"""By name, what has been defined in this process by `defined`."""
+"""The operations that `defined` has defined in this process, by name."""
 
 
 def define(by: DefinedBy) -> None:
-    """Have an operation defined in this process."""
+    """Define an operation in this process."""
     if isinstance(by, str):
         importlib.import_module(by)
     elif by is not None:
@@ -53,7 +53,7 @@ def define(by: DefinedBy) -> None:
 
 
 def defined(packed: bytes) -> Any:
-    """The operation of a pickled `CustomOperation`, which is defined unless it has been, or the process has its own."""
+    """The operation of a pickled `CustomOperation`; defines it unless the process has it already, or its own."""
     given: CustomOperation = pickle.loads(packed)
     known = OPDEFS.get(given.name)
     if known is not None and _here.get(given.name, packed) == packed:

@@ -1,4 +1,4 @@
-"""DTensors that go from the script to the workers, as arguments of their code: what is told of one, and made of it."""
+"""DTensors as arguments from the script to the workers: how they are described, and created from that again."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _making = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class DistributedLayout:
-    """What is told of a DTensor beside its local tensors.
+    """The description of a DTensor, without its local tensors.
 
     Attributes:
         procs: the sizes of the axes of the processes, the last one fastest.
-        axes: for each dim of the device mesh the axes along which it goes, by number.
-        names: of these dims.
-        device_type: of the device mesh.
+        axes: for each dim of the device mesh the axes that it covers, by number.
+        names: names of these dims.
+        device_type: device type of the device mesh.
         placements: one for each dim.
-        shape: of the whole.
-        stride: of the whole.
-        requires_grad: whether it does.
+        shape: global shape.
+        stride: global strides.
+        requires_grad: whether it requires gradients.
     """
 
     procs: tuple[int, ...]
@@ -47,8 +47,8 @@ def put_together(local: torch.Tensor, places: Sequence[torch.Tensor], layout: Di
     """The DTensor, on a worker. Its device mesh has no process groups.
 
     Args:
-        local: what this rank has.
-        places: of this rank along each axis of the processes.
+        local: the local tensor of this rank.
+        places: index of this rank along each axis of the processes.
         layout: the rest.
 
     Raises:
@@ -70,7 +70,7 @@ def put_together(local: torch.Tensor, places: Sequence[torch.Tensor], layout: Di
     return made.requires_grad_(layout.requires_grad)
 
 
-@functools.lru_cache(maxsize=64)  # to make one takes longer than the rest, and DTensors come by the hundred
+@functools.lru_cache(maxsize=64)  # creating one takes longer than the rest, and there may be hundreds of DTensors
 def _device_mesh(
     own: tuple[int, ...],
     procs: tuple[int, ...],
@@ -78,7 +78,7 @@ def _device_mesh(
     names: tuple[str, ...] | None,
     device_type: str,
 ) -> DeviceMesh:
-    """That of the ranks which share their places along all other axes with this one."""
+    """The device mesh of the ranks that have the same index as this one along all other axes."""
     everyone = torch.arange(torch.Size(procs).numel()).reshape(procs)
     rank = int(everyone[own])
     order = [axis for axes in along for axis in axes]

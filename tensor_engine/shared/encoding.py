@@ -1,12 +1,13 @@
-"""What travels from the script to its workers: batches of instructions, as flat lists of integers.
+"""What the script sends to its workers: batches of instructions, as flat lists of integers.
 
 An instruction is ``[site, outputs..., inputs...]``. The *site* says what is done, with how many of each; it was defined
-in the same batch or an earlier one. Outputs and inputs are numbers of values. Constants, as the 0.5 of ``x * 0.5``,
-lie in a list of their own, in the order in which the instructions of the batch take them. ``[FREE, n, refs...]`` is the
-only instruction of variable length: it frees values, and is not counted where instructions are numbered.
+in the same batch or an earlier one. Outputs and inputs are numbers of values. Constants, such as the 0.5 of
+``x * 0.5``, are in a list of their own, in the order in which the instructions of the batch take them. ``[FREE, n,
+refs...]`` is the only instruction of variable length: it frees values, and does not count when instructions are
+numbered.
 
-A definition is ``(site, form, description)``: the number, how its instructions look, and what the function is told that
-makes the worker's part. Without a form it says that the site is not going to be used again.
+A definition is ``(site, form, description)``: the number, the form of its instructions, and the description for the
+function that makes the worker's part. Without a form, it says that the site will not be used again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ FREE = 0
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How the instructions of a site look, and who makes the worker's part of it.
+    """The form of the instructions of a site, and the function that makes the worker's part of it.
 
     Attributes:
         maker: ``module:function``, called on the worker as ``function(interpreter, site, description)``; it returns the
@@ -47,12 +48,12 @@ Definition = tuple[int, Form | None, Any]
 
 
 def pack(items: Sequence[Any]) -> bytes:
-    """Definitions or constants as bytes, empty for none. What they describe has to be importable on the workers."""
+    """Definitions or constants as bytes, empty for none. Workers must be able to import what they describe."""
     return pickle.dumps(items, protocol=5) if items else b""
 
 
 def unpack(packed: Any) -> Sequence[Any]:
-    """What `pack` packed; what was not packed passes as it is."""
+    """The values that `pack` packed; other values are returned unchanged."""
     if not isinstance(packed, bytes):
         plain: Sequence[Any] = packed
         return plain

@@ -1,4 +1,4 @@
-"""`TensorMetadata`: what the script knows of a tensor on the workers; there is one object for equal ones."""
+"""`TensorMetadata`: what the script knows of a tensor on the workers; equal metadata is one object."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _known: weakref.WeakValueDictionary[tuple[object, ...], TensorMetadata] = weakre
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class TensorMetadata:
-    """Shape, strides, storage offset, dtype and device of a tensor, and whether it is seen through `conj` or `-`.
+    """Shape, strides, storage offset, dtype and device of a tensor, and whether it is a view through `conj` or `-`.
 
-    Make them by `metadata` alone: equal ones are the same object then, so that they are compared, and hashed, by
+    Make them only by `metadata`: then equal ones are the same object, so that they are compared, and hashed, by
     identity.
 
     Attributes:
         numel: the number of elements.
-        nbytes: size of the elements in bytes; what views share is counted for each.
+        nbytes: size of the elements in bytes; memory that views share counts for each view.
     """
 
     shape: tuple[int, ...]
@@ -40,13 +40,13 @@ class TensorMetadata:
 
     @property
     def extent(self) -> int:
-        """Elements of the storage from its begin to the end of the last element of the tensor."""
+        """Elements of the storage from its beginning to the end of the last element of the tensor."""
         if self.numel == 0:
             return self.offset
         return self.offset + 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
 
     def contiguous(self) -> TensorMetadata:
-        """Of a fresh contiguous tensor of the same shape."""
+        """The metadata of a new contiguous tensor of the same shape."""
         return metadata(self.shape, self.dtype, self.device)
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""`OpaqueRef`: an object that lives on the workers only; the script holds a reference to it."""
+"""`OpaqueRef`: an object that exists only on the workers; the script holds a reference to it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from skipper.tensor_engine.shared.metadata import TensorMetadata, metadata
 _ON_WORKERS_ONLY = object()
 
 OPAQUE_META: TensorMetadata = metadata((0,), device="meta", offset=1)
-"""What the script says of a value that is no tensor. No tensor has this metadata."""
+"""The metadata of a value that is not a tensor. No tensor has this metadata."""
 
 
 class OpaqueRef:

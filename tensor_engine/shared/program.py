@@ -26,8 +26,8 @@ class ProgramStep:
     Attributes:
         site: number of its site in the program.
         outputs: slots of the values that come out.
-        inputs: slots of those that go in.
-        constants: its constants. A part of a borrow has a number that counts from the one that each replay brings.
+        inputs: slots of the values that go in.
+        constants: its constants. A part of a borrow has an offset to the number that each replay gives.
     """
 
     site: int
@@ -38,19 +38,19 @@ class ProgramStep:
 
 @dataclass(frozen=True, slots=True)
 class CompiledProgram:
-    """What the workers of one instruction stream do in a replay.
+    """The work of one instruction stream's workers in a replay.
 
     Slots have the numbers that the values had in the trace.
 
     Attributes:
         name: for people.
-        sites: what its steps do: how the instructions look, and what the maker of each is told.
+        sites: what its steps do: the form of the instructions, and the description for the maker of each.
         steps: in their order.
         inputs: slots of the values that each replay's instruction names as its inputs.
-        captured: slots of values that are always the same ones, found in the heap under that number.
-        outputs: slots of the values that each replay's instruction gives numbers to.
-        kept: slots of values that are found in the heap under that number afterwards, in place of the last replay's.
-        borrows: whether there are parts of borrows among its steps, and each replay brings a number for them.
+        captured: slots of values that are the same in each replay; the heap has them under that number.
+        outputs: slots of the values to which each replay's instruction gives numbers.
+        kept: slots of values that the heap has under that number afterwards, in place of those of the last replay.
+        borrows: whether parts of borrows are among its steps, and each replay gives a number for them.
         backend: of `torch.compile`, by which the workers compile what they can of it; None for none.
     """
 

@@ -19,10 +19,10 @@ _BOOL = frozenset({torch.bool})
 
 
 _EXACT_PAIRS = frozenset({torch.float32, torch.float64, *_COMPLEX})
-"""Of which the average of two is half their sum in all bits; others are summed in a higher precision."""
+"""Dtypes for which the average of two is exactly half their sum; others are summed in a higher precision."""
 
 Rows = torch.Tensor | Sequence[torch.Tensor]
-"""What members have, in the order of their ranks: of shape (members, n), or each of shape (n,)."""
+"""The tensors of the members, in the order of their ranks: of shape (members, n), or each of shape (n,)."""
 
 
 def _bitwise(function: Callable[..., torch.Tensor]) -> Callable[[Rows, torch.Tensor], None]:
@@ -94,7 +94,7 @@ def require(reduction: str, dtype: torch.dtype) -> None:
 def combine(reduction: str, rows: Rows, out: torch.Tensor) -> None:
     """Reduce ``rows`` over the members into ``out``, of shape (n,), which may be one of them.
 
-    Always in the order of the ranks, so that all who reduce the same rows get the same bits. Sums of float16 and
-    bfloat16 are rounded once, in the end.
+    Always in the order of the ranks, so that all members that reduce the same rows get the same bits. Sums of float16
+    and bfloat16 are rounded once, at the end.
     """
     _REDUCTIONS[reduction][0](rows, out)

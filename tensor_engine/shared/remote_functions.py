@@ -12,7 +12,7 @@ Source = str | bytes
 """A function: the path to it, or pickled."""
 
 IGNORED, EXPECTED, WHOLE, ANSWER = range(4)
-"""What becomes of the result: nothing, the parts that the script expects, one object, or one pickled answer."""
+"""How the result is used: not at all, as the parts that the script expects, one object, or one pickled answer."""
 
 TENSOR, INPUT, OBJECT = range(3)
 """Kinds of results: ``(TENSOR, the input that it is a view of, or None)``, ``(INPUT, which)``, ``(OBJECT, None)``."""
@@ -20,16 +20,16 @@ TENSOR, INPUT, OBJECT = range(3)
 Kind = tuple[int, int | None]
 
 VALUE, GROUP = "value", "group"
-"""What stands in pickled arguments for something else: ``(VALUE, its number)``, ``(GROUP, a ProcessGroupSpec)``."""
+"""Placeholders in pickled arguments: ``(VALUE, its number)``, ``(GROUP, a ProcessGroupSpec)``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a worker is told of a remote function, once for each kind of results.
+    """The description of a remote function for a worker, once for each kind of results.
 
     Attributes:
         source: the function.
-        use: what becomes of the result.
+        use: how the result is used.
         kinds: the tensors and objects in the result, as the script expects them.
         has_groups: whether there are process groups among the arguments.
     """
@@ -42,12 +42,12 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class ProcessGroupSpec:
-    """What workers are told of a process group.
+    """The description of a process group for workers.
 
     Attributes:
         number: unique in the script.
         groups: the numbers of the workers of each group.
-        ranks: for each of these, the worker's rank in its root mesh.
+        ranks: for each of these workers, its rank in its root mesh.
     """
 
     number: int
@@ -63,7 +63,7 @@ def unpack(
     Args:
         data: as packed.
         values: what to put in place of the values, by number.
-        group_of: makes a process group of its description.
+        group_of: makes a process group from its description.
     """
     args, kwargs = _ArgumentUnpickler(io.BytesIO(data), values, group_of).load()
     return args, kwargs

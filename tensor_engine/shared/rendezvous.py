@@ -1,4 +1,4 @@
-"""How workers find each other: by an actor of the script, over the job's own links. No port is opened for it."""
+"""How workers find each other: through an actor of the script, over the job's own links. It opens no port."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 _NAME = "skipper-engine-rendezvous"
 _GRACE_S = 10.0
-"""How long an answer may be on its way, beyond the time of the wait itself."""
+"""How long an answer may take to arrive, beyond the time of the wait itself."""
 
 _MOST_LOST = 100_000
 """How many ended workers are remembered: no worker waits for one that ended long ago."""
@@ -41,18 +41,18 @@ class RendezvousServer(Actor):
         self._stores: dict[str, HashStore] = {}
         self._left: dict[str, int] = {}  # members that still use a store, by its name
         self._changed = asyncio.Condition()
-        self._waiting: dict[object, tuple[str, tuple[int, ...]]] = {}  # by call: the gathering, and who is to come
+        self._waiting: dict[object, tuple[str, tuple[int, ...]]] = {}  # by call: the gathering, and its members
         self._lost: dict[int, str] = {}  # workers that have ended, and their processes
         self._tasks: set[asyncio.Task[None]] = set()
 
     @concurrent_endpoint
     async def watch(self, first: int, procs: ProcMesh, ranks: Collection[int]) -> None:
-        """When one of these processes ends, tell the workers that wait for its worker.
+        """When one of these processes ends, notify the workers that wait for its worker.
 
         Args:
             first: the number of the first worker; those of the others follow it.
-            procs: where they are, all of a mesh.
-            ranks: of those that are watched.
+            procs: their processes, all of a mesh.
+            ranks: ranks of the watched processes.
         """
         loop = asyncio.get_running_loop()
         for rank, point in zip(procs.ranks, procs.extent.points(), strict=True):
@@ -65,12 +65,12 @@ class RendezvousServer(Actor):
     async def gather(
         self, key: str, brought: dict[int, Any], members: tuple[int, ...], timeout_s: float
     ) -> dict[int, Any]:
-        """Bring something, and wait for what all members bring: see `Gatherings.gather`.
+        """Give a value, and wait for the values of all members: see `Gatherings.gather`.
 
         Raises:
-            AbsentError: (a `TimeoutError`) some have not come.
+            AbsentError: (a `TimeoutError`) some have not arrived.
             MemberLostError: one of them has ended.
-            ValueError: they disagree on who is to come.
+            ValueError: they disagree on the members.
         """
         self._check(members)
         call = object()
@@ -90,11 +90,11 @@ class RendezvousServer(Actor):
 
     @concurrent_endpoint
     async def read(self, store: str, keys: list[str], members: tuple[int, ...], timeout_s: float) -> list[bytes]:
-        """The values under these keys, once all are there.
+        """The values under these keys, once all exist.
 
         Raises:
             MemberLostError: one of the members of the store has ended.
-            TimeoutError: some are not there in time.
+            TimeoutError: some do not exist in time.
         """
         kept = self._stores.setdefault(store, HashStore())
         try:
@@ -109,7 +109,7 @@ class RendezvousServer(Actor):
 
     @concurrent_endpoint
     async def until_lost(self, members: tuple[int, ...]) -> list[int]:
-        """Wait until some of these workers have ended, and say which."""
+        """Wait until some of these workers have ended, and return which."""
         async with self._changed:
             await self._changed.wait_for(lambda: not self._lost.keys().isdisjoint(members))
         return [number for number in members if number in self._lost]
@@ -149,12 +149,12 @@ class RendezvousServer(Actor):
 
 
 def watch(first: int, procs: ProcMesh, ranks: Collection[int]) -> None:
-    """When one of these processes ends, have the workers told that wait for its worker. Returns at once.
+    """When one of these processes ends, notify the workers that wait for its worker. Returns at once.
 
     Args:
         first: the number of the worker in the first of the processes; those of the others follow it.
         procs: all processes of a mesh.
-        ranks: of those that are watched.
+        ranks: ranks of the watched processes.
     """
 
     def begin(found: Future[Any]) -> None:
@@ -165,10 +165,10 @@ def watch(first: int, procs: ProcMesh, ranks: Collection[int]) -> None:
 
 
 class RendezvousClient:
-    """The job's `RendezvousServer`, as a worker uses it.
+    """A worker's access to the job's `RendezvousServer`.
 
     Args:
-        timeout_s: bound of each wait.
+        timeout_s: limit of each wait.
 
     Raises:
         CommunicationError: the script cannot be asked.
@@ -179,15 +179,15 @@ class RendezvousClient:
         self.actor = answer(get_or_spawn_controller(_NAME, RendezvousServer), timeout_s)
 
     def gather(self, key: str, brought: Mapping[int, T], members: Sequence[int]) -> dict[int, T]:
-        """Bring something, and wait for what all members bring, by rank.
+        """Give a value, and wait for the values of all members, by rank.
 
         Args:
             key: the same for all of them.
-            brought: by rank.
+            brought: values by rank.
             members: the numbers of the workers, in the order of their ranks.
 
         Raises:
-            CommunicationTimeoutError: some have not come in time; the message names them.
+            CommunicationTimeoutError: some have not arrived in time; the message names them.
             MemberLostError: one of them has ended.
             CommunicationError: the script cannot be asked.
         """
@@ -201,11 +201,11 @@ class RendezvousClient:
 
 
 def answer(future: Future[T], timeout_s: float) -> T:
-    """What the script answers to something that may take ``timeout_s`` there.
+    """The script's answer to a request that may take ``timeout_s`` there.
 
     Raises:
-        CommunicationTimeoutError: it took too long; or a worker did not come, and the message names it.
-        MemberLostError: a worker has ended that is to come.
+        CommunicationTimeoutError: it took too long; or a worker did not arrive, and the message names it.
+        MemberLostError: one of the awaited workers has ended.
         CommunicationError: the script cannot be asked, or refuses.
     """
     try:
@@ -222,17 +222,17 @@ def answer(future: Future[T], timeout_s: float) -> T:
 
 
 class JobStore(Store):
-    """A store of `torch.distributed` that lies in the script's process. torch calls these methods from C++.
+    """A store of `torch.distributed` in the script's process. torch calls these methods from C++.
 
     Args:
-        rendezvous: by which the script is asked.
-        name: of the store; members of a group give the same.
+        rendezvous: sends the requests to the script.
+        name: name of the store; members of a group give the same.
         members: the numbers of those workers.
         is_written_once: whether a key keeps its value, so that this client asks for it once.
 
     Raises:
-        CommunicationTimeoutError: (from all methods) a key is not there in time.
-        MemberLostError: (from all methods) a member has ended, and a key is not there.
+        CommunicationTimeoutError: (from all methods) a key does not exist in time.
+        MemberLostError: (from all methods) a member has ended, and a key does not exist.
         CommunicationError: (from all methods) the script cannot be asked.
     """
 
@@ -247,27 +247,27 @@ class JobStore(Store):
         self._known: dict[str, bytes] = {}
 
     def set(self, key: str, value: bytes | str) -> None:
-        """Put a value there."""
+        """Set a value."""
         self._change("set", key, value)
 
     def get(self, key: str) -> bytes:
-        """The value, once it is there."""
+        """The value, once it exists."""
         return self._read([key], self._rendezvous.timeout_s)[0]
 
     def wait(self, keys: Sequence[str], timeout: datetime.timedelta | None = None) -> None:
-        """Return once all are there."""
+        """Wait until all exist."""
         self._read(keys, self._rendezvous.timeout_s if timeout is None else timeout.total_seconds())
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all are there."""
+        """Whether all exist."""
         return bool(self._change("check", list(keys)))
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number; the sum."""
+        """Add to a number; returns the sum."""
         return int(self._change("add", key, amount))
 
     def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
-        """Put a value in place of the expected one; the value after that."""
+        """Replace the value if it is the expected one; returns the value after that."""
         return bytes(self._change("compare_set", key, expected, desired))
 
     def append(self, key: str, value: bytes | str) -> None:
@@ -275,7 +275,7 @@ class JobStore(Store):
         self._change("append", key, value)
 
     def delete_key(self, key: str) -> bool:
-        """Delete a key; whether it was there."""
+        """Delete a key; returns whether it existed."""
         return bool(self._change("delete_key", key))
 
     def num_keys(self) -> int:
@@ -283,7 +283,7 @@ class JobStore(Store):
         return int(self._change("num_keys"))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """The values, once all are there."""
+        """The values, once all exist."""
         return self._read(keys, self._rendezvous.timeout_s)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
@@ -292,7 +292,7 @@ class JobStore(Store):
             self.set(key, value)
 
     def has_extended_api(self) -> bool:
-        """It has `append`, `multi_get` and `multi_set`."""
+        """True: it has `append`, `multi_get` and `multi_set`."""
         return True
 
     def clone(self) -> JobStore:

@@ -1,6 +1,6 @@
 """Where the script issued an operation: captured in a microsecond or two, turned into text only when it is needed.
 
-Where it did something rare, of which a line is enough, is `line_of_script`.
+`line_of_script` gives only the line, for rare operations for which that is enough.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 Stack = list[Any]
-"""Pairs of a code object and a position in it, the innermost first. Frames would keep their variables alive."""
+"""Pairs of a code object and a position in it, the innermost first; frames would keep their variables alive."""
 
 
 class Replayed(Stack):
@@ -61,8 +61,8 @@ def describe(stack: Stack, step: int | None = None) -> str:
     """The stack as text, the innermost last, without the frames of this package.
 
     Args:
-        stack: of an instruction.
-        step: where that was the replay of a program, the instruction of it that is meant.
+        stack: the stack of an instruction.
+        step: if that was the replay of a program, the index of the instruction in it.
     """
     if isinstance(stack, Replayed) and step is not None:
         return f"{describe(list(stack))}\n  replayed there; traced here:\n{describe(stack.traced[step])}"

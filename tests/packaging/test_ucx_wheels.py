@@ -84,7 +84,7 @@ def test_what_is_wrong_with_the_wheels_of_ucx_is_said_and_mended_by_the_command(
     own.install("libucx-cu12")
     check = examined(own)["ucx wheel"]
     assert check["verdict"] == "warning"
-    assert check["found"].startswith("libucx-cu12 1.22.0 beside a torch for CUDA 13.0")
+    assert check["found"].startswith("libucx-cu12 1.22.0 with a torch for CUDA 13.0")
     headers = headers_of_ucx(own)
 
     own.install("libucx-cu13")

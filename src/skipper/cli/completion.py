@@ -1,7 +1,7 @@
 """``skipper completion``: a script that makes a shell complete what is typed after ``skipper``.
 
-The scripts are files, made from all parsers by `skipper.cli.generate`: a shell that begins reads one of them, and no
-tool is imported then, nor when somebody completes a word.
+The scripts are files, made from all parsers by `skipper.cli.generate`: a shell reads one of them when it starts.
+Neither that nor the completion of a word imports a tool.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["FOLDER", "SHELLS", "main", "parser"]
 
 FOLDER = Path(__file__).with_name("completions")
 SHELLS = {"bash": "skipper.bash", "zsh": "_skipper", "fish": "skipper.fish"}
-"""Shells, and the names under which their own folders of completions would have such a file."""
+"""Shells, and the names that such a file has in the shells' own folders of completions."""
 
 _NOTES = """\
 bash: eval "$(skipper completion bash)"      in ~/.bashrc

@@ -1,4 +1,4 @@
-"""What is made from the parsers of all tools: the page ``docs/cli.md``, and the scripts for completion in shells.
+"""Makes files from the parsers of all tools: the page ``docs/cli.md``, and the scripts for completion in shells.
 
 ``python -m skipper.cli.generate`` writes them; with ``--check`` it compares. It needs the repository, and imports all
 tools.
@@ -22,7 +22,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "cli.md"
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "python -m skipper.cli.generate") -> int:
-    """Write the files, or compare them; the exit code is 1 where one differs."""
+    """Write the files, or compare them; the exit code is 1 if one differs."""
     parser = CommandParser(prog=prog, description="Write the page of all tools, and the scripts for completion.")
     parser.add_argument("--check", action="store_true", help="compare with the files, and write nothing")
     arguments = sys.argv[1:] if argv is None else argv
@@ -35,7 +35,7 @@ def tools() -> dict[str, CommandParser]:
 
 
 def files(parsers: Mapping[str, CommandParser]) -> dict[Path, str]:
-    """What is made, by where it belongs."""
+    """The contents of the files, by path."""
     commands: dict[str, Described] = {name: described(parser) for name, parser in parsers.items()}
     made = {FOLDER / SHELLS[shell]: script(commands) for shell, script in SCRIPTS.items()}
     return {PAGE: page(parsers, commands), **made}

@@ -1,8 +1,8 @@
 """The console script ``skipper``: one word says which tool, the tool reads the rest.
 
 A tool is a module with ``main(argv, *, prog) -> int`` and ``parser(prog)``, a `CommandParser`. It is imported only when
-it is asked for, so that one tool's libraries never slow another down. To add one, add a line to `GROUPS`, and run
-``make cli`` for the page and for what shells complete.
+it is called, so that one tool's libraries never slow another down. To add one, add a line to `GROUPS`, and run
+``make cli`` for the page and the completion scripts.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return _run(arguments)
-    except KeyboardInterrupt:  # while a tool was being imported, or cleaned up behind itself
+    except KeyboardInterrupt:  # while a tool was being imported, or was cleaning up
         return 130
 
 

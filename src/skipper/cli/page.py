@@ -1,4 +1,4 @@
-"""The page of all tools, ``docs/cli.md``: what ``--help`` says, as tables."""
+"""The page of all tools, ``docs/cli.md``: the text of ``--help``, as tables."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def page(parsers: Mapping[str, CommandParser], commands: Mapping[str, Described]
     """The whole page.
 
     Args:
-        parsers: of all tools, by name.
-        commands: what they take, likewise.
+        parsers: parsers of all tools, by name.
+        commands: descriptions of all tools, by name.
     """
     first = next(iter(commands.values()))
     common = [option for option in first.options if option.names and option.names[-1] in _COMMON]

@@ -1,7 +1,7 @@
 """Scripts for shells that complete what is typed after ``skipper``: tools, sub-commands, flags, and listed values.
 
-Each script is a table, from the command that was typed so far to the words that may follow, and a few lines that look
-there. Where no words are listed the shell completes files, which is what most other values are.
+Each script is a table, from the command that was typed so far to the words that may follow, and a few lines that use
+it. If no words are listed, the shell completes files, because most other values are files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def bash(commands: Commands) -> str:
 
 
 def zsh(commands: Commands) -> str:
-    """For zsh, behind ``compinit``."""
+    """For zsh, after ``compinit``."""
     arms = []
     for path, described in _paths(commands):
         flags = [(name, option.help) for option in described.options for name in option.names]
@@ -73,7 +73,7 @@ def _longer(commands: Commands) -> str:
 
 
 def _summaries(commands: Commands) -> dict[str, str]:
-    """What may stand first."""
+    """The words that may come first."""
     return {**{word: TOOLS[word].summary for word in commands if " " not in word}, **_OTHERS}
 
 
@@ -116,7 +116,7 @@ def _fish_flag(option: Option) -> str:
 
 
 def _plain(said: str) -> str:
-    """In one line, and within single quotes of a shell."""
+    """Text in one line, safe within single quotes of a shell."""
     return " ".join(said.split()).replace("\\", "").replace("'", "'\\''")
 
 

@@ -1,6 +1,6 @@
 """What the commands of ``skipper`` have in common: their parser, the flags that several have, how they end.
 
-It stands below the rooms whose commands use it, and imports the standard library only.
+It is below the packages whose commands use it, and imports only the standard library.
 """
 
 from skipper.commandline.description import Described, Option, described, walk

@@ -1,4 +1,4 @@
-"""What a parser takes, as plain data: for pages, for completion in shells, and for hints."""
+"""The arguments of a parser, as plain data: for pages, for completion in shells, and for hints."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Described:
     Attributes:
         prog: what is typed before its arguments.
         description: what it does.
-        epilog: what stands below the flags.
+        epilog: the text below the flags.
         groups: headings, and the arguments below each.
         commands: its sub-commands, by name.
     """
@@ -65,16 +65,16 @@ class Described:
 
     @property
     def usage(self) -> str:
-        """How it is typed, the flags left out but for those that it needs."""
+        """How it is typed, with only the flags that it needs."""
         needed = [option.usage for option in self.options if option.names and option.is_required]
         positional = [option.usage for option in self.options if not option.names]
         return " ".join([self.prog, "[OPTIONS]", *needed, *positional, *(["COMMAND ..."] if self.commands else [])])
 
 
 def described(parser: argparse.ArgumentParser) -> Described:
-    """What a parser takes.
+    """The arguments of a parser.
 
-    It is asked for its help with a formatter that keeps what it is told, which is all that argparse makes public.
+    This formats its help with a formatter that keeps what it gets, since argparse makes nothing else public.
     """
     found = Described(parser.prog, parser.description or "", parser.epilog or "")
 

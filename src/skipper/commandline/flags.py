@@ -44,7 +44,7 @@ def add_quick(
 
 
 def add_job(parser: TakesArguments) -> None:
-    """``-j``, ``--job JOB``: which running job is meant."""
+    """``-j``, ``--job JOB``: which running job to use."""
     parser.add_argument(
         "-j",
         "--job",
@@ -67,7 +67,7 @@ def add_host(parser: TakesArguments, *aliases: str, default: str | None = LOOPBA
 
 
 def add_port(parser: TakesArguments, *aliases: str, default: int | None = None, what: str) -> None:
-    """``--port PORT``: at which TCP port."""
+    """``--port PORT``: its TCP port."""
     parser.add_argument(*aliases, "--port", dest="port", type=port_number, default=default, metavar="PORT", help=what)
 
 
@@ -89,7 +89,7 @@ def add_certs(parser: TakesArguments) -> None:
 
 
 def add_insecure(parser: TakesArguments) -> None:
-    """``--insecure``: other machines without TLS."""
+    """``--insecure``: no TLS to other machines."""
     parser.add_argument(
         "--insecure",
         action="store_true",

@@ -1,4 +1,4 @@
-"""The parser of every command: long options whole, exit codes below the help, and a hint for what was mistyped."""
+"""The parser of every command: no abbreviated options, exit codes below the help, and hints for mistyped words."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class CommandParser(argparse.ArgumentParser):
             "-v",
             "--verbose",
             action="store_true",
-            default=argparse.SUPPRESS,  # given before a sub-command it counts for that, too
+            default=argparse.SUPPRESS,  # before a sub-command, it also applies to that
             help="print more to standard error: the log, and the tracebacks of errors",
         )
 
@@ -87,7 +87,7 @@ class TakesCommands(Protocol):
 def add_command(
     commands: TakesCommands, name: str, summary: str, *, exit_codes: Mapping[int, str] | None = None
 ) -> CommandParser:
-    """Add a sub-command; ``summary`` stands in the list of them and above its own help."""
+    """Add a sub-command; ``summary`` appears in the list of sub-commands and above its own help."""
     return commands.add_parser(
         name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", exit_codes=exit_codes
     )
@@ -99,7 +99,7 @@ def _indented(text: str, columns: int) -> str:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`` (did you mean ...?)`` with the words of ``known`` that have a similar spelling; empty if there are none."""
-    import difflib  # for a mistake only
+    import difflib  # only needed after a mistake
 
     near = difflib.get_close_matches(word, sorted(known), n=2, cutoff=0.7)
     return f" (did you mean {' or '.join(near)}?)" if near else ""

@@ -31,7 +31,7 @@ def run(
         status: the exit code for ``errors``.
 
     Returns:
-        The exit code: that of ``action``, ``status``, 2 for bad arguments, 130 where it was interrupted.
+        The exit code: that of ``action``, ``status``, 2 for bad arguments, 130 if it was interrupted.
     """
     try:
         given = parser.parse_args(list(argv))
@@ -58,7 +58,7 @@ def run(
 def say_more(given: argparse.Namespace) -> None:
     """With ``--verbose``, show the log of this package on standard error."""
     if getattr(given, "verbose", False):
-        import logging  # not before somebody wants it
+        import logging  # imported only when needed
 
         logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s: %(message)s")
         logging.getLogger(_PACKAGE).setLevel(logging.DEBUG)

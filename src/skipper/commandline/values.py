@@ -1,4 +1,4 @@
-"""Types of arguments. Each raises `argparse.ArgumentTypeError` in words for what it does not take."""
+"""Types of arguments. Each raises `argparse.ArgumentTypeError`, with an explanation, for an invalid value."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def seconds(text: str) -> float:
 
 
 def port_number(text: str) -> int:
-    """A TCP port; 0 where a free one is to be taken."""
+    """A TCP port; 0 means a free one."""
     value = int(text) if re.fullmatch(r"[0-9]{1,5}", text) else -1
     if not 0 <= value <= 65535:
         raise argparse.ArgumentTypeError(f"there is no port {text}")

@@ -1,8 +1,8 @@
-"""What tells this process's own from strangers. It is below all other rooms, and imports the standard library only.
+"""How this process recognizes its own peers. It is below all other packages, and imports only the standard library.
 
-The secrets that it shares with others: `control` puts the job's here when it begins, and `dataplane` looks here when it
-first needs one, so neither has to import the other. And the sockets of libraries that ask for no secret, UCX and gloo:
-`own_sockets` finds them among the descriptors, `socket_filter` has the kernel keep others away.
+It has the secrets that the process shares with others: `control` stores the job's here when the job begins, and
+`dataplane` gets it from here when needed, so neither has to import the other. And it protects the sockets of libraries
+that ask for no secret, UCX and gloo: `own_sockets` finds them, and `socket_filter` makes the kernel refuse others.
 """
 
 from skipper.trust.job_secret import enter_job, job_secret, leave_job

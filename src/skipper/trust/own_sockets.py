@@ -1,7 +1,7 @@
-"""Finds the TCP sockets that a library has opened in this process, among all of its descriptors, and who waits at them.
+"""Finds the TCP sockets that a library has opened in this process, and the epoll instances that wait for them.
 
-A descriptor can be closed and given to another socket at any time, by any thread. So each goes with its inode, which no
-other open file of this kind has at the same time.
+A descriptor can be closed and given to another socket at any time, by any thread. So each is kept with its inode,
+which no other open file of this kind has at the same time.
 """
 
 import errno
@@ -28,7 +28,7 @@ class SocketPlace(NamedTuple):
 
     @classmethod
     def of(cls, name: "tuple[str, int] | tuple[str, int, int, int]") -> Self:
-        """From what `getsockname` or `getpeername` returns."""
+        """An end from the result of `getsockname` or `getpeername`."""
         return cls(as_ipv6(name[0]), name[1])
 
     @classmethod
@@ -46,7 +46,7 @@ PLACE_BYTES = _PLACE.size
 
 
 def as_ipv6(text: str) -> ipaddress.IPv6Address:
-    """An IP address, of IPv4 as mapped into IPv6."""
+    """An IP address; IPv4 is mapped into IPv6."""
     address = ipaddress.ip_address(text.partition("%")[0])
     return address if address.version == 6 else ipaddress.IPv6Address(b"\0" * 10 + b"\xff\xff" + address.packed)
 
@@ -72,11 +72,11 @@ def opened(known: Mapping[int, int]) -> Iterator[tuple[int, socket.socket]]:
 
 
 def copy_of(fd: int, inode: int) -> socket.socket | None:
-    """A TCP socket, as a copy to be closed; None where it is of another kind, or the descriptor another one by now."""
+    """A TCP socket, as a copy to be closed; None if it is of another kind, or the descriptor now is another file."""
     try:
         copy = os.dup(fd)
     except OSError:
-        return None  # closed since
+        return None  # closed in the meantime
     found = os.fstat(copy)
     if found.st_ino != inode or not stat.S_ISSOCK(found.st_mode):
         os.close(copy)
@@ -91,7 +91,7 @@ def copy_of(fd: int, inode: int) -> socket.socket | None:
 
 
 def _socket(family: int, fd: int) -> socket.socket:
-    """A socket of Python's for a descriptor, which is closed where that fails.
+    """A Python socket for a descriptor, which is closed if that fails.
 
     It is created as non-blocking. Otherwise Python would set the flags by `socket.setdefaulttimeout`, and flags belong
     to the open file, which the library uses.
@@ -104,7 +104,7 @@ def _socket(family: int, fd: int) -> socket.socket:
 
 
 def listening(known: Mapping[int, int]) -> dict[int, SocketPlace]:
-    """Descriptors of TCP sockets that listen now and were not among the known ones, and where."""
+    """Descriptors of TCP sockets that listen now and were not among the known ones, with their addresses."""
     return {fd: SocketPlace.of(copy.getsockname()) for fd, copy in opened(known) if is_listening(copy)}
 
 
@@ -119,16 +119,16 @@ def state(connection: socket.socket) -> int:
 
 
 def ends(connection: socket.socket) -> tuple[SocketPlace, SocketPlace] | None:
-    """This end and the other one; None where it is not connected."""
+    """This end and the other one; None if it is not connected."""
     try:
-        there = connection.getpeername()  # first: this end has no address until there is another one
+        there = connection.getpeername()  # first: this end has no address until it is connected
         return SocketPlace.of(connection.getsockname()), SocketPlace.of(there)
     except OSError:
         return None
 
 
 def hang_up(is_meant: Callable[[tuple[SocketPlace, SocketPlace]], bool]) -> None:
-    """End the connections of this process of which this is true: it gets this end and the other one."""
+    """End the connections of this process for which a function of this end and the other one returns True."""
     for _, copy in opened({}):
         both = ends(copy)
         if both is not None and is_meant(both):
@@ -136,10 +136,10 @@ def hang_up(is_meant: Callable[[tuple[SocketPlace, SocketPlace]], bool]) -> None
 
 
 def disown(places: Collection[SocketPlace]) -> None:
-    """End the connections that others have made to these places of this process, and drop what has come on them.
+    """End the connections from others to these addresses of this process, and drop what they have received.
 
-    The library that has accepted them finds them at their end, without a byte. Without that it could still read what
-    came before, even where the other end has reset the connection since.
+    To the library that has accepted them they have ended without a byte. Otherwise it could still read bytes that came
+    before, even if the other end has reset the connection since.
     """
     for _, copy in opened({}):
         if not is_listening(copy) and SocketPlace.of(copy.getsockname()) in places:
@@ -148,7 +148,7 @@ def disown(places: Collection[SocketPlace]) -> None:
 
 
 def _drop_received(connection: socket.socket) -> None:
-    """Read all that has come on a connection that was shut: nothing comes any more."""
+    """Read all that a connection has received that was shut down: nothing more will come."""
     while True:
         try:
             if not connection.recv(1 << 16, socket.MSG_DONTWAIT):
@@ -156,11 +156,11 @@ def _drop_received(connection: socket.socket) -> None:
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.ENOTCONN):
                 return
-            # Else it was reset. That is told once, and after what came before.
+            # Otherwise it was reset. That is reported once, after the bytes that came before.
 
 
 def shut(connection: socket.socket, how: int = socket.SHUT_RDWR) -> None:
-    """End a connection, also where others hold its socket; or one direction of it."""
+    """End a connection, or one direction of it, even if others hold its socket."""
     try:
         connection.shutdown(how)
     except OSError:
@@ -170,7 +170,7 @@ def shut(connection: socket.socket, how: int = socket.SHUT_RDWR) -> None:
 def event_loops() -> Iterator[tuple[int, list[tuple[int, int]]]]:
     """The epoll instances of this process, each with the descriptors that it waits for and their inodes.
 
-    Files that are still open elsewhere are among them, under descriptors that stand for others by now.
+    They may include files that are still open in another way, under descriptors that now are other files.
     """
     for loop, target in _open_files():
         if target != "anon_inode:[eventpoll]":
@@ -183,14 +183,14 @@ def event_loops() -> Iterator[tuple[int, list[tuple[int, int]]]]:
                     if words[:1] == ["tfd"]:
                         waits_for.append((int(words[1]), int(words[words.index("ino") + 1], 16)))
         except OSError:
-            continue  # closed since
+            continue  # closed in the meantime
         yield loop, waits_for
 
 
 def _open_files() -> Iterator[tuple[int, str]]:
-    """The open descriptors of this process, and what each stands for: proc_pid_fd(5)."""
+    """The open descriptors of this process, and what each refers to: proc_pid_fd(5)."""
     for name in os.listdir("/proc/self/fd"):
         try:
             yield int(name), os.readlink(f"/proc/self/fd/{name}")
         except OSError:
-            continue  # closed since
+            continue  # closed in the meantime

@@ -1,4 +1,4 @@
-"""Files that hold a secret: nobody but this user may have written or read them."""
+"""Files that hold a secret: only this user may have written or read them."""
 
 import os
 import stat

@@ -1,9 +1,9 @@
-"""Which packets a listening TCP socket of this process takes, decided by the kernel: no privilege is needed for that.
+"""Makes the kernel decide which packets a listening TCP socket of this process takes; this needs no privilege.
 
 A classic BPF program (Linux: Documentation/networking/filter.rst) drops all segments but those without data from some
-addresses. So these addresses can connect, and all others do not even see that somebody listens. What the admitted ones
-send is not delivered, since a connection inherits the program of the socket that it came in by. The program is taken
-off a connection once it is known whose it is. The kernel at the other end sends again what was dropped.
+addresses. So these addresses can connect, and all others do not even see a listener. Data from the admitted ones is
+not delivered at first, since a connection inherits the program of its listening socket. The program is detached from a
+connection once its peer is known. The kernel at the other end then sends the dropped data again.
 """
 
 import ctypes
@@ -30,10 +30,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @cache
 def obstacle() -> str | None:
-    """Why sockets cannot be guarded here; None where they can.
+    """Why sockets cannot be guarded here; None if they can.
 
-    Not every kernel does what it says: sandboxes that stand in for one may take a program and run none, and emulators
-    may not know how to take one off.
+    Not every kernel does what it reports: sandboxes in place of a kernel may accept a program and not run it, and
+    emulators may not be able to detach one.
     """
     try:
         with socket.socket() as trial:
@@ -47,14 +47,14 @@ def obstacle() -> str | None:
 
 
 def admit(listener: socket.socket, sources: Iterable[ipaddress.IPv6Address]) -> None:
-    """Have a listening socket take connections from these addresses only, and no data on them.
+    """Make a listening socket take connections from these addresses only, and no data on them.
 
     Args:
         listener: Of IPv4 or IPv6.
-        sources: Those of IPv4 as mapped into IPv6. None: nobody can connect.
+        sources: The addresses; IPv4 is mapped into IPv6. Empty: nobody can connect.
 
     Raises:
-        OSError: The kernel refuses, as where they are too many for its limit (net.core.optmem_max).
+        OSError: The kernel refuses, for example because there are too many for its limit (net.core.optmem_max).
     """
     code = b"".join(_INSTRUCTION.pack(*instruction) for instruction in _program(listener.family, sources))
     kept = ctypes.create_string_buffer(code, len(code))
@@ -63,14 +63,14 @@ def admit(listener: socket.socket, sources: Iterable[ipaddress.IPv6Address]) -> 
 
 
 def lift(connection: socket.socket) -> None:
-    """Have a connection take data. Idempotent."""
+    """Let a connection take data. Idempotent."""
     if restricted(connection):
         connection.setsockopt(socket.SOL_SOCKET, _DETACH, 0)
 
 
 def restricted(connection: socket.socket) -> bool:
     """Whether a socket has a program."""
-    length = ctypes.c_uint32(0)  # too short for any: then the kernel only says how many instructions there are
+    length = ctypes.c_uint32(0)  # too short for any program: then the kernel only returns the number of instructions
     if _libc.getsockopt(connection.fileno(), socket.SOL_SOCKET, _ATTACH, None, ctypes.byref(length)):
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))

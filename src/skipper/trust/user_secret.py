@@ -1,7 +1,7 @@
 """The secret that processes of one user share if nobody gives them one and they belong to no common job.
 
-It is in a file that nobody but this user may read or write. On one host that is all: the first process makes the file,
-in a folder of mode 0700. Between hosts, ``SKIPPER_SECRET_FILE`` names a file that all sides can read.
+It is in a file that only this user may read or write. On one host nothing else is needed: the first process makes the
+file, in a folder of mode 0700. Between hosts, ``SKIPPER_SECRET_FILE`` names a file that all sides can read.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ def folder() -> Path:
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and os.path.isdir(runtime):
         return Path(runtime) / "skipper"
-    import tempfile  # most processes do without
+    import tempfile  # most processes do not need it
 
     return Path(tempfile.gettempdir()) / f"skipper-{os.geteuid()}"
 
@@ -66,6 +66,6 @@ def _make(name: str, where: int) -> None:
         with os.fdopen(fd, "wb") as file:
             file.write(random.token_bytes(_SECRET_NBYTES))
         with contextlib.suppress(FileExistsError):  # another process was first, and its secret counts
-            os.link(draft, name, src_dir_fd=where, dst_dir_fd=where)  # whole, or not at all
+            os.link(draft, name, src_dir_fd=where, dst_dir_fd=where)  # complete, or not at all
     finally:
         os.unlink(draft, dir_fd=where)

@@ -86,7 +86,7 @@ def test_the_wheel_of_ucx_that_fits_is_that_of_torchs_cuda_or_the_one_that_is_th
     [
         (["libucx-cu12"], None, Verdict.OK, "without CUDA, where each will do"),
         (["libucx-cu13"], "13.0", Verdict.OK, "for the CUDA 13.0 of torch"),
-        (["libucx-cu12"], "13.0", Verdict.WARNING, "beside a torch for CUDA 13.0"),
+        (["libucx-cu12"], "13.0", Verdict.WARNING, "with a torch for CUDA 13.0"),
         (["libucx-cu12"], "11.8", Verdict.WARNING, "there is none for the CUDA 11.8 of torch"),
         (["libucx-cu12", "libucx-cu13"], None, Verdict.WARNING, "the later has overwritten the other"),
     ],
