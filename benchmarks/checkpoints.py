@@ -56,7 +56,7 @@ class _Workload:
 
     @property
     def nbytes(self) -> int:
-        """Of all tensors."""
+        """Bytes of all tensors."""
         return self.tensors * self.tensor_nbytes
 
     def state(self, value: float) -> dict[str, Any]:

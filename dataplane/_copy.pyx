@@ -64,7 +64,7 @@ cdef extern from "atomics.h" nogil:
 cdef extern from *:
     """
     /* A word is read after the data that it guards, and written before their memory changes hands. Arm lets later
-    * accesses overtake a store, even a sequentially consistent one. So there are fences. See
+     * accesses overtake a store, even a sequentially consistent one. So there are fences. See
      * docs/explanation/memory_order.md. */
     static inline uint64_t skipper_load(uintptr_t at)
     {
@@ -367,7 +367,7 @@ cdef class GuardedRows:
         self.pidfd = pidfd
 
     def copy(self):
-        """Copy all; whether the words were as expected, before a write and at the end, and the owner is alive."""
+        """Copy all; returns whether the words were right, before a write and at the end, and the owner is alive."""
         cdef bint good
         if self.nbytes <= SHORT_:
             return self.copied()

@@ -296,7 +296,7 @@ class RDMAAction:
 
 
 def _slices(part: _RequestedCopy, nbytes: int) -> Iterator[_RequestedCopy]:
-    """A copy cut along the first dimension where that is possible, so that each slice moves about this many bytes."""
+    """A copy cut along the first dimension if that is possible, so that each slice moves about this many bytes."""
     layout = part.layout
     dim = next((dim for dim, count in enumerate(layout.shape) if count > 1), None)
     if part.nbytes <= nbytes or dim is None:

@@ -114,7 +114,7 @@ class CopyTransfer(Transfer):
 
         Args:
             parts: The rows, cut up.
-            remotes: By key of the rows.
+            remotes: Registrations by key of the rows.
             locals_: All of one kind of memory, and of one device.
             to_remote: The direction.
             pool: Takes part in large copies.

@@ -35,7 +35,7 @@ class Key:
     """One secret, as the data plane uses it. Its representation does not show the secret.
 
     Attributes:
-        name: Eight bytes that tell it from others.
+        name: Eight bytes that identify it among others.
     """
 
     __slots__ = ("_cards", "_root", "name")

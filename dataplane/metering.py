@@ -1,6 +1,6 @@
 """Counts the transfers of this process, when they begin and end.
 
-A transfer that has ended when its submission returns takes about a microsecond, of which a lock would be a fifth. So
+A transfer that has ended when its submission returns takes about a microsecond; a lock would be a fifth of that. So
 each thread counts such transfers for itself.
 """
 

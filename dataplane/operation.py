@@ -295,7 +295,7 @@ def require_word(offset: Any, nbytes: int, address: int | None) -> int:
 
     Args:
         offset: As the caller gave it.
-        nbytes: Of the buffer.
+        nbytes: Length of the buffer.
         address: Address of the buffer's first byte in its owner; None if the owner has dropped it.
 
     Raises:

@@ -30,7 +30,7 @@ typedef struct {
 
 #define SKIPPER_ROW_WORDS ((int)(sizeof(skipper_row) / sizeof(int64_t)))
 
-/* Where an interrupted walk over the runs of some rows stands. Zero it, then set rows and end. */
+/* The position of an interrupted walk over the runs of some rows. Zero it, then set rows and end. */
 typedef struct {
     const skipper_row *rows;
     int64_t end, row, offset;

@@ -161,7 +161,7 @@ class _Work:
         begin = perf_counter_ns()
         for number in range(self._plan.broadcasts):
             self._all.note.broadcast(number)
-        noted = sum(self._all.noted.call().get(TIMEOUT_S))  # answered behind them: all have been handled
+        noted = sum(self._all.noted.call().get(TIMEOUT_S))  # the answer comes after them: all have been handled
         elapsed = perf_counter_ns() - begin
         if noted != self._plan.procs * self._plan.broadcasts:
             raise BenchmarkError(f"{noted} of {self._plan.procs * self._plan.broadcasts} messages have arrived")

@@ -4,7 +4,7 @@ UCX moves bytes between processes of one host by ``process_vm_readv`` and ``_wri
 the same system call, taken in turns with ours, shows how much of a gap is ours and how much is the kernel's.
 
 Each end knows the rate of its own link from /sys; the slower of the two is the ceiling of the wire. Where no wire is
-crossed, or no driver states its rate, a reason stands in place of the ceiling.
+crossed, or no driver states its rate, there is a reason in place of the ceiling.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def link(backend: str, net_devices: str | None) -> Wire:
     Args:
         backend: The one in use, not ``auto``.
         net_devices: As given to ``--net-devices``. Without it: for verbs, the first active RDMA port; for
-        ucx, what its environment variables say, else the loopback.
+            ucx, what its environment variables say, else the loopback.
     """
     if backend == "verbs":
         ports = [f"{port.device}:{port.number}" for port in rdma_ports() if port.state == "ACTIVE"]

@@ -165,7 +165,7 @@ def accept(listener: socket.socket, token: bytes, *, timeout: float) -> MessageC
     """Wait for the next client, without limit, and let it prove the token.
 
     Raises:
-        PeerError: This client did not prove it; the listener goes on.
+        PeerError: This client did not prove it; the listener continues.
     """
     sock, address = listener.accept()
     channel = MessageChannel(sock, peer=f"the client at {address[0]}:{address[1]}", timeout=timeout)

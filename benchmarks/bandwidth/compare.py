@@ -1,4 +1,4 @@
-"""``skipper bw compare A.json B.json``: is B faster than A, slower, or do the samples not tell?
+"""``skipper bw compare A.json B.json``: is B faster than A, slower, or do the samples not show it?
 
 Two rows are compared when they measured the same thing: the same name, unit, sizes, operation and so on. Their medians
 are compared, or, with ``--relative``, their ratios to the yardstick of their own run: ratios differ less between two

@@ -59,7 +59,7 @@ _EXIT_CODES = {
 
 _QUICK_ITERATIONS = 4
 _STEP_FACTOR = 4
-"""Of `SWEEP`."""
+"""The factor between two sizes of `SWEEP`."""
 
 _OF_A_SERVER = ("--bind", "--host", "-p", "--port", "-d", "--net-devices", "--ib-dev")
 

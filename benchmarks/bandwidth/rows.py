@@ -196,7 +196,7 @@ def _speeds(times_us: Sequence[float], average: float, peak: float) -> dict[str,
 
 
 class RowPrinter:
-    """Prints the rows as a table, each as soon as it is there. ``ratio`` compares the medians on both sides of it.
+    """Prints the rows as a table, each as soon as it is known. ``ratio`` compares the medians on both sides of it.
 
     Args:
         out: The stream to print to; it is flushed after each row, so that the reader of a pipe sees the row at once.

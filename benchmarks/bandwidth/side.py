@@ -78,7 +78,7 @@ class Side:
         Args:
             workload: What both ends agreed on.
             exposes: The peer works on this end's memory: ``batch`` buffers of the largest size.
-            transfers: This end transfers: one run of memory from or to which all buffers go.
+            transfers: This end transfers: one run of memory, the source or destination of all buffers.
         """
         self._workload = workload
         # The shm backend reaches shared memory only. Other backends get plain memory, such as any program has.
@@ -138,7 +138,7 @@ class Side:
         return self._local
 
     def mover(self, size: int) -> Callable[[], object]:
-        """A call that transfers ``batch`` buffers of ``size`` bytes once and returns when they are there."""
+        """A call that transfers ``batch`` buffers of ``size`` bytes once and returns when they have arrived."""
         if size not in self._movers:
             buffers = [buffer.at(0, size) for buffer in self._remote[: self._workload.batch]]
             locals_ = [self.local.part(i * size, (i + 1) * size) for i in range(len(buffers))]
@@ -214,7 +214,7 @@ class Side:
         return time.perf_counter_ns() - begin_ns
 
     def close(self) -> None:
-        """Drop the buffers and let go of the memory; safe to repeat."""
+        """Drop the buffers and release the memory; safe to repeat."""
         self._movers.clear()
         self._actions.clear()
         self._remote.clear()

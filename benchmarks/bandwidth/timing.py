@@ -1,4 +1,4 @@
-"""The timed part of one size: transfers and yardsticks in turns, and what comes of it."""
+"""The timed part of one size: transfers and yardsticks in turns, and the samples."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Together:
         nbytes: Bytes of one run.
         rates: GB/s of all pairs together, a round each.
         pair_rates: For each pair its own GB/s, a round each.
-        durations: Of single runs, all pairs mixed.
+        durations: Durations of single runs, all pairs mixed.
     """
 
     nbytes: int
@@ -87,7 +87,7 @@ class Together:
     durations: Samples = field(default_factory=Samples)
 
     def add(self, spans: Sequence[TimeSpan]) -> None:
-        """Add a round, of which each pair has given a span."""
+        """Add a round; each pair has given one span."""
         runs = len(spans[0].durations_ns)
         span_ns = max(span.end_ns for span in spans) - min(span.begin_ns for span in spans)
         self.rates.append(len(spans) * runs * self.nbytes / max(span_ns, 1))

@@ -37,7 +37,7 @@ BULK_NBYTES = 64 << 20
 TIMEOUT_S = 120.0
 
 GROUPS = 3
-"""Of figures that are measured in turns, one group after another."""
+"""Groups of figures; those of a group are measured in turns, one group after another."""
 
 _HOLD_S = 0.25
 

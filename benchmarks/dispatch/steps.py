@@ -35,7 +35,7 @@ class TrainedNetwork:
     Attributes:
         layers: how many linear layers it has.
         width: how many features each has.
-        samples: in the part of a batch that each replica has.
+        samples: how many samples each replica has in a batch.
     """
 
     layers: int = 4
@@ -182,7 +182,7 @@ def messages_per_step(hosts: HostMesh, per_host: int, count: int) -> dict[str, l
 
 
 def _heard_in(step: EngineStep, run: Callable[[int], object], count: int) -> list[int]:
-    """How many messages come to each process from other hosts in so many steps."""
+    """How many messages each process gets from other hosts in that many steps."""
     run(3)  # the first ones make groups and programs
     asked = _difference(step.heard_from_elsewhere(), step.heard_from_elsewhere())
     before = step.heard_from_elsewhere()

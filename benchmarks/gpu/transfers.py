@@ -33,7 +33,7 @@ class Sweep:
 
     Attributes:
         sizes: In bytes.
-        turns: Of each.
+        turns: How often each is measured.
     """
 
     sizes: tuple[int, ...]
@@ -105,7 +105,7 @@ class _Ceiling:
         self._pinned = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def copier(self, source: str, target: str, nbytes: int) -> tuple[str, Callable[[], object]]:
-        """Its name, and a call that copies and waits until all is there."""
+        """Its name, and a call that copies and waits until all has arrived."""
         near = {"gpu": self._gpu[0], "host": self._pinned, "pinned host": self._pinned}[source][:nbytes]
         far = {"gpu": self._gpu[1], "host": self._pinned, "pinned host": self._pinned}[target][:nbytes]
 

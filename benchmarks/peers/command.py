@@ -120,7 +120,7 @@ def _plan(given: argparse.Namespace) -> PeersPlan:
 
 
 def _chosen(names: str | None, known: Sequence[T], kind: str) -> list[T]:
-    """Those of ``known`` that the user named, or all."""
+    """The elements of ``known`` that the user named, or all."""
     if names is None:
         return list(known)
     words = set(names.split(","))

@@ -61,7 +61,7 @@ class Prepared:
 
 
 def prepare(environment: Environment) -> Prepared:
-    """Make the environment unless it is there already.
+    """Make the environment unless it exists.
 
     Raises:
         EnvironmentFailedError: pip or apt-get could not get something; the message says what they said.

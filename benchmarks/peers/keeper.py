@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     code = -signal.SIGKILL
     try:
-        with contextlib.suppress(SystemExit):  # told to end
+        with contextlib.suppress(SystemExit):  # from SIGTERM
             code = subprocess.Popen(arguments, start_new_session=True).wait()
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -50,7 +50,7 @@ def descendants(root: int) -> Iterator[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, IndexError):  # it has ended in the meantime
-                # comm may hold anything, also a parenthesis: fields are counted behind the last one.
+                # comm may hold anything, also a parenthesis: fields are counted after the last one.
                 parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
     for pid in parents:
         above = parents.get(pid)

@@ -67,7 +67,7 @@ def page(
         peers: The peers that took part.
         versions: The installed version of each, unless it is this project.
         rounds: The number of rounds.
-        environment: Of the run.
+        environment: Environment of the run.
         pictures: File names, in the folder of the page.
     """
     families = [family for family in FAMILIES if any(row.family == family for row in rows)]
@@ -167,7 +167,7 @@ def summary(page: Path, folder: Path) -> str:
     """What a document in ``folder`` says about a run.
 
     Args:
-        page: Of the run.
+        page: Page of the run.
         folder: The document's folder, from which links start.
 
     Raises:

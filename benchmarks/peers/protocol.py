@@ -35,7 +35,7 @@ class MeasuringTurn:
 
     Attributes:
         n: Samples.
-        limit_s: Begin no further sample when so many seconds have passed since the first; there is always one.
+        limit_s: Begin no further sample once this many seconds have passed since the first; there is always one.
     """
 
     n: int

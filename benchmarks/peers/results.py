@@ -46,7 +46,7 @@ class Standing:
     """How ours compares with the best of the others in one row.
 
     Attributes:
-        other: The best of the others; None where no other does the row.
+        other: The best of the others; None if no other does the row.
         times: How many times as fast as that one ours is, round by round.
     """
 

@@ -88,7 +88,7 @@ class Row:
         name: What it is called in requests and reports.
         family: Which rows a peer's process can be asked for at once.
         title: For people.
-        unit: Of the figure. For ``us`` and ``s``, lower is better; for rates, higher.
+        unit: Unit of the figure. For ``us`` and ``s``, lower is better; for rates, higher.
         yardstick: Name of the peer that it is compared with: what the machine or the wire can do.
         n: Samples in a round.
         amount: Calls or bytes in a sample, for rates.
@@ -119,7 +119,7 @@ class Row:
 
 
 def one_sided(name: str) -> tuple[bool, tuple[Span, ...]]:
-    """Of a row of the memory family: whether it writes, and what it moves."""
+    """Whether a row of the memory family writes, and what it moves."""
     if name in BATCHES:
         return False, BATCHES[name]
     verb, _, size = name.partition("_")

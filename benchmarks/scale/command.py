@@ -122,7 +122,7 @@ def main(argv: Sequence[str], *, prog: str = "skipper scale") -> int:
                 with rounds_shown(prog, plan.rounds) as on_round:
                     measure(crowd, plan, times, on_round)
             finally:
-                if times.is_whole:  # also where it was cut short after that
+                if times.is_whole:  # even if the run was interrupted after that
                     costs = costs_of(times, plan)
                     results += measured(crowd, times, plan, costs)
                     results += modelled(crowd.straight.size, given.ranks, plan, costs[crowd.straight.size])

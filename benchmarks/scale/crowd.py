@@ -24,7 +24,7 @@ _PROBES = 2
 
 
 class Member(Actor):
-    """One of many."""
+    """An actor of the crowd."""
 
     def __init__(self) -> None:
         self._noted = 0
@@ -73,7 +73,7 @@ class Crowd:
         by_tree: Other members, in the same processes, that are called down a tree.
         limit: Why there are not more processes.
         start_s: From the spawn until all have answered.
-        memory_nbytes: Of one process; memory that it shares counts in proportion.
+        memory_nbytes: Memory of one process; memory that it shares counts in proportion.
     """
 
     straight: ActorMesh[Member]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["BOUND", "host_tables", "page"]
 
 BOUND = 0.25
-"""By how much the model may be wrong where it can be checked; the page says so where it is more."""
+"""The largest error of the model that is fine where it can be checked; the page reports a larger one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,9 @@ class _Figure:
     """A row of the page.
 
     Attributes:
-        name: Of the rows of the report.
+        name: Name of the rows of the report.
         title: For people.
-        shown: Takes a row to what stands in the cell.
+        shown: Makes the text of the cell from a row.
     """
 
     name: str
@@ -78,7 +78,7 @@ def page(report: Report) -> str:
     """The page of a run.
 
     Args:
-        report: Of ``skipper scale --hollow``.
+        report: Report of ``skipper scale --hollow``.
     """
     rows = report.results
     lines = [

@@ -1,4 +1,4 @@
-"""A job on so many hosts, from the attach to deaths: what it costs the script and the hosts."""
+"""A job on a number of hosts, from the attach to deaths: what it costs the script and the hosts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from skipper.control.runtime import current_runtime
 __all__ = ["HostsFound", "HostsPlan", "RootUsage", "measure_apart", "measure_hosts"]
 
 _RUN = 8
-"""Calls of which CPU times are measured together. A collection of garbage spoils one such run in many."""
+"""How many calls share one measurement of CPU time. A garbage collection spoils few of these measurements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class HostsPlan:
 
     Attributes:
         own_ips: Whether each host has an IP of its own, so that links are gRPC's between hosts.
-        fanout: Of the trees.
+        fanout: Fan-out of the trees.
         calls: Calls to all.
         broadcasts: Messages to each host, without answers.
         turns: Calls to one host alone, each to another; at three times of the job.
@@ -82,7 +82,7 @@ class RootUsage:
 
     @staticmethod
     def now() -> RootUsage:
-        """Of this process."""
+        """The present usage of this process."""
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         transport = current_runtime.current().transport
         messages, nbytes = transport.heard()
@@ -108,7 +108,7 @@ class HostsFound:
     """What was found at one number of hosts.
 
     Attributes:
-        label: Of the hosts: hollow, or measured.
+        label: Kind of the hosts: hollow, or measured.
         hosts: How many.
         attach_s: From the beginning of the attach to its end.
         first_s: From the spawn of a process and an actor on each to the first answers of all.
@@ -126,7 +126,7 @@ class HostsFound:
         idle_hosts_s: CPU time of the hosts during that time.
         process_deaths_s: From the end of a process of a host until it is known.
         deaths_s: From the end of a host until it is known.
-        recovery_s: Of a lost host: from the attach to the first answer from a process there.
+        recovery_s: From the attach of a lost host to the first answer from a process there.
         silences_s: From the last message of an eighth of the hosts, cut off at once, until each is known as lost.
         all_deaths_s: From the end of all remaining hosts, at once, until all are known as lost.
         all_deaths_cpu_s: CPU time of the script during that time, for each of them.
@@ -203,7 +203,7 @@ def _measure_below(parent: int, label: str, count: int, plan: HostsPlan) -> Host
 
 
 def measure_hosts(label: str, count: int, plan: HostsPlan) -> HostsFound:
-    """Run the plan with so many hosts; as in `measure_apart`."""
+    """Run the plan with that many hosts; as in `measure_apart`."""
     found = HostsFound(label, count)
     with hosts_of(label, count, own_ips=plan.own_ips) as source, _script(plan):
         before = RootUsage.now()
@@ -312,7 +312,7 @@ def _deaths(hosts: HostMesh, procs: ProcMesh, source: HostSource, plan: HostsPla
     ended, killed = range(count - 2 * few, count - few), range(count - few, count)
     found.process_deaths_s = [_known_s(procs, [host], source.kill_process)[0] for host in ended]
     found.deaths_s = [_known_s(procs, [host], source.kill)[0] for host in reversed(killed)]
-    if killed and found.label == HOLLOW:  # whose agents are there again at once
+    if killed and found.label == HOLLOW:  # agents of hollow hosts are back at once
         begin = time.monotonic()
         again = hosts.slice(hosts=killed[0]).reattach(timeout=TIMEOUT_S)
         again.spawn_procs().spawn("again", Member).echo.call_one(b"").get(TIMEOUT_S)

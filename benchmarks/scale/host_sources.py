@@ -1,4 +1,4 @@
-"""Hosts to measure with: real agents on this machine, or hollow ones, behind the same few methods."""
+"""Hosts to measure with: real agents on this machine, or hollow ones, with the same few methods."""
 
 from __future__ import annotations
 

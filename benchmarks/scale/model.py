@@ -34,10 +34,10 @@ class Costs:
     """What was measured, in microseconds of one core but for ``wire_us``.
 
     Attributes:
-        call_us: of the caster for each call, for any number of ranks.
-        message_us: of a node for each node below it: to send it the cast and to take its answer.
-        rank_us: of the caster for each rank's result.
-        handle_us: of a rank: to take the cast, run the endpoint and answer.
+        call_us: time of the caster for each call, for any number of ranks.
+        message_us: time of a node for each node below it: to send it the cast and to take its answer.
+        rank_us: time of the caster for each rank's result.
+        handle_us: time of a rank to take the cast, run the endpoint and answer.
         wire_us: from the end of sending to the beginning of receiving, during which no core is busy.
     """
 
@@ -54,11 +54,11 @@ class ModelledTraffic:
 
     Attributes:
         depth: links between the caster and the farthest rank.
-        messages: of all processes together, both ways.
-        caster_messages: that the caster sends and takes.
-        most_messages: that the busiest rank sends and takes.
-        caster_nbytes: that the caster sends and takes.
-        most_nbytes: that the busiest rank sends and takes.
+        messages: messages of all processes together, both ways.
+        caster_messages: messages that the caster sends and takes.
+        most_messages: messages that the busiest rank sends and takes.
+        caster_nbytes: bytes that the caster sends and takes.
+        most_nbytes: bytes that the busiest rank sends and takes.
     """
 
     depth: int
@@ -76,10 +76,10 @@ def traffic(
 
     Args:
         ranks: how many are called.
-        fanout: of the tree; None casts straight.
-        argument_nbytes: of the pickled arguments.
-        result_nbytes: of a pickled result.
-        text_nbytes: of the endpoint's name and the mesh's axes.
+        fanout: fan-out of the tree; None casts straight.
+        argument_nbytes: size of the pickled arguments.
+        result_nbytes: size of a pickled result.
+        text_nbytes: size of the endpoint's name and the mesh's axes.
     """
     straight_nbytes = CALL_NBYTES + REPLY_NBYTES + text_nbytes + argument_nbytes + result_nbytes
     if fanout is None:
@@ -112,9 +112,9 @@ def latency_us(
 
     Args:
         ranks: how many are called.
-        fanout: of the tree; None casts straight.
+        fanout: fan-out of the tree; None casts straight.
         costs: what was measured.
-        cores: that all processes share, also a part of one; None gives each process its own.
+        cores: how many cores all processes share, also a part of one; None gives each process its own.
         caster_apart: whether the caster has a core of its own in addition to these.
     """
     return _Run(Tree(ranks, fanout or max(ranks, 2)), costs, cores, caster_apart=caster_apart).run()

@@ -33,7 +33,7 @@ class ScalePlan:
 
     Attributes:
         procs: The most processes.
-        fanout: Of the trees.
+        fanout: Fan-out of the trees.
         rounds: Blocks of each kind and size.
         calls: Calls in a block.
         broadcasts: Messages to each rank in a block.
@@ -56,10 +56,10 @@ class Times:
 
     Attributes:
         calls: Durations of calls in ns.
-        broadcasts: Of blocks of broadcasts in ns.
-        caster_cpu: Of one call in the caster's process, in ns of a core.
-        member_cpu: Of one call in a rank's process, in ns of a core, called straight and one rank at a time; by the
-            number of ranks that were called so.
+        broadcasts: Durations of blocks of broadcasts in ns.
+        caster_cpu: CPU time of one call in the caster's process, in ns of a core.
+        member_cpu: CPU time of one call in a rank's process, in ns of a core, called straight and one rank at a time;
+            by the number of ranks that were called so.
         one: Durations of these calls in ns, by the same numbers.
         cores: How many cores the processes got when all of them wanted one; other programs may have used the rest.
         ends: How often `end_round` was called.
@@ -174,7 +174,7 @@ def _broadcasts(way: str, members: ActorMesh[Member], plan: ScalePlan, times: Ti
     begin = perf_counter_ns()
     for _ in range(plan.broadcasts):
         members.note.broadcast(message)
-    noted = members.noted.call().get(TIMEOUT_S)  # answered behind them: all have been handled
+    noted = members.noted.call().get(TIMEOUT_S)  # the answer comes after them: all have been handled
     elapsed = perf_counter_ns() - begin
     if any(count != plan.broadcasts for count in noted):
         raise BenchmarkError(f"of {plan.broadcasts} broadcasts to {members.size} ranks, {min(noted)} came to some")
@@ -185,7 +185,7 @@ def costs_of(times: Times, plan: ScalePlan) -> dict[int, Costs]:
     """The model's costs, by number of ranks: from CPU times, and from calls to one rank.
 
     The caster's CPU time grows with the number of messages and with the number of results. Straight, the two numbers
-    are equal, and by tree they differ: so the two costs can be told apart. Latencies of calls to many are not used.
+    are equal, and by tree they differ: so the two costs can be separated. Latencies of calls to many are not used.
     """
     cpu_us = {key: statistics.median(values) / 1e3 for key, values in times.caster_cpu.items()}
     straight = [(count, cpu_us[way, count]) for way, count in cpu_us if way == "straight"]

@@ -45,11 +45,11 @@ class Holder(Actor):
         model: Which tensors.
         cut: How they are sharded over the ranks; "whole" gives every rank all of them, as plain tensors.
         ranks: How many ranks hold the model together; those after them hold it once more.
-        port: Of the job's TCPStore on loopback, where the ranks of ``name`` meet.
-        name: Of the ranks of this side.
+        port: Port of the job's TCPStore on loopback, where the ranks of ``name`` meet.
+        name: Name of the ranks of this side.
         shared: Whether memory of the host is made so that other processes can map it.
         device: "cpu", or "cuda": the ranks take the GPUs in turn, and may share them.
-        backend: Of the data plane, or "auto".
+        backend: Backend of the data plane, or "auto".
     """
 
     def __init__(

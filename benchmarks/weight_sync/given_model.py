@@ -30,7 +30,7 @@ class GivenModel:
     """Tensors by name.
 
     Attributes:
-        name: Of the model, for people.
+        name: Name of the model, for people.
         tensors: The name and shape of each.
     """
 

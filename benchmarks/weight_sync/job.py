@@ -40,7 +40,7 @@ class _Processes:
     """The processes in which the actors of all parts run: loading torch takes too long to start them for each part.
 
     Attributes:
-        port: Of the TCPStore on loopback where the ranks of a side meet.
+        port: Port of the TCPStore on loopback where the ranks of a side meet.
     """
 
     trainers: ProcMesh
@@ -59,13 +59,13 @@ class SyncWorkload:
         tensor_parallel: Ranks of each engine, over which it is sharded.
         readers: How many read the whole of a smaller model at once; to compare, one reads it alone.
         iterations: Measured syncs of each kind.
-        rounds: Of 20 small puts, gets and calls each.
+        rounds: Rounds of 20 small puts, gets and calls each.
         wake_ups: Measured wake-ups.
         plan_tensors: Tensors of the job whose plan is made.
         plan_ranks: That job's trainers and generators.
         device: Where the weights are, at both ends: "cpu" or "cuda".
-        backend: Of the data plane, by which they go.
-        modes: In which ways they are put.
+        backend: Backend of the data plane that moves them.
+        modes: The modes in which they are put.
         only_syncs: Whether only syncs of whole models are measured.
     """
 
@@ -86,7 +86,7 @@ class SyncWorkload:
 
     @property
     def generator_ranks(self) -> int:
-        """Of all engines together."""
+        """Ranks of all engines together."""
         return self.generators * self.tensor_parallel
 
     def smaller_model(self) -> Model:

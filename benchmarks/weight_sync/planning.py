@@ -32,7 +32,7 @@ class Planned:
         compile_s: Seconds for the plan of one reader, each time from nothing.
         replay_us: Microseconds of one replay for each of its segments.
         segments: Contiguous runs of the plan.
-        tensors: Of the model.
+        tensors: Number of tensors of the model.
     """
 
     compile_s: list[float]
@@ -72,7 +72,7 @@ def _many(number: int) -> dict[str, Ints]:
 
 
 def _source(layouts: Mapping[str, Layout], coordinate: Ints, mesh_shape: Ints) -> Source:
-    """One publisher's manifest, with memory behind it."""
+    """One publisher's manifest, with the memory of its tensors."""
     itemsize = _DTYPE.itemsize
     items: dict[str, TensorItem] = {}
     end = 0

@@ -58,7 +58,7 @@ async def measure_syncs(
     which precedes its optimizer's step, is between two syncs.
 
     Raises:
-        IntegrityError: The readers do not hold what was published last, or the check cannot tell.
+        IntegrityError: The readers do not hold what was published last, or the check does not work.
     """
     nbytes = sum(await generators.nbytes.call())
     syncs = Syncs(nbytes)
@@ -109,7 +109,7 @@ async def _sync(
 
 
 def _copier(nbytes: int, device: str) -> Callable[[], object]:
-    """A call that copies so many bytes between memory that is warm, and returns when they are copied."""
+    """A call that copies that many bytes between memory that is warm, and returns when they are copied."""
     if device == "cpu":
         source, target = (np.full(nbytes, value, np.uint8) for value in (1, 0))
         return lambda: dataplane.memcpy(target, source)

@@ -226,7 +226,7 @@ class Endpoint(MethodView, Generic[P, R_co]):
 
         Args:
             wrapper: gets the bound method and the arguments of the call, with any signature; ``async`` if the
-            endpoint is. It is sent with each call.
+                endpoint is. It is sent with each call.
 
         Raises:
             TypeError: the endpoint answers through a port.

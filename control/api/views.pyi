@@ -60,7 +60,7 @@ class ServiceMethod(MethodView, Generic[P, R_co]):
     def fanout(self, *args: Any, absent: Literal["wait", "skip"], **kwargs: Any) -> Future[ValueMesh[R_co]]: ...
 
 class RemoteEndpoint(Endpoint[P, R_co], ServiceMethod[P, R_co]):
-    """An endpoint as an attribute of a mesh, of a service or of a session: the types do not tell which.
+    """An endpoint as an attribute of a mesh, of a service or of a session: the types do not show which.
 
     There is no such object at run time.
     """

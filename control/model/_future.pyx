@@ -54,7 +54,7 @@ cdef class Gate:
     Attributes:
         is_open: whether the next wait returns at once.
         lock: what the thread waits for while it does not read.
-        reader: that it reads for at this moment; None for none.
+        reader: the reader that it reads for at this moment; None if there is none.
     """
 
     cdef public bint is_open
@@ -94,7 +94,7 @@ cdef class FutureState:
     """How a future ends, and who learns of it. For any thread; only the first end counts.
 
     Attributes:
-        pending: what the end depends on, for the message of an error; None once it is there.
+        pending: what the end depends on, for the message of an error; None once it has ended.
     """
 
     cdef object __weakref__
@@ -123,7 +123,7 @@ cdef class FutureState:
         self._pending = pending
 
     def done(self):
-        """Whether the result, or the error, is there."""
+        """Whether there is a result or an error."""
         return self._is_settled
 
     cdef void _track(self) noexcept:
@@ -158,7 +158,7 @@ cdef class FutureState:
             self._end_opening()
 
     cdef _await_opener(self):
-        forked.check()  # in a copy of the process that thread is not there
+        forked.check()  # a forked copy of the process does not have that thread
         opened = self._opened
         if opened is None:
             opened = allocate_lock()
@@ -208,7 +208,7 @@ def when_settled(FutureState state not None, callback):
     """Call ``callback()`` at the end, in the thread that causes the end; or now, if it has ended.
 
     Args:
-        state: of the future.
+        state: state of the future.
         callback: a function; or a `Gate`, which is opened.
     """
     cdef list others = None

@@ -135,7 +135,7 @@ class EndpointSpec:
         explicit_response_port: whether it answers through a port.
         concurrent: whether later messages need not wait for it.
         wire_name: its name in calls; differs from ``name`` if the caller chose the options (`as_endpoint`), or
-        if something else runs in its place (`Endpoint.wrapped`).
+            if something else runs in its place (`Endpoint.wrapped`).
         is_wrapped: whether the first argument runs in place of the method, and gets the method.
         is_idempotent: whether a request may be handled twice (`idempotent`).
         gives_pairs: whether the results of `Endpoint.call` are iterated in pairs (`control.monarch`).

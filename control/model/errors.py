@@ -434,5 +434,5 @@ class ProtocolError(WireError):
 
 
 def names_of(kind: type[ControlError]) -> list[str]:
-    """Of an error and of all that are special cases of it."""
+    """The names of an error class and of all its subclasses."""
     return [kind.__name__, *(name for special in kind.__subclasses__() for name in names_of(special))]

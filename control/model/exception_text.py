@@ -48,7 +48,7 @@ def class_name(error: BaseException) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """The file and the line where an exception was raised; empty where that is not known."""
+    """The file and the line where an exception was raised; empty if that is not known."""
     trace: TracebackType | None = vars(BaseException)["__traceback__"].__get__(error)  # a class may override it
     if trace is None:
         return ""

@@ -174,8 +174,8 @@ def on_change(take_over: Callable[[Settings], Sequence[str] | None]) -> None:
     """Register a function that gets new bounds.
 
     Args:
-        take_over: applies them where it can; returns the names of the processes that keep the old ones, or None if
-        no job runs.
+        take_over: applies them if it can; returns the names of the processes that keep the old ones, or None if
+            no job runs.
     """
     global _take_over
     _take_over = take_over

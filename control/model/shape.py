@@ -430,7 +430,7 @@ class MeshLayout:
         Raises:
             KeyError: there is no such axis.
             ValueError: sizes do not multiply to that of the axis, or cannot be inferred; a size has no new axis; two
-            axes would have the same name.
+                axes would have the same name.
             TypeError: a name is not a string or a size is not an int.
         """
         return self._with_view(self._view.split_axes(self.extent.parts(axes)))

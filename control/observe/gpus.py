@@ -62,7 +62,7 @@ class Nvml:
         library: its name, or its path.
 
     Raises:
-        OSError: it is not there, or finds no driver.
+        OSError: it does not exist, or finds no driver.
     """
 
     def __init__(self, library: str = LIBRARY) -> None:

@@ -51,7 +51,7 @@ class LiveJob:
     Args:
         process: a process that belongs to the job, or visits it.
         timeout_s: how long a process has to answer.
-        name: of the job, for people.
+        name: name of the job, for people.
     """
 
     def __init__(self, process: Process, timeout_s: float, name: str) -> None:

@@ -202,7 +202,7 @@ def remove_old(home: Path, current: str, *, most: int | None = None, max_nbytes:
         home: where they are.
         current: the name of one that stays.
         most: how many stay; None: `KEPT_JOBS`.
-        max_nbytes: of these; None: `MAX_KEPT_NBYTES`.
+        max_nbytes: size of these; None: `MAX_KEPT_NBYTES`.
     """
     most = KEPT_JOBS if most is None else most
     left, kept = MAX_KEPT_NBYTES if max_nbytes is None else max_nbytes, 0
@@ -260,7 +260,7 @@ def of_process(pid: int, job: str, script: str) -> dict[str, object]:
     """The description of a job for its folder.
 
     Args:
-        pid: of its script, on this host.
+        pid: process id of its script, on this host.
         job: its id.
         script: the script's path, if it has one.
     """

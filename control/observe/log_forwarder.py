@@ -197,7 +197,7 @@ class _Taker:
 
 
 _takers: dict[str, _Taker] = {}
-"""Senders by the addresses of their collectors."""
+"""The collectors of this process, by their addresses."""
 
 
 def collects(process: Process, collector: Collector) -> None:

@@ -67,7 +67,7 @@ class WrittenBy:
 
     Attributes:
         file: its name.
-        name: of the process.
+        name: name of the process.
         pid: on its host.
         host: address by which the host was attached.
         actors: the meshes of its actors.
@@ -322,8 +322,8 @@ def find_job(job: str | None) -> Path:
 
     Args:
         job: a folder, the id of a job, the name under which a running one is served, its connection file, or the name
-        of the script, whose latest job counts; None: what ``SKIPPER_JOB`` says, or else the user's latest job,
-        running jobs first.
+            of the script, whose latest job counts; None: what ``SKIPPER_JOB`` says, or else the user's latest job,
+            running jobs first.
 
     Raises:
         JobNotFoundError: there is none, or it has written nothing.

@@ -54,7 +54,7 @@ def label_of(name: str, actors: Sequence[str] = ()) -> str:
     That is the name of its only actor, or else that of its mesh of processes, if it was given one.
 
     Args:
-        name: of the process, such as ``workers{'gpus': 3}``.
+        name: name of the process, such as ``workers{'gpus': 3}``.
         actors: the meshes of its actors.
     """
     base, _, point = name.partition("{")
@@ -272,7 +272,7 @@ class Aggregator:
         self._last_of[stream, source] = number
 
     def due(self, now_s: float, speakers: int) -> list[Line]:
-        """The lines to show by now; a line that all ``speakers`` processes have written need not wait any longer."""
+        """The lines that are due; a line that all ``speakers`` processes have written need not wait any longer."""
         lines: list[Line] = []
         while self._held:
             number, group = next(iter(self._held.items()))

@@ -35,8 +35,8 @@ class LogSource:
     Attributes:
         fd: the reading end of its pipe; -1 if that is on another host.
         stream: 1 for the standard output, 2 for the standard error.
-        name: of the process.
-        pid: of the process, on its host.
+        name: name of the process.
+        pid: process id, on its host.
         host: address by which its host was attached; empty for this host.
         actors: the meshes of its actors, as far as it has reported them.
         lines: makes lines from its output.
@@ -129,7 +129,7 @@ class LogReader:
             return self._idle.wait_for(lambda: not self._sources, timeout)
 
     def close(self) -> None:
-        """Read what is there, and end. Processes that write afterwards get an error."""
+        """Read what has been written, and end. Processes that write afterwards get an error."""
         self._closing = True
         self.run_soon(lambda: None)
         self._thread.join(5.0)

@@ -210,7 +210,7 @@ class Record:
 
     @property
     def name(self) -> str:
-        """Of the run."""
+        """The name of the run."""
         return str(self.about.get("name", ""))
 
     @property

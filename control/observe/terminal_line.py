@@ -1,7 +1,7 @@
 """A line that is drawn on the terminal below the output, and erased: only this module draws one.
 
 It is in the row below the cursor, which stays where it was. So text of C libraries, or of a user who types, appears
-lands where it would without the line. What Python writes to the terminal erases it first.
+where it would without the line. Python's own output to the terminal erases the line first.
 """
 
 from __future__ import annotations

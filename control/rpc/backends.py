@@ -1,4 +1,4 @@
-"""`ActorBackends`: a client's list of the servers behind one name, and which of them gets the next call."""
+"""`ActorBackends`: a client's list of the servers that have one name, and which of them gets the next call."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ActorBackend:
 
     Attributes:
         url: where it is.
-        handle: of the actor there, or None if unknown.
+        handle: handle of the actor there, or None if unknown.
         outstanding: how many calls of this client it has not answered.
         avoided_until: until then it is chosen only if there is no other.
         used: number of its latest call.

@@ -235,7 +235,7 @@ class ReplicaController(Actor):
         _log.warning("%s is being replaced: %s", replica.name, reason)
         self._run(replica.stop(_GRACE_S))
         if replica.state is ReplicaState.DRAINING:
-            self._replicas[number] = None  # this wakes `_wind_up`
+            self._replicas[number] = None  # so that `_wind_up` continues
             self._publish()
             return True
         return self._try_again(number, is_early=not replica.has_been_of_use(self._options.stable_s))

@@ -34,7 +34,7 @@ class RequestSequencer(Actor):
         except SupervisionError as error:
             self._refuse(port, method, error)
         except ActorError as error:
-            # When an actor dies, collectives with it fail in the others, whose errors may come before the death is known.
+            # When an actor dies, collectives with it fail in the others; their errors may arrive before its death.
             try:
                 await self._actors.initialized
             except SupervisionError as death:

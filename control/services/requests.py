@@ -40,7 +40,7 @@ class ServiceRequest:
     Attributes:
         number: later requests have higher numbers.
         in_turn: whether a replica handles such requests one at a time, and any replica may take it. Then it may wait at
-        the caller while all replicas have enough to do.
+            the caller while all replicas have enough to do.
         attempts: how often it was sent to a replica that may have opened it.
     """
 

@@ -18,7 +18,7 @@ def exposition(families: Mapping[str, tuple[str, str]], samples: Iterable[Sample
     Args:
         families: kind and meaning of each metric, in the order in which they are to be shown. The parts of a histogram
             (``_bucket``, ``_sum``, ``_count``) belong to the metric without them.
-        samples: in any order.
+        samples: samples in any order.
 
     Returns:
         Lines of text, version 0.0.4 of the format.

@@ -9,8 +9,8 @@ not come.
 
 gloo has a fault in this (`Pair::signalException` in its transport/tcp/pair.cc): a thread that waits for a message that
 is in flight at this moment, in either direction, gets no error, and waits for as long as a collective may take, half an
-hour by default. So a connection is shut down once no bytes move on it. It also stays open until the process at the
-other end has done the same, which can write to it until then: bytes in a closed connection count as in flight.
+hour by default. So a connection is shut down once no bytes move on it. Its socket stays open until the other process
+has done the same and writes no more: bytes that are written into a closed connection would count as in flight.
 
 Two waits have no connection yet. gloo waits for others to connect while it makes a group: then this process connects to
 itself in their place. And a rank tries again and again to reach a store that was never created: then one is created.

@@ -45,13 +45,13 @@ class CompiledProgram:
     Attributes:
         name: for people.
         sites: what its steps do: the form of the instructions, and the description for the maker of each.
-        steps: in their order.
+        steps: its instructions, in order.
         inputs: slots of the values that each replay's instruction names as its inputs.
         captured: slots of values that are the same in each replay; the heap has them under that number.
         outputs: slots of the values to which each replay's instruction gives numbers.
         kept: slots of values that the heap has under that number afterwards, in place of those of the last replay.
         borrows: whether parts of borrows are among its steps, and each replay gives a number for them.
-        backend: of `torch.compile`, by which the workers compile what they can of it; None for none.
+        backend: backend of `torch.compile` with which the workers compile what they can of it; None: no backend.
     """
 
     name: str

@@ -78,7 +78,7 @@ class Checked:
     """One sync, measured and modelled.
 
     Attributes:
-        nbytes: That its readers read together.
+        nbytes: Bytes that its readers read together.
         samples_s: As measured.
         modelled_s: As modelled.
         gave_costs: Whether the model's costs come from it, so that it proves nothing.
@@ -93,7 +93,7 @@ class Checked:
 
     @property
     def error(self) -> float:
-        """Of the model, as a share of the fastest sync."""
+        """The model's error, as a share of the fastest sync."""
         return self.modelled_s / min(self.samples_s) - 1
 
 
@@ -204,7 +204,7 @@ class _Runs:
 
 @asynccontextmanager
 async def _processes() -> AsyncIterator[tuple[ProcMesh, ProcMesh, int]]:
-    """Those of both sides, and where their ranks meet."""
+    """The processes of both sides, and the port where their ranks meet."""
     rendezvous = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)  # type: ignore[attr-defined]
     trainers, generators = (this_host().spawn_procs(per_host={"gpus": _RANKS}, env=_ENVIRONMENT) for _ in range(2))
     try:

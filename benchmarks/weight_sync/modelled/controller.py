@@ -30,9 +30,9 @@ class ControllerCost:
         first_publish_s: For the first version: all shares, whether they agree, and whether they are the whole.
         publish_s: For a later one.
         read_s: For each read of it: the request unpickled, the grant made and pickled, the lease given back.
-        first_nbytes: Of the first grant of a reader, which brings all manifests.
-        grant_nbytes: Of a later one.
-        request_nbytes: Of the request for a later one.
+        first_nbytes: Bytes of the first grant of a reader, which brings all manifests.
+        grant_nbytes: Bytes of a later one.
+        request_nbytes: Bytes of the request for a later one.
     """
 
     first_publish_s: float

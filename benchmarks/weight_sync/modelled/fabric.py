@@ -16,11 +16,11 @@ class Hardware:
 
     Attributes:
         name: For people.
-        nic_bytes_per_s: Of the network card that each GPU has, in each direction.
+        nic_bytes_per_s: Rate of the network card that each GPU has, in each direction.
         bus_bytes_per_s: Between a GPU and its card.
         leaf_cards: Cards at one leaf switch. Publishers and readers are at different leaves.
         oversubscription: Cards' bandwidth of a leaf over that of its links to the spine, which itself never blocks.
-        post_s: Of a reader's processor, for each contiguous stretch that it asks its card for.
+        post_s: Time of a reader's processor for each contiguous stretch that it asks its card for.
         efficiency: Share of these rates that payload gets in the simulation; the bound has all of them.
     """
 
@@ -40,7 +40,7 @@ class Fabric:
         hardware: Which.
         publishers: How many ranks publish.
         readers: How many read.
-        share: Of the hardware's rates that payload gets.
+        share: Share of the hardware's rates that payload gets.
 
     Attributes:
         resources: All of them; paths name them by index.

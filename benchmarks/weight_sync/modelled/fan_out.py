@@ -1,4 +1,4 @@
-"""Readers that feed readers, in a simulation: the store's own scheduler decides who reads whose copy, and when."""
+"""Readers that feed readers, in a simulation: the store's own scheduler decides which copy each reads, and when."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class FanOut:
     """Reads of a version; a reader that has it offers it to others.
 
     Args:
-        simulation: In which they run; its ``on_reader_end`` is set.
-        fabric: Whose resources it has.
-        plans: Of all readers.
+        simulation: The simulation in which they run; its ``on_reader_end`` is set.
+        fabric: The fabric whose resources it has.
+        plans: Plans of all readers.
         groups: How many read groups there are: readers whose numbers are equal modulo it read the same.
     """
 

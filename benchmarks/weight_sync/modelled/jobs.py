@@ -22,10 +22,10 @@ _LEAST_CHUNK_NBYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ModelledJob:
-    """One model, and who publishes and who reads it.
+    """One model, its publishers and its readers.
 
     Attributes:
-        oversubscriptions: Of the leaf switches with which it is modelled.
+        oversubscriptions: Oversubscriptions of the leaf switches with which it is modelled.
         feed: Whether it is modelled with readers that feed readers as well.
     """
 
@@ -42,10 +42,10 @@ class PlannedJob:
 
     Attributes:
         job: Which one.
-        manifests: Of its trainers.
-        plans: By reader.
-        tensors: Of the model.
-        model_nbytes: Of the model.
+        manifests: Manifests of its trainers.
+        plans: Plans by reader.
+        tensors: Number of tensors of the model.
+        model_nbytes: Size of the model.
         index_s: Processor time in which one reader finds who holds its tensors; for each rank of an engine.
         plan_s: Processor time in which it then plans its read; for each reader.
     """
@@ -60,7 +60,7 @@ class PlannedJob:
 
     @property
     def nbytes(self) -> int:
-        """That all readers read together."""
+        """Bytes that all readers read together."""
         return sum(plan.nbytes for plan in self.plans)
 
 
@@ -71,9 +71,9 @@ class ModelledSync:
     Attributes:
         low_s: At the full rates, with the work spread perfectly: no schedule is faster. Where readers feed readers, by
             the simulation at the full rates.
-        high_s: By the simulation, at the share of the rates that the hardware is said to give payload.
+        high_s: By the simulation, at the stated share of the rates that payload gets.
         limit: What limits ``low_s``.
-        outcome: Of the simulation.
+        outcome: Result of the simulation.
     """
 
     low_s: float
@@ -121,7 +121,7 @@ def model_sync(planned: PlannedJob, hardware: Hardware, *, feed: bool = False) -
         feed: Whether readers of the same tensors feed each other, as with ``serve=True``.
     """
     real = _simulated(planned, hardware, hardware.efficiency, feed)
-    if feed:  # who reads when depends on who has ended
+    if feed:  # the order of reads depends on which readers have ended
         ideal = _simulated(planned, hardware, 1.0, feed)
         busiest = max(range(len(ideal.served_s)), key=ideal.served_s.__getitem__)
         return ModelledSync(ideal.end_s, real.end_s, _fabric(planned, hardware).resources[busiest].kind, real)

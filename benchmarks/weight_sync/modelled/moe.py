@@ -28,7 +28,7 @@ class ModelTensor:
 
     Attributes:
         name: As in a checkpoint.
-        shape: Of the whole tensor.
+        shape: Shape of the whole tensor.
         dtype: As torch prints it.
         layer: The number of its layer: -1 before the first one, the number of layers after the last one.
         expert: Which expert it is of; None: of none.
@@ -49,7 +49,7 @@ class ModelTensor:
 
     @property
     def nbytes(self) -> int:
-        """Of the whole tensor."""
+        """Bytes of the whole tensor."""
         return prod(self.shape) * self.itemsize
 
 
@@ -58,7 +58,7 @@ class MoEModel:
     """Sizes of a model, in the terms of its config.
 
     Attributes:
-        precision: Of the matrices of layers: bfloat16, or FP8 with scales. The rest is bfloat16.
+        precision: Precision of the matrices of layers: bfloat16, or FP8 with scales. The rest is bfloat16.
     """
 
     layers: int = 61

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["BOUND", "modelled_tables", "section", "worst_error"]
 
 BOUND = 0.25
-"""By how much the model may be wrong where it can be checked; the page says so where it is more."""
+"""The largest error of the model that is fine where it can be checked; the page reports a larger one."""
 
 _PUBLISHED = (
     "Published: 1.3 s for a trillion parameters from 256 GPUs to 128, with a static schedule (Perplexity). Which "
@@ -30,7 +30,7 @@ def section(report: Report) -> str:
     """The section of a run.
 
     Args:
-        report: Of ``skipper weight-sync --modelled``.
+        report: Report of ``skipper weight-sync --modelled``.
     """
     lines = [
         "<!-- Written by `skipper weight-sync --modelled --page PATH`. -->",
@@ -119,7 +119,7 @@ def _tables(results: Sequence[Result]) -> Iterator[_Table]:
 
 
 def worst_error(rows: Sequence[Result]) -> Result | None:
-    """The row of a sync here that the model errs most about; None: there is none that says anything."""
+    """The row of a sync here with the largest error of the model; None: no row can show one."""
     telling = [row for row in rows if row.name == CHECK and not row.parameters["gave_costs"]]
     return max(telling, key=lambda row: abs(_number(row, "error")), default=None)
 

@@ -35,7 +35,7 @@ class HeldPart:
     Attributes:
         tensor: Which one.
         pieces: Boxes of it, as they are in the rank's own tensor; none: the rank's shard is empty.
-        shape: Of the rank's own tensor.
+        shape: Shape of the rank's own tensor.
     """
 
     tensor: ModelTensor
@@ -88,7 +88,7 @@ class TrainerMesh:
         return f"PP{self.stages} TP{self.tensor} FSDP{self.fsdp} EP{self.expert}"
 
     def deal(self, tensors: Iterable[ModelTensor], layers: int, experts: int) -> Dealt:
-        """Which tensors of a model of so many layers and experts belong to whom."""
+        """Which ranks have which tensors of a model with that many layers and experts."""
         dealt: Dealt = {}
         for tensor in tensors:
             stage = min(max(tensor.layer, 0), layers - 1) * self.stages // layers
@@ -136,7 +136,7 @@ class ReaderMesh:
         return f"{self.engines} x (TP{self.tensor} EP{self.expert})"
 
     def held(self, place: int, tensors: Iterable[ModelTensor], experts: int) -> Iterator[HeldPart]:
-        """What the rank at ``place`` of every engine needs of a model of so many experts."""
+        """What the rank at ``place`` of every engine needs of a model with that many experts."""
         for tensor in tensors:
             if tensor.expert is None:
                 cut: Placement = Replicate() if tensor.parallel_dim is None else Shard(tensor.parallel_dim)

@@ -33,7 +33,7 @@ class ReaderPlan:
     """The plan of one reader.
 
     Attributes:
-        moved: By rank of the publisher.
+        moved: What it moves, by rank of the publisher.
         needed: Bytes of the reader's tensors.
         tensors: How many it fills.
     """
@@ -44,7 +44,7 @@ class ReaderPlan:
 
     @property
     def nbytes(self) -> int:
-        """That it moves."""
+        """Bytes that it moves."""
         return sum(moved.nbytes for moved in self.moved.values())
 
     @property
@@ -57,7 +57,7 @@ class Planner:
     """Plans reads of the tensors that a rank of an engine needs; the same rank of all engines needs the same.
 
     Args:
-        manifests: Of all publishers.
+        manifests: Manifests of all publishers.
         held: What the rank needs.
     """
 

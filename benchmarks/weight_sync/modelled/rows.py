@@ -40,9 +40,9 @@ class ModelledWorkload:
 
     Attributes:
         jobs: Planned and modelled.
-        ways: In which syncs run here.
+        ways: The ways in which syncs run here.
         models: Sizes of those syncs, from the smallest.
-        iterations: Of each of them.
+        iterations: How many of each of them.
     """
 
     jobs: Sequence[ModelledJob]

@@ -27,7 +27,7 @@ class Resource:
         kind: What it is, for people: resources of a kind are alike.
         bytes_per_s: Rate of a chunk in flight.
         s_per_op: Seconds for each operation of the chunk, in addition.
-        holds: Whether a chunk goes on only when all of it has been served, as where a processor prepares it.
+        holds: Whether a chunk continues only when all of it has been served, as when a processor prepares it.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Resource:
     holds: bool = False
 
     def service_s(self, nbytes: int, ops: int) -> float:
-        """Seconds that it is busy with so many bytes and operations."""
+        """Seconds that it is busy with that many bytes and operations."""
         return nbytes / self.bytes_per_s + ops * self.s_per_op
 
 
@@ -93,7 +93,7 @@ class Simulation:
 
     Args:
         resources: All of them; paths name them by index.
-        chunk_nbytes: At most so many bytes are one chunk.
+        chunk_nbytes: Bytes of one chunk, at most.
         window: Chunks of one flow that are in flight.
         on_reader_end: Called with a reader and the time when all flows that were begun for it are over; may begin more.
     """

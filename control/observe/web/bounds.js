@@ -2,7 +2,7 @@
 
 import { recall, remember } from "./dom.js";
 
-// An endpoint that is known to take long gets more time: so many times its 99th percentile, once so many calls are known.
+// An endpoint that is known to take long gets more time: a multiple of its 99th percentile, after enough calls.
 const KNOWN_CALLS = 20;
 const SLOW_TIMES = 2;
 const HUNG_TIMES = 4;

@@ -31,7 +31,7 @@ export class ErrorItem {
   }
 }
 
-/** An item that tells of one event, as a look does. */
+/** An item that shows one event, as a status has it. */
 class EventItem {
   #when;
 
@@ -134,7 +134,7 @@ function isIn(event, group) {
   return isMeant && group.first_s <= event.at_s && event.at_s <= group.last_s;
 }
 
-/** The actors and endpoints of a group: of one, or of several, of which there may be more than are named. */
+/** The actors and endpoints of a group, one or several; there may be more than are named. */
 function whose({ who, who_total: total }) {
   if (typeof who === "string") return who;
   const rest = total - MOST_NAMED;

@@ -144,7 +144,7 @@ export class LogsPage {
     this.#follow.addEventListener("change", () => this.#view?.hold(!this.#follow.checked));
   }
 
-  /** Show the output of those whom a word names, or of all; null: the page is left. */
+  /** Show the output of the processes that a word names, or of all; null: the user leaves the page. */
   open(who) {
     this.#view?.close();
     this.#view = null;

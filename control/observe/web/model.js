@@ -24,7 +24,7 @@ class Rates {
   }
 }
 
-/** Figures by name, and when they were taken, the newest last; so many at most. */
+/** Figures by name, and when they were taken, the newest last; their number is limited. */
 export class Series {
   times = [];
   samples = {};

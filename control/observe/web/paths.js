@@ -6,7 +6,7 @@ export function pathOf(process, actor) {
   return actor === undefined ? `#/process/${place}` : `#/actor/${place}/${encodeURIComponent(actor.id)}`;
 }
 
-/** The address of the page of what those have written whom a word names; empty: all. */
+/** The address of the page with the output of the processes that a word names; empty: all. */
 export function logsPath(who) {
   return who === "" ? "#/logs" : `#/logs/${encodeURIComponent(who)}`;
 }

@@ -169,7 +169,7 @@ export class Topology {
   }
 }
 
-/** Processes by host, in the order in which hosts appear; each with how deep it stands below the script. */
+/** Processes by host, in the order in which hosts appear; each with its depth below the script. */
 function byHost(processes) {
   const levels = new Map();
   const hosts = new Map();

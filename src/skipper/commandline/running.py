@@ -24,7 +24,7 @@ def run(
     """Parse the arguments and do it.
 
     Args:
-        parser: of this command.
+        parser: parser of this command.
         argv: the arguments, without the program's name.
         action: what to do with them; its result is the exit code.
         errors: printed to standard error; they end the command with ``status``.

@@ -23,7 +23,7 @@ def whole(least: int, most: int = 10**12) -> Callable[[str], int]:
 
 
 def number(*, zero: bool = False) -> Callable[[str], float]:
-    """A type of argument: positive numbers below a million, and zero where it is allowed."""
+    """A type of argument: positive numbers below a million, and zero if it is allowed."""
 
     def parse(text: str) -> float:
         try:

@@ -50,7 +50,7 @@ def admit(listener: socket.socket, sources: Iterable[ipaddress.IPv6Address]) -> 
     """Make a listening socket take connections from these addresses only, and no data on them.
 
     Args:
-        listener: Of IPv4 or IPv6.
+        listener: A listening socket of IPv4 or IPv6.
         sources: The addresses; IPv4 is mapped into IPv6. Empty: nobody can connect.
 
     Raises:
