@@ -221,7 +221,7 @@ def _limits(report: Report) -> list[str]:
         hosts = int(cast.parameters["hosts"] or 0)
         found.append((hosts * 1e5 / cast.value, "results: 100 ms of the script's CPU time for those of one cast"))
     lines = [
-        "Each connection that the script opens over TCP has a thread, which gRPC wakes five times a second: always the "
+        "Each connection that the script opens over TCP has a thread, which gRPC wakes at least once in five seconds: always the "
         "one to an agent, and also those to processes if hosts have IPs of their own. If each further host costs the "
         "script as much as at the largest number above:",
         "",

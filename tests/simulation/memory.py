@@ -1,8 +1,8 @@
 """Memory of simulated processes that others read and write one-sidedly, and the identities of these processes.
 
-A `VirtualMemory` stands for a registered tensor: it has two ends, and whoever fills or reads it touches one after the
-other, so that what writes beneath a reader is seen. `install` puts it in the place of the data plane below the store,
-and has the store know simulated processes by their numbers, also their ends, their files and their threads.
+A `VirtualMemory` stands for a registered tensor. It has two ends, and a transfer touches one after the other, so a read
+notices a write that happens at the same time. `install` replaces the data plane below the store by it. It also replaces
+what the store uses of the operating system: process ids, pidfds, the files of journals, threads and conditions.
 """
 
 from __future__ import annotations

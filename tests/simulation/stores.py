@@ -1,9 +1,9 @@
-"""`Stored`: a store of the job, who puts and reads there, and what has to hold whatever dies.
+"""`Stored`: a store of the job, its trainers and readers, and the invariants of its versions.
 
-The controllers and their journal, volumes, leases, arenas, seals, requests that are sent again and steps of groups are
-the product's; `memory` is what lies below them. What was acknowledged is not lost as long as its memory lives. No read
-sees two steps in one version. Each step is one version. Nobody waits for ever, and in the end nothing is held that
-nobody uses. With a journal the deaths of controllers change nothing of that, and are no reason for an error.
+Controllers, their journal, volumes, leases, arenas, seals, repeated requests and steps of groups are the product's.
+`memory` simulates what they are built on. The invariants: an acknowledged step is not lost while its memory exists. A
+read finds one step in a version. Each step is one version. Every operation ends. At the end, no lease and no memory is
+kept without a user. If the store has a journal, the deaths of controllers cause no error.
 """
 
 from __future__ import annotations
@@ -58,14 +58,15 @@ _TIMEOUT_S = 60.0
 _WAIT_S = 5.0
 """For a version that may not come."""
 _CRASHES = 0.1
-"""The part of the requests behind which a controller dies, in stores where that may happen."""
+"""In some stores a controller dies after this part of the requests, within `_ANSWER_S` and perhaps before it has
+answered."""
 _ANSWER_S = 300e-6
 _TOGETHER = "together"
 """The key that all trainers put as a group."""
 
 
 class Part(Enum):
-    """What dies of a store."""
+    """A part of a store that can die."""
 
     CONTROLLER = auto()
     VOLUME = auto()
@@ -326,17 +327,17 @@ class Stored:
 
     Args:
         ledger: of the schedule.
-        chance: for whatever may vary, apart from that of the schedule.
-        hosts: that volumes and clients are spread over; None: the script's own.
+        chance: decides what varies; it is not the one of the schedule, which stays the same without a store.
+        hosts: volumes and clients run there; None: on the script's own host.
 
     Attributes:
         copies: how many volumes hold each part.
         direct_keys: keys whose versions are in the memory of their trainer.
-        controllers: all that there ever were, with their processes; the first has the store's name.
-        volumes: likewise.
-        pools: the arenas of trainers, likewise.
-        failed: clients that have got an error that they do not come back from: they do no more.
-        is_spared: whether nothing befalls it but deaths of clients, and of controllers that another one follows.
+        controllers: all controllers, also dead ones, with their processes; the first one has the store's name.
+        volumes: all volumes, with their processes.
+        pools: the arenas of all trainers, with their processes.
+        failed: clients that have got an error. They do nothing more.
+        is_spared: whether the only faults are deaths of clients, and of controllers that have a successor.
         steps: by key, the last step that was acknowledged.
     """
 
@@ -434,7 +435,7 @@ class Stored:
         return None if found is None else found[0]
 
     def recorded(self, controller: SimulatedProcess) -> None:
-        """A controller has done what it was asked for: some die before they have said so."""
+        """A controller has done a request; some die before they have answered it."""
         if self._crashes and self._is_replaced(controller) and self.chance.random() < _CRASHES:
             self._crashes -= 1
             world = self.ledger.world
