@@ -221,9 +221,9 @@ def _limits(report: Report) -> list[str]:
         hosts = int(cast.parameters["hosts"] or 0)
         found.append((hosts * 1e5 / cast.value, "results: 100 ms of the script's CPU time for those of one cast"))
     lines = [
-        "Each connection that the script opens over TCP has a thread, which gRPC wakes at least once in five seconds: always the "
-        "one to an agent, and also those to processes if hosts have IPs of their own. If each further host costs the "
-        "script as much as at the largest number above:",
+        "Each connection that the script opens over TCP has a thread, which gRPC wakes at least once in five seconds: "
+        "always the one to an agent, and also those to processes if hosts have IPs of their own. If each further host "
+        "costs the script as much as at the largest number above:",
         "",
     ]
     return lines + [f"* at {significant(hosts, 2)} hosts: {why}" for hosts, why in sorted(found)]
