@@ -26,6 +26,7 @@ from skipper.torchstore.errors import (
     VolumeLostError,
 )
 from skipper.torchstore.peers.shm_value_board import open_answer
+from skipper.torchstore.peers.volume import DeadWriterError
 from skipper.torchstore.protocol.batches import BatchGrant, BatchPublication
 from skipper.torchstore.protocol.messages import (
     UNNUMBERED,
@@ -37,6 +38,7 @@ from skipper.torchstore.protocol.messages import (
     Retired,
     Selector,
     Share,
+    StaleClientError,
     StoreInfo,
     Wanted,
 )
@@ -273,6 +275,7 @@ class RemoteStore:
         Raises:
             VolumeFullError: It is larger than all that the volume may hold.
             StoreTimeoutError: Nothing was freed in time.
+            StaleClientError: The store has taken this process for dead, since it had left the job.
         """
         actor = self.info.volumes[volume]
         end, clock = time.monotonic() + check_seconds("timeout", timeout), 0
@@ -286,6 +289,8 @@ class RemoteStore:
                 raise
             except SupervisionError as error:
                 await self.volume_lost(volume, error, timeout)
+            except DeadWriterError as error:
+                raise StaleClientError(str(error)) from error
             except VolumeFullError as error:
                 if error.nbytes > error.limit:
                     raise

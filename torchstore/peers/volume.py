@@ -16,12 +16,15 @@ from skipper.control import Actor, endpoint
 from skipper.dataplane import RDMABuffer
 from skipper.torchstore.algebra.manifest import Binding
 from skipper.torchstore.algebra.sections import open_section_id
-from skipper.torchstore.errors import VolumeFullError
-from skipper.torchstore.protocol.messages import StaleClientError
+from skipper.torchstore.errors import StoreError, VolumeFullError
 from skipper.torchstore.support.lru_cache import LRUCache
 from skipper.torchstore.support.process import ProcessId, this_process
 
 _DEAD = 256
+
+
+class DeadWriterError(StoreError):
+    """The store has taken the process for dead since it gave a number to this client of it."""
 
 
 @dataclass(slots=True)
@@ -66,10 +69,10 @@ class StorageVolume(Actor):
 
         Raises:
             VolumeFullError: It would not fit next to the others.
-            StaleClientError: The store has taken the writer for dead since it gave out this number.
+            DeadWriterError: The store has taken the writer for dead since it gave out this number.
         """
         if client < (self._dead.get(writer) or 0):
-            raise StaleClientError(f"{writer} has died, or has left the job")
+            raise DeadWriterError(f"{writer} has died, or has left the job")
         if self._limit is not None and nbytes + self._nbytes() > self._limit:
             raise VolumeFullError(self._id, nbytes, self._limit)
         memory = dataplane.empty((nbytes,), torch.uint8)

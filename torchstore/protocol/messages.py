@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from skipper.control import ActorMesh
 from skipper.torchstore.algebra.layout import Ints
 from skipper.torchstore.algebra.manifest import Binding, Digests, Manifest
 from skipper.torchstore.errors import StoreError
 from skipper.torchstore.peers.shm_value_board import BoardPlace
+from skipper.torchstore.peers.volume import StorageVolume
 from skipper.torchstore.protocol.origin import ALONE, Turn
 from skipper.torchstore.protocol.strategy import TorchStoreStrategy
 from skipper.torchstore.support.compact import compact
 from skipper.torchstore.support.process import ProcessId
 from skipper.torchstore.tensors.certifying import Certify
 from skipper.torchstore.tensors.tiles import TensorsTiles
-
-if TYPE_CHECKING:
-    from skipper.torchstore.peers.volume import StorageVolume
 
 
 class UnknownIdError(StoreError):

@@ -3,8 +3,7 @@
 import pytest
 
 from skipper.control import ActorError, this_host
-from skipper.torchstore.peers.volume import StorageVolume
-from skipper.torchstore.protocol.messages import StaleClientError
+from skipper.torchstore.peers.volume import DeadWriterError, StorageVolume
 from skipper.torchstore.support.process import ProcessId
 
 DEAD, OTHER = ProcessId("elsewhere", 1, 1), ProcessId("elsewhere", 2, 1)
@@ -19,7 +18,7 @@ async def test_a_request_that_comes_later_than_its_sender_was_taken_for_dead_kee
     await volume.free_writer.call_one(DEAD, (kept.id,), 5)
     with pytest.raises(ActorError) as refused:
         await volume.allocate.call_one(DEAD, NBYTES, 4)
-    assert isinstance(refused.value.cause, StaleClientError)
+    assert isinstance(refused.value.cause, DeadWriterError)
     assert before.id != kept.id
     assert await volume.usage.call_one() == (1, NBYTES)
 
