@@ -10,6 +10,7 @@ from skipper.benchmarks.output import plain_table, significant
 from skipper.benchmarks.report import Report, Result
 from skipper.benchmarks.scale.host_rows import MODELLED
 from skipper.benchmarks.scale.host_sources import HOLLOW, MEASURED
+from skipper.control.cluster.hollow.hosts import PER_PROCESS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -91,7 +92,8 @@ def page(report: Report) -> str:
         "|---|---|",
         "| *measured* | each host is an agent, the process of the job and an actor's process, all of them real |",
         "| *hollow* | links, handshakes, heartbeats, trees, replies and failures are the real code, of the hosts too; "
-        "they share a process of the operating system, one thread for all actors, and so one core |",
+        f"up to {PER_PROCESS:,} of them share a process of the operating system, one thread for all actors, and so one "
+        "core. More hosts have more such processes, which share the cores of the machine with the script |",
         "| *modelled* | a simulation of the tree, with costs from CPU times and from calls of one host |",
         "",
         "The script is the same real one in all of them. " + _casts(report) + _net(report),
@@ -187,7 +189,7 @@ def _check(rows: Sequence[Result]) -> list[str]:
 
 def _objectives(rows: Sequence[Result]) -> list[str]:
     hollow = [row for row in rows if row.parameters["label"] == HOLLOW]
-    said = ["What held in this run, with all hosts on one core:"]
+    said = [f"What held in this run, with up to {PER_PROCESS:,} hosts on one core:"]
     for row in hollow:
         hosts = f"{int(row.parameters['hosts'] or 0):,}"
         if row.name == "cast_us":

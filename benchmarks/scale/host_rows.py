@@ -12,6 +12,7 @@ from skipper.benchmarks.scale.model import Costs, latency_us
 from skipper.benchmarks.scale.rounds import ScalePlan, Times, costs_of
 from skipper.benchmarks.statistics import percentile
 from skipper.control import configure
+from skipper.control.cluster.hollow.hosts import PER_PROCESS
 
 __all__ = ["MODELLED", "host_rows", "modelled_rows"]
 
@@ -72,6 +73,8 @@ def modelled_rows(found: Sequence[HostsFound], plan: HostsPlan) -> list[Result]:
     costs = _costs(hollow, plan)
     rows = []
     for each in hollow:
+        if each.hosts > PER_PROCESS:
+            continue  # they share more cores than one, with the script
         measured_us = percentile(sorted(each.calls_ns), 50) / 1e3
         cores = 1 - each.hosts_idle_cores()
         value = latency_us(each.hosts, _fanout(each.hosts, plan), costs[each.hosts], cores=cores, caster_apart=True)

@@ -107,7 +107,10 @@ def test_a_crash_is_told_with_the_last_words() -> None:
 
 
 def test_garbage_is_no_answer() -> None:
-    with pytest.raises(PeerLostError, match="no answer"), PeerSession.start([sys.executable, "-c", "print('hello')"]):
+    with (
+        pytest.raises(PeerLostError, match="invalid answer"),
+        PeerSession.start([sys.executable, "-c", "print('hello')"]),
+    ):
         pass
 
 
