@@ -169,6 +169,8 @@ class Schedule:
         self.procs: list[ProcMesh] = []
         self.stops = chance.random() < 0.5
         """Whether everything is stopped in the end."""
+        self.parted_until_s = BEGIN_S
+        """Until when hosts are cut off from each other."""
         self.until_s = BEGIN_S + chance.choice((1.0, 3.0, 5.0))
         self.service_chance = random.Random(f"service {seed}")
         self.is_serving = self.service_chance.random() < SERVING
@@ -196,7 +198,7 @@ class Schedule:
         quiet = 0
         while world.now_s < bound_s and quiet < 2:  # what is not missing any more does not come twice, either
             world.run(world.now_s + _LOOK_S)
-            quiet = 0 if self._is_frozen() or any(self._missing()) else quiet + 1
+            quiet = 0 if self._is_silent() or any(self._missing()) else quiet + 1
         for what in self._missing():
             world.violation(what)
         if self.stops and not world.wrong:
@@ -212,10 +214,12 @@ class Schedule:
             world.digest,
         )
 
-    def _is_frozen(self) -> bool:
-        """Whether a process does nothing for some time; nobody need wait for it, so that only its end shows it."""
+    def _is_silent(self) -> bool:
+        """Whether some process cannot answer for some time. If nobody waits for it, its loss is not known yet."""
         now_s = self.world.now_s
-        return any(each.stalled_until_s > now_s and not each.is_dead for each in self.cluster.processes)
+        return self.parted_until_s > now_s or any(
+            each.stalled_until_s > now_s and not each.is_dead for each in self.cluster.processes
+        )
 
     def close(self) -> None:
         """Let go of everything."""
@@ -468,6 +472,7 @@ class Schedule:
         is_short = self.chance.random() < 0.5
         seconds = self.heartbeat_s * (self.chance.random() * SURVIVED if is_short else 3.0)
         self._note("partition", f"{ip} is cut off from {', '.join(there)} for {seconds:.3f} s")
+        self.parted_until_s = max(self.parted_until_s, self.world.now_s + seconds)
         for other in there:
             self.cluster.ether.cut(ip, other)
             self.world.at(self.world.now_s + seconds, None, self.cluster.ether.heal, ip, other)

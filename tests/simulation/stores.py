@@ -9,6 +9,7 @@ kept without a user. If the store has a journal, the deaths of controllers cause
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from skipper.control.model.errors import BackpressureError, ControlError
 from skipper.dataplane.errors import DataplaneError
 from skipper.torchstore.algebra.layout import Box, Piece
 from skipper.torchstore.algebra.manifest import WHOLE, Binding, Manifest, TensorItem
+from skipper.torchstore.clients.direct_put import DirectMemory
 from skipper.torchstore.clients.membership import Membership
 from skipper.torchstore.clients.publish import Publisher
 from skipper.torchstore.clients.remote import RemoteStore, explain_transfer
@@ -31,7 +33,7 @@ from skipper.torchstore.controller import volumes as controller_volumes
 from skipper.torchstore.controller.actor import StoreController
 from skipper.torchstore.errors import KeyNotFoundError, SourceChangedError, StoreError, StoreTimeoutError
 from skipper.torchstore.peers.volume import StorageVolume
-from skipper.torchstore.protocol.messages import NEWEST, Grant, Selector, Share, StoreSettings
+from skipper.torchstore.protocol.messages import NEWEST, Grant, Selector, Share, StoreSettings, Wanted
 from skipper.torchstore.protocol.origin import Origin
 from skipper.torchstore.protocol.strategy import TorchStoreStrategy
 from skipper.torchstore.support import deadlines
@@ -61,6 +63,8 @@ _CRASHES = 0.1
 """In some stores a controller dies after this part of the requests, within `_ANSWER_S` and perhaps before it has
 answered."""
 _ANSWER_S = 300e-6
+_PATIENCE_S = 2.0
+_GROUP = "readers"
 _TOGETHER = "together"
 """The key that all trainers put as a group."""
 
@@ -121,6 +125,9 @@ class _Client(Actor):
         self._entrance = entrance
         self._remote: RemoteStore | None = None
 
+    def _is_over(self) -> bool:
+        return ledgers.here() in _current().failed
+
     async def _connect(self) -> RemoteStore:
         if self._remote is None:
             info = await ask(self._entrance.info.call_one(this_process(), this_proc()), _TIMEOUT_S)
@@ -154,9 +161,6 @@ class Trainer(_Client):
             self._publisher.snapshots = Puts(remote, self._publisher._retire)
             _current().pools.append((ledgers.here(), self._publisher.snapshots.arenas))
         return self._publisher
-
-    def _is_over(self) -> bool:
-        return ledgers.here() in _current().failed
 
     def _next(self, key: str) -> int:
         self._steps[key] = self._steps.get(key, 0) + 1
@@ -240,6 +244,27 @@ class Trainer(_Client):
             version = await remote.put_inline(key, str(step).encode(), _TIMEOUT_S)
             _current().acknowledged(key, version, step)
 
+    @endpoint
+    async def take_back(self, is_deleted: bool) -> None:
+        """Delete its own key, or make the oldest version that is kept the newest again."""
+        key = f"own {self._rank}"
+        if self._is_over() or self._is_direct or not _current().steps.get(key):
+            return
+        with _current().operation("take_back", key) as operation, _current().changed(key):
+            operation.known = _current().steps[key]
+            publisher, remote = await self._publishing(), await self._connect()
+            if is_deleted:
+                await remote.delete((key,), missing_ok=False, timeout=_TIMEOUT_S)
+                publisher.forget((key,))
+                _current().steps[key] = 0
+                return
+            versions = await remote.ask(lambda to: to.versions.call_one(key), _TIMEOUT_S)
+            if not versions:
+                raise KeyNotFoundError(key)
+            client, oldest = remote.info.client, versions[0]
+            await remote.ask_once(lambda to, request: to.rollback.call_one(client, key, oldest, request), _TIMEOUT_S)
+            _current().steps[key] = 1  # at least
+
 
 class Reader(_Client):
     """Reads what trainers have put."""
@@ -247,14 +272,60 @@ class Reader(_Client):
     def __init__(self, entrance: ActorMesh[Any]) -> None:
         super().__init__(entrance)
         self._seen: dict[str, int] = {}
+        self._copies: dict[str, Packed] = {}
+        self._offers = DirectMemory()
+
+    @endpoint
+    async def serve(self, key: str) -> None:
+        """Read the newest version from the trainer, or from another reader, and offer the copy to others."""
+        if self._is_over():
+            return
+        with _current().operation("serve", key) as operation:
+            remote = await self._connect()
+            _current().look(operation)
+            wanted = Wanted(key, NEWEST, (), _GROUP, _PATIENCE_S)
+            (grant,) = grants = await remote.acquire_batch((wanted,), _TIMEOUT_S)
+            try:
+                self._offers.withdraw(key)
+                found, failed = await self._read_or_borrow(remote, key, grant)
+                share = await self._offer(key, max(found)) if len(found) == 1 else None
+                remote.finish(grant, share, failed=failed)
+                grants = ()
+            except SourceChangedError:
+                return
+            finally:
+                remote.release(grants)
+            _current().was_read(operation, grant.version, found)
+
+    async def _read_or_borrow(self, remote: RemoteStore, key: str, grant: Grant) -> tuple[set[int], bool]:
+        """What is found, and whether another reader's copy could not be read."""
+        if grant.peer_copy is not None:
+            try:
+                return await self._read_share(
+                    remote, key, grant.version, grant.peer_copy, lambda holders: holders[0]
+                ), False
+            except (StoreError, DataplaneError):
+                pass
+        return await self._read(remote, key, grant), grant.peer_copy is not None
+
+    async def _offer(self, key: str, step: int) -> Share:
+        packed: Any = self._copies.get(key)
+        if packed is None:
+            memory: Any = VirtualMemory()
+            packed = self._copies[key] = _packed("w", {}, (memory,))
+        await packed.storages[0].write(step)
+        binding, generation = self._offers.publish(key, packed)
+        return Share(packed.manifest, binding, generation, this_process())
 
     @concurrent_endpoint
     async def get(self, key: str, waits: bool) -> None:
         """Read the newest version, or wait for the next one."""
+        if self._is_over():
+            return
         seen = self._seen.get(key, 0)
         with _current().operation("get", key, waits=waits) as operation:
             remote = await self._connect()
-            operation.known = _current().steps.get(key, 0)
+            _current().look(operation)
             selector = Selector(newer_than=seen) if waits else NEWEST
             while True:  # as `Fetcher.get_state_dict`
                 grant = await remote.acquire(key, selector, (), _WAIT_S if waits else _TIMEOUT_S)
@@ -313,6 +384,7 @@ class Operation:
         client: the process that does it.
         known: the step that was acknowledged before a read.
         waits: whether it waits for a version that may not come.
+        changes: how often the key had been taken back before a read.
     """
 
     client: SimulatedProcess
@@ -320,6 +392,7 @@ class Operation:
     key: str
     waits: bool
     known: int = 0
+    changes: int = 0
 
 
 class Stored:
@@ -355,6 +428,8 @@ class Stored:
         self._versions: dict[tuple[str, int], int] = {}
         """The steps that were acknowledged as these versions."""
         self._begun: dict[str, int] = {}
+        self._changes: Counter[str] = Counter()
+        """By key, how often a deletion or a rollback has begun or ended."""
         self._open: dict[Operation, None] = {}
         self._is_ready = False
         self._crashes = chance.choice((0, 0, 1, 2))
@@ -367,7 +442,7 @@ class Stored:
         mesh = place.spawn_procs({"v": number}, name="volume").flatten("v") if has_mesh else None
         number = number if mesh is None else mesh.size
         trainers = place.spawn_procs({"t": self._trainers_size}, name="trainer").flatten("t")
-        readers = place.spawn_procs({"r": 1}, name="reader").flatten("r")
+        readers = place.spawn_procs({"r": chance.randint(1, 2)}, name="reader").flatten("r")
         self._trainers_size = trainers.size
         self.procs += [trainers, readers] if mesh is None else [trainers, readers, mesh]
         self.entrance = self.procs[0].spawn(f"torchstore/{_NAME}", NotedController, _NAME)
@@ -402,6 +477,10 @@ class Stored:
                 self._trainers.share.broadcast()
             elif what < 0.45:
                 one.note.broadcast()
+            elif what < 0.48:
+                one.take_back.broadcast(chance.random() < 0.5)
+            elif what < 0.65:
+                self._readers.serve.broadcast(chance.choice((f"own {trainer}", _TOGETHER)))
             else:
                 key = chance.choice((f"own {trainer}", f"own {trainer}", _TOGETHER, f"small {trainer}"))
                 # Without a journal the newest small values are posted in memory of the host, which is not simulated.
@@ -462,7 +541,7 @@ class Stored:
 
     def _failed(self, operation: Operation, error: Exception) -> None:
         self.ledger.errors += 1
-        if isinstance(error, KeyNotFoundError) and not operation.known:
+        if isinstance(error, KeyNotFoundError) and not (operation.known and self._is_settled(operation)):
             return
         if isinstance(error, StoreTimeoutError) and operation.waits:
             return
@@ -471,6 +550,23 @@ class Stored:
             self._wrong(operation, f"ended in {type(error).__name__}: {error}")
         self.failed.add(operation.client)
 
+    def look(self, operation: Operation) -> None:
+        """Note what a read has to find at least."""
+        operation.known, operation.changes = self.steps.get(operation.key, 0), self._changes[operation.key]
+
+    @contextmanager
+    def changed(self, key: str) -> Iterator[None]:
+        """Versions of a key are taken back: meanwhile a read may find them or not."""
+        self._changes[key] += 1
+        yield
+        self._changes[key] += 1
+
+    def _is_settled(self, operation: Operation) -> bool:
+        """Whether nothing was taken back while the key was read."""
+        return operation.what == "take_back" or (
+            operation.changes == self._changes[operation.key] and operation.changes % 2 == 0
+        )
+
     def begun(self, key: str, step: int) -> None:
         """A step is being put."""
         self._begun[key] = max(step, self._begun.get(key, 0))
@@ -478,6 +574,8 @@ class Stored:
     def acknowledged(self, key: str, version: int, step: int) -> None:
         """A step was put."""
         self.steps[key] = max(step, self.steps.get(key, 0))
+        if self._changes[key]:
+            return  # the numbers of its versions are not those of its steps
         if self._versions.setdefault((key, version), step) != step:
             self.ledger.world.violation(f"version {version} of {key} is step {step}, and another one")
         if version != step and not any(self._may_fail(process) for process in (ledgers.here(), *self._writers(key))):
@@ -491,9 +589,9 @@ class Stored:
         (step,) = found
         if not 0 < step <= self._begun.get(operation.key, 0):
             self._wrong(operation, f"step {step} in version {version}, which nobody has put")
-        if self._versions.get((operation.key, version), step) != step:
+        if self._versions.get((operation.key, version), step) != step and not self._changes[operation.key]:
             self._wrong(operation, f"step {step} in version {version}, which is another one")
-        if step < operation.known and not self._may_fail(operation.client, operation):
+        if step < operation.known and self._is_settled(operation) and not self._may_fail(operation.client, operation):
             self._wrong(operation, f"step {step} in version {version}, after {operation.known} was acknowledged")
 
     def _wrong(self, operation: Operation, what: str) -> None:
@@ -506,8 +604,11 @@ class Stored:
         cluster, parts = self.ledger.cluster, self._parts()
         if any(member.id not in cluster.by_id for mesh in self.procs for member in mesh.root_members):
             return True
-        if operation is not None and (operation.what == "share" or operation.key in self.direct_keys):
+        if operation is not None and operation.what == "share":
             parts += self._writers(operation.key)
+        if operation is not None and operation.key in self.direct_keys:
+            # Its trainer waits for readers; one that is cut off from the store cannot give its lease back.
+            parts += [*self._writers(operation.key), *(each for each in self._clients() if not each.is_dead)]
         ends = {*parts, client, cluster.script}
         ends |= {above for above in map(self.ledger.above, ends) if above is not None}
         if any(pair <= {end.id for end in ends} for pair in self.ledger.hurt):
@@ -569,7 +670,11 @@ class Stored:
 
     def _lost(self, state: StoreState) -> Iterator[str]:
         for key, step in self.steps.items():
-            if key in self.direct_keys and any(writer.is_dead for writer in self._writers(key)):
+            if (
+                not step
+                or self._changes[key] % 2
+                or (key in self.direct_keys and any(writer.is_dead for writer in self._writers(key)))
+            ):
                 continue
             history = state.index.get(key)
             version = history.newest if history is not None else None
@@ -584,6 +689,7 @@ class Stored:
     def _unused(self, state: StoreState) -> Iterator[str]:
         """Arenas that are in no version and belong to no living trainer."""
         used = {binding.id for each in state.index.histories() for v in each._all() for _, binding in v.bindings()}
+        used |= set(state._ledger._idle)  # which are freed when memory is needed
         used |= {arena for process, pool in self.pools if not process.is_dead for arena in pool._all}
         for process, volume in self.volumes:
             for arena in volume._arenas if not process.is_dead else ():
