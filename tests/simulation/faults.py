@@ -178,8 +178,7 @@ def _memory_is_reused_while_it_is_read() -> None:
     """Versions are retired though readers hold leases."""
 
     def reap(self: Any) -> Any:
-        leases = [(version, dict(version.leases)) for version in self.draining]
-        for version, _ in leases:
+        for version in self.draining:
             version.leases.clear()
         return original(self)
 
@@ -219,7 +218,7 @@ def _leases_are_not_given_back_again() -> None:
 
 def _memory_of_dead_publishers_is_kept() -> None:
     """Nobody tells the volumes that a publisher is dead."""
-    Volumes.free_writer = lambda self, writer, keep: None  # type: ignore[method-assign]
+    Volumes.free_writer = lambda self, writer, keep, clients_below: None  # type: ignore[method-assign]
 
 
 PLANTED: dict[str, Callable[[], None]] = {

@@ -19,6 +19,7 @@ from skipper.control.runtime import running
 
 if TYPE_CHECKING:
     from skipper.control import ActorMesh, Future, MeshFailure
+    from tests.simulation.memory import Memories
     from tests.simulation.processes import Cluster, SimulatedProcess
     from tests.simulation.services import Served
     from tests.simulation.stores import Stored
@@ -149,6 +150,8 @@ class Ledger:
         """What others than the script own."""
         self.served: Served | None = None
         """A service, where the job has one."""
+        self.memories: Memories
+        """The memory of stores, and what their processes have open."""
         self.stored: Stored | None = None
         """A store, where the job has one."""
         self.is_stopping = False

@@ -48,7 +48,7 @@ class VirtualMemory:
     nbytes = 16
 
     def __init__(self) -> None:
-        memories = current()
+        memories = _current()
         self.name = f"memory{len(memories.all)}"
         self.owner = ledgers.here()
         self.ends = [0, 0]
@@ -103,7 +103,7 @@ class VirtualBuffer:
 
 
 def _arrived(name: str) -> VirtualBuffer:
-    return VirtualBuffer(current().all[name])
+    return VirtualBuffer(_current().all[name])
 
 
 class VirtualWrite:
@@ -208,7 +208,7 @@ def identity_of(process: SimulatedProcess) -> ProcessId:
 
 
 def _held_of(store_name: str, client: int) -> controller_link.HeldLeases:
-    of_process = current().held.setdefault(ledgers.here().id, {})
+    of_process = _current().held.setdefault(ledgers.here().id, {})
     store = client >> controller_link.CLIENTS_BITS
     found = of_process.get(store_name)
     if found is None or found[0] != store:
@@ -217,14 +217,14 @@ def _held_of(store_name: str, client: int) -> controller_link.HeldLeases:
 
 
 def _start_time(pid: int) -> int | None:
-    process = current().process_of(pid)
+    process = _current().process_of(pid)
     return None if process.is_dead else process.number
 
 
 def _open_journal(owner: ProcessId, number: int) -> int:
     if not owner.is_alive():
         raise journal.JournalError(f"{owner} has closed the journal")
-    return current().opened(os.open(f"/proc/self/fd/{number}", os.O_RDWR | os.O_CLOEXEC))
+    return _current().opened(os.open(f"/proc/self/fd/{number}", os.O_RDWR | os.O_CLOEXEC))
 
 
 def _sleep(seconds: float) -> None:
@@ -245,7 +245,7 @@ def install() -> None:
         _host=lambda: ledgers.here().ip,
         _start_time=_start_time,
         os=SimpleNamespace(
-            getpid=os.getpid, pidfd_open=lambda pid: current().pidfd(pid), close=lambda descriptor: None
+            getpid=os.getpid, pidfd_open=lambda pid: _current().pidfd(pid), close=lambda descriptor: None
         ),
     )
     _replace(controller_link, Condition=_Condition, Thread=worlds.Thread, held_of=_held_of)
@@ -269,12 +269,12 @@ class _JournalFiles:
     @staticmethod
     def memfd_create(name: str, flags: int) -> int:
         """A file of the process that runs."""
-        return current().opened(os.memfd_create(name, flags))
+        return _current().opened(os.memfd_create(name, flags))
 
     @staticmethod
     def close(descriptor: int) -> None:
         """Close it, unless the process has ended meanwhile."""
-        current().close(descriptor)
+        _current().close(descriptor)
 
 
 def _replace(module: Any, **names: Any) -> None:
@@ -282,16 +282,5 @@ def _replace(module: Any, **names: Any) -> None:
         setattr(module, name, value)
 
 
-def current() -> Memories:
-    """The memory of the job that is played."""
-    assert _current is not None
-    return _current
-
-
-def play(memories: Memories | None) -> None:
-    """Have this be the memory from now on."""
-    global _current
-    _current = memories
-
-
-_current: Memories | None = None
+def _current() -> Memories:
+    return ledgers.current().memories

@@ -159,7 +159,7 @@ class Schedule:
         self.cluster = Cluster(world, Ether(world, weather), hosts)
         self.ledger = Ledger(world, self.cluster)
         ledgers.play(self.ledger)
-        memories.play(Memories(world, self.cluster))
+        self.ledger.memories = Memories(world, self.cluster)
         self.cluster.root.on_failure = self.ledger.told
         self.faults: list[str] = []
         self.crowds: list[ActorMesh[Any]] = []
@@ -225,8 +225,7 @@ class Schedule:
         """Let go of everything."""
         worlds.forget_tasks()
         stores.forget()
-        memories.current().close_all()
-        memories.play(None)
+        self.ledger.memories.close_all()
         worlds.play(None)
         ledgers.play(None)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -33,8 +33,17 @@ from skipper.torchstore.controller import volumes as controller_volumes
 from skipper.torchstore.controller.actor import StoreController
 from skipper.torchstore.errors import KeyNotFoundError, SourceChangedError, StoreError, StoreTimeoutError
 from skipper.torchstore.peers.volume import StorageVolume
-from skipper.torchstore.protocol.messages import NEWEST, Grant, Selector, Share, StoreSettings, Wanted
-from skipper.torchstore.protocol.origin import Origin
+from skipper.torchstore.protocol.messages import (
+    NEWEST,
+    Grant,
+    Publication,
+    Published,
+    Selector,
+    Share,
+    StoreSettings,
+    Wanted,
+)
+from skipper.torchstore.protocol.origin import ALONE, Origin, Turn
 from skipper.torchstore.protocol.strategy import TorchStoreStrategy
 from skipper.torchstore.support import deadlines
 from skipper.torchstore.support.deadlines import ask
@@ -42,7 +51,6 @@ from skipper.torchstore.support.process import this_process
 from skipper.torchstore.support.records import Cost
 from skipper.torchstore.tensors.packing import Packed
 from tests.simulation import ledger as ledgers
-from tests.simulation import memory as memories
 from tests.simulation.memory import VirtualMemory, VirtualWrite, identity_of
 
 if TYPE_CHECKING:
@@ -163,8 +171,9 @@ class Trainer(_Client):
         return self._publisher
 
     def _next(self, key: str) -> int:
-        self._steps[key] = self._steps.get(key, 0) + 1
-        return self._steps[key]
+        step = self._steps[key] = self._steps.get(key, 0) + 1
+        _current().begun(key, step)
+        return step
 
     @endpoint
     async def put(self) -> None:
@@ -177,18 +186,11 @@ class Trainer(_Client):
             if self._is_direct:
                 await self._put_direct(publisher, key)
             else:
-                step, cost = self._next(key), Cost("put", time.perf_counter())
-                _current().begun(key, step)
-
-                async def publications() -> list[Any]:
-                    packed = _packed("w", {"step": step})
-                    return [await publisher.snapshots.copy(key, packed, _current().copies, cost, _TIMEOUT_S)]
-
-                _, (published,) = await publisher._publish(publications, cost, _TIMEOUT_S)
+                step = self._next(key)
+                published = await _publish(publisher, lambda cost: _copy(publisher, key, "w", step, cost))
                 _current().acknowledged(key, published.version, step)
 
     async def _put_direct(self, publisher: Publisher, key: str) -> None:
-        cost = Cost("put", time.perf_counter())
         if self._weights is None:
             memory: Any = VirtualMemory()
             self._weights = _packed("w", {}, (memory,))
@@ -198,14 +200,9 @@ class Trainer(_Client):
             publisher.withdraw(key)
         weights: Any = self._weights
         step = self._next(key)
-        _current().begun(key, step)
         await weights.storages[0].write(step)
         put = StateDictPut({}, key, mode="direct")
-
-        async def publications() -> list[Any]:
-            return [await publisher._direct.write(put, weights, cost)]
-
-        _, (published,) = await publisher._publish(publications, cost, _TIMEOUT_S)
+        published = await _publish(publisher, lambda cost: publisher._direct.write(put, weights, cost))
         _current().acknowledged(key, published.version, step)
 
     @endpoint
@@ -215,19 +212,11 @@ class Trainer(_Client):
             return
         with _current().operation("share", _TOGETHER):
             publisher = await self._publishing()
-            member, cost = Membership(self._origin), Cost("put", time.perf_counter())
+            member, name = Membership(self._origin), f"w{self._rank}"
             turn = publisher._put_counts.next(_TOGETHER, member, None, alone=False)
             step = self._next(_TOGETHER)
-            _current().begun(_TOGETHER, step)
             with publisher._put_counts.counted(member, {_TOGETHER: turn}):
-
-                async def publications() -> list[Any]:
-                    packed = _packed(f"w{self._rank}", {"step": step})
-                    copies = _current().copies
-                    written = await publisher.snapshots.copy(_TOGETHER, packed, copies, cost, _TIMEOUT_S)
-                    return [replace(written, turn=turn)]
-
-                _, (published,) = await publisher._publish(publications, cost, _TIMEOUT_S)
+                published = await _publish(publisher, lambda cost: _copy(publisher, _TOGETHER, name, step, cost, turn))
             if published.ready:
                 _current().acknowledged(_TOGETHER, published.version, step)
 
@@ -240,7 +229,6 @@ class Trainer(_Client):
         with _current().operation("note", key):
             remote = await self._connect()
             step = self._next(key)
-            _current().begun(key, step)
             version = await remote.put_inline(key, str(step).encode(), _TIMEOUT_S)
             _current().acknowledged(key, version, step)
 
@@ -435,15 +423,14 @@ class Stored:
         self._crashes = chance.choice((0, 0, 1, 2))
         number = chance.randint(1, 3)
         self.copies = chance.randint(1, min(number, 2))
-        self._trainers_size = chance.randint(1, 2)
+        trainers_size = chance.randint(1, 2)
         place = this_host() if hosts is None or self.is_spared else hosts
         has_mesh = chance.random() < 0.5
         self.procs = [this_host().spawn_procs({"p": 1}, name="store")]
         mesh = place.spawn_procs({"v": number}, name="volume").flatten("v") if has_mesh else None
         number = number if mesh is None else mesh.size
-        trainers = place.spawn_procs({"t": self._trainers_size}, name="trainer").flatten("t")
+        trainers = place.spawn_procs({"t": trainers_size}, name="trainer").flatten("t")
         readers = place.spawn_procs({"r": chance.randint(1, 2)}, name="reader").flatten("r")
-        self._trainers_size = trainers.size
         self.procs += [trainers, readers] if mesh is None else [trainers, readers, mesh]
         self.entrance = self.procs[0].spawn(f"torchstore/{_NAME}", NotedController, _NAME)
         settings = StoreSettings(chance.randint(1, 3), copies=self.copies, journal=self.has_journal)
@@ -663,7 +650,7 @@ class Stored:
         state = acting[1]._recorder.state
         for process, (leases, batches) in state.leases().items():
             if leases or batches:
-                holder = memories.current().process_of(process.pid)
+                holder = self.ledger.memories.process_of(process.pid)
                 yield f"{holder} still holds {sorted(leases)} {sorted(batches)}"
         yield from self._lost(state)
         yield from self._unused(state)
@@ -695,6 +682,24 @@ class Stored:
             for arena in volume._arenas if not process.is_dead else ():
                 if arena not in used:
                     yield f"{process} keeps the arena {arena}, and nobody uses it"
+
+
+async def _publish(publisher: Publisher, write: Callable[[Cost], Awaitable[Publication]]) -> Published:
+    """Write a step, and tell the controller; again if the key was deleted meanwhile."""
+    cost = Cost("put", time.perf_counter())
+
+    async def publications() -> list[Publication]:
+        return [await write(cost)]
+
+    _, (published,) = await publisher._publish(publications, cost, _TIMEOUT_S)
+    return published
+
+
+async def _copy(publisher: Publisher, key: str, name: str, step: int, cost: Cost, turn: Turn = ALONE) -> Publication:
+    """Copy a step into volumes."""
+    packed = _packed(name, {"step": step})
+    written = await publisher.snapshots.copy(key, packed, _current().copies, cost, _TIMEOUT_S)
+    return replace(written, turn=turn)
 
 
 def _packed(name: str, tensors: Any, storages: Any = ()) -> Packed:
