@@ -6,6 +6,7 @@ import atexit
 import dataclasses
 import os
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -111,11 +112,20 @@ def join_job(config: WorkerConfig, leave: Callable[[float], None]) -> None:
     _take(process)
     for call in _at_start:
         call(process)
-    meet_parent(process, config)
+    meet_parent(process, config, _end_orphan)
 
 
-def meet_parent(process: Process, config: WorkerConfig) -> None:
-    """Make the runtime of a child dial its launcher."""
+def _end_orphan(reason: str) -> NoReturn:
+    from skipper.control.runtime.procs.worker_config import EXIT_ORPHAN
+
+    sys.stderr.write(f"control: process {current().me.name} ends: {reason}\n")
+    sys.stderr.flush()
+    os._exit(EXIT_ORPHAN)
+
+
+def meet_parent(process: Process, config: WorkerConfig, end: Callable[[str], object]) -> None:
+    """Make the runtime of a child dial its launcher; ``end`` ends the child, with the reason, if it loses that."""
+    process.peer_failures.depend_on(config.parent, end)
     process.transport.be_patient_with(config.parent)
     if not process.transport.is_elsewhere(config.root):
         process.transport.be_patient_with(config.root)  # the kernel reports its death; a frozen one may come back

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 EXIT_REASON_S = 1.0
 """How long this process waits, after a link to another host has broken, to learn why the other process ended."""
-
+ORPHAN_S = 5.0
+"""A process that has lost its launcher ends after this long. The launcher usually ends it before, and knows why."""
 
 _KEPT_REASONS = 512
 """Limits the memory for lost processes: a script may start and lose processes for as long as it runs."""
@@ -80,6 +81,8 @@ class PeerFailures:
         self._watched: set[str] = set()
         self._late: dict[str, asyncio.TimerHandle] = {}
         """Timers for processes whose link is lost, until the reason is known."""
+        self._launcher_id = ""
+        self._end: Callable[[str], object] = lambda reason: None
         self._told_of = ""
         """The process whose launcher has just reported its end, before its link has shown it."""
         requests.serve(EXIT_REASON, self._tell_exit_reason)
@@ -110,6 +113,10 @@ class PeerFailures:
         self._owners = owners
         self._history = history
 
+    def depend_on(self, launcher: ProcessRef, end: Callable[[str], object]) -> None:
+        """End this process, by ``end`` with the reason, if it loses its launcher. Called before the first dial."""
+        self._launcher_id, self._end = launcher.id, end
+
     # How the end is learned
 
     def watch(self, peer: ProcessRef) -> None:
@@ -134,6 +141,10 @@ class PeerFailures:
 
     def link_lost(self, peer: ProcessRef, reason: str) -> None:
         """Note that nothing comes from a process, or goes to it, any more."""
+        if peer.id == self._launcher_id and reason != STOPPED and not self._state.closing:
+            link = self._transport.find(peer.id)
+            patience_s = ORPHAN_S if link is not None and link.has_stood else 0.0  # the launcher waits for the first
+            self._loop.call_later(patience_s, self._end, f"it has lost its launcher: {reason}")
         if self._children.link_lost(peer.id, reason):
             return
         is_explained = reason == STOPPED or NO_SIGN_OF_LIFE in reason or peer.id == self._told_of

@@ -173,6 +173,10 @@ class Router:
             return (replica := self._replicas.get(number)) is not None and replica.is_out_of_reach
         return bool(self.numbers) and all(map(self.is_out_of_reach, self.numbers))
 
+    def has_out_of_reach(self) -> bool:
+        """Whether some replica is up and cannot be reached from this process."""
+        return any(replica.is_out_of_reach for replica in self._replicas.values())
+
     def tallies(self) -> dict[int, Tally]:
         """Counts by number of the replica, those of the present moment included."""
         for tally in self._tallies.values():

@@ -286,6 +286,9 @@ class ServiceClient:
     def _give_up(self) -> None:
         """End the requests that wait for replicas which only this process cannot reach."""
         with self._lock:
+            if not self._router.has_out_of_reach():  # as usual, whoever waits
+                self._stay_if_needed()
+                return
             kept = [*self._parked, *sorted(self._waiting)]
             lost = {request: None for request in kept if request.waits_in_vain(self._router)}
             self._parked = [request for request in self._parked if request not in lost]
@@ -435,12 +438,12 @@ class ServiceClient:
                         self._parked.append(request)
                 if not ready:
                     self._is_flushing = False
-                    self._stay_if_needed()
-                    return
+                    break
             for request, replica in ready:
                 if not self._send_kept(request, replica):
                     with self._lock:
                         self._parked.insert(0, request)
+        self._give_up()
 
     def _dispatch(self) -> None:
         """Send the requests that wait for their turn, the oldest first, while replicas have too little to do."""
@@ -449,12 +452,12 @@ class ServiceClient:
                 replica = self._pick(self._waiting[0], in_turn=True) if self._waiting else None
                 if replica is None:
                     self._is_dispatching = False
-                    self._stay_if_needed()
-                    return
+                    break
                 request = heapq.heappop(self._waiting)
             if not self._send_kept(request, replica):
                 with self._lock:
                     heapq.heappush(self._waiting, request)
+        self._give_up()
 
     def _send_kept(self, request: ServiceRequest, replica: KnownReplica) -> bool:
         """Send a request that has waited. False: its replica is known to be dead."""

@@ -105,7 +105,7 @@ class Transport:
         self._lock = threading.RLock()
         self._dials: dict[str, Dial] = {}
         """The dials that have neither succeeded nor failed, by the dialed process; on the loop thread."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._network = network
         self._closed = False
         self._stands_still = False
@@ -255,8 +255,8 @@ class Transport:
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(lambda task: self._tasks.pop(task, None))
 
     def _tell(self, callback: Callable[..., object], *args: object) -> None:
         """Call a function on the loop thread."""

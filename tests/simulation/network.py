@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -171,6 +172,7 @@ class VirtualStream:
 
     __slots__ = (
         "_arrival_s",
+        "_coming",
         "_ether",
         "_find",
         "_is_over",
@@ -210,8 +212,10 @@ class VirtualStream:
         """Whether nothing is sent or delivered here any more."""
         self._arrival_s = 0.0
         """When the last thing arrives at the other end that this one has sent."""
-        self._kept: list[tuple[Callable[..., object], object]] = []
-        """What has come and is kept by a partition."""
+        self._coming: deque[tuple[Callable[..., object], object]] = deque()
+        """What the other end has sent, in that order; whenever something arrives, that is the first of it."""
+        self._kept = 0
+        """How much has arrived and is kept by a partition."""
         ether.dialed += 1
         self.number = ether.dialed
         ether.streams[self] = network.streams[self] = None
@@ -259,16 +263,16 @@ class VirtualStream:
     def drop(self) -> None:
         """Neither send nor deliver anything any more."""
         self._is_over = True
-        self._kept.clear()
+        self._coming.clear()
         for streams in (self._ether.streams, self._ether.keeping, self._network.streams):
             streams.pop(self, None)
 
     def go_on(self) -> None:
         """Deliver what a partition has kept."""
-        kept, self._kept = self._kept, []
+        kept, self._kept = self._kept, 0
         del self._ether.keeping[self]
-        for call, argument in kept:
-            self._world.at(self._world.now_s, self.owner, self._come, call, argument)
+        for _ in range(kept):
+            self._world.at(self._world.now_s, self.owner, self._come)
 
     # The dialing end
 
@@ -333,16 +337,18 @@ class VirtualStream:
         if other is None or other._is_over:
             return
         self._arrival_s = max(self._arrival_s, self._world.now_s + self._ether.delay_s(self.owner, other.owner))
-        self._world.at(self._arrival_s, other.owner, other._come, call, argument)
+        other._coming.append((call, argument))
+        self._world.at(self._arrival_s, other.owner, other._come)
 
-    def _come(self, call: Callable[..., object], argument: object) -> None:
+    def _come(self) -> None:
         assert self.other_owner is not None
         if self._is_over:
             return
         if self._kept or self._ether.is_cut(self.owner, self.other_owner):
-            self._kept.append((call, argument))
+            self._kept += 1
             self._ether.keeping[self] = None
             return
+        call, argument = self._coming.popleft()
         network = self._network
         network.is_delivering += 1
         try:

@@ -20,6 +20,7 @@ from skipper.control.runtime.assembly import build_process
 from skipper.control.runtime.executor import AsyncExecutor, NewExecutor
 from skipper.control.runtime.procs import children
 from skipper.control.runtime.procs.launcher import Launched, LaunchRequest
+from skipper.control.runtime.procs.worker_config import EXIT_ORPHAN
 from skipper.control.runtime.shared_executor import SharedExecutor
 from skipper.control.runtime.shared_parts import SharedParts
 from skipper.control.runtime.supervision import RootActor
@@ -381,7 +382,7 @@ class SimulatedLauncher:
         child.process = process
         cluster.child_of[process.id] = child
         cluster.world.tell(f"{process} is born")
-        current_runtime.meet_parent(process.process, config)
+        current_runtime.meet_parent(process.process, config, lambda _: process.die(EXIT_ORPHAN))
 
 
 class SimulatedScript(RootActor):

@@ -197,6 +197,8 @@ class World:
             while not gate.is_open and self.now_s < until_s:
                 if here is not None and here.is_dead:
                     raise ProcessKilledError
+                if here is not None and here.stalled_until_s > until_s:
+                    until_s = here.stalled_until_s  # it does not see before that its time is over
                 if not due or due[0][0] > until_s:
                     if until_s == float("inf"):
                         raise AssertionError("what is waited for will never happen")

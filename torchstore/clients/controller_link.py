@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from threading import Condition, Lock, Thread
 from typing import Any, TypeVar
 
@@ -152,6 +153,10 @@ class ControllerLink:
                 granted = await ask(answer, max(end - time.monotonic(), 0.001))
             except SupervisionError:
                 await self._follow(life, timeout, end)
+            except (asyncio.CancelledError, StoreTimeoutError):
+                if grants:
+                    answer.add_done_callback(partial(self._switch_if_lost, life))
+                raise
             else:
                 self._held.take(answer)  # before any thread can return it
                 return granted
@@ -179,24 +184,36 @@ class ControllerLink:
             call(self.actor)
             return
         self._held.give_back(leases, batch)
+        leases = tuple(leases)
+        self._send(call, lambda to: to.release.call(leases, batch))
+
+    def _send(self, call: Call[Any], again: Call[Any]) -> None:
+        """Send something without waiting; ``again`` to the next controller, and so on, if this one dies."""
         life, actor = self._now()
 
         def look(sent: Future[Any]) -> None:
             try:
                 sent.get(0)
             except (SupervisionError, TimeoutError):
-                self._begin_switch(life).add_done_callback(again)
+                self._begin_switch(life).add_done_callback(follow)
             except ControlError as error:
                 _log.warning("a lease could not be returned: %s", error)
 
-        def again(switched: _Switch) -> None:
+        def follow(switched: _Switch) -> None:
             error = switched.exception()
-            if error is None:
-                self._now()[1].release.call(tuple(leases), batch)
-            else:
+            if error is not None:
                 _log.info("the store's controller is gone: %s", error)
+            elif self._now()[0] > life:
+                self._send(again, again)
+            else:  # it was only temporarily unreachable, or this process has lost it, and so it this process
+                again(actor)
 
         call(actor).add_done_callback(look)
+
+    def _switch_if_lost(self, life: int, answer: Future[Any]) -> None:
+        """Find the next controller for an answer that nobody waits for: the dead one may have granted something."""
+        if isinstance(answer.exception(0), SupervisionError):
+            self._begin_switch(life)
 
     def _now(self) -> tuple[int, Controller]:
         with self._lock:
@@ -255,10 +272,15 @@ class ControllerLink:
         except TimeoutError as error:
             raise StoreTimeoutError(str(error)) from error
         left = max(end - time.monotonic(), 0.001)
-        with suppress(SupervisionError):  # dead again: the next request switches to the one after it
+        is_there = False
+        with suppress(SupervisionError):
             ask_blocking(successor.actor.return_to.call_one(self._client, leases, batches), left)
+            is_there = True
         with self._lock:
             self.actor, self._life = successor.actor, successor.life
+        if not is_there:  # dead again, and nobody may ask for a while
+            self._switch_to_successor(successor.life, max(end - time.monotonic(), 0.001))
+            return
         gone, gone_batches = self._held.without(leases, batches)
         if gone:
             successor.actor.release.call(tuple(gone), 0)

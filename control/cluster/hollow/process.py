@@ -197,7 +197,7 @@ class HollowLauncher:
             ended(1)
             raise
         child.begin(process)
-        current_runtime.meet_parent(process.runtime, config)
+        current_runtime.meet_parent(process.runtime, config, lambda _: process.kill())
 
 
 def _leave_output(process: Process) -> None:

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING
 from skipper.control.model.future import Future, Promise
 from skipper.control.runtime.process_state import ProcessState
 from skipper.control.runtime.procs import thread_limit
-from skipper.control.runtime.procs.worker_config import EXIT_BINDING, EXIT_BOOTSTRAP, EXIT_THREADS, WorkerConfig
+from skipper.control.runtime.procs.worker_config import (
+    EXIT_BINDING,
+    EXIT_BOOTSTRAP,
+    EXIT_ORPHAN,
+    EXIT_THREADS,
+    WorkerConfig,
+)
 from skipper.control.support.cgroup import OomWatch
 from skipper.control.wire.process_ref import NO_SIGN_OF_LIFE, ProcessRef
 
@@ -263,6 +269,10 @@ def describe_exit(status: int) -> str:
     """An exit status as `subprocess` gives it, in words."""
     if status == EXIT_BOOTSTRAP:
         return "ended because its bootstrap raised (the traceback is on its standard error)"
+    if status == EXIT_ORPHAN:
+        return (
+            "ended because its connection to the process that launched it broke (the reason is on its standard error)"
+        )
     if status == EXIT_BINDING:
         return "ended because it could not be bound as proc_bind says (the reason is on its standard error)"
     if status == EXIT_THREADS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -101,7 +102,7 @@ class Ending:
         for call in list(self.settled):
             call()
         self._loans.clear()
-        self._loop_thread.run(self._transport.close(), timeout=CLOSE_TIMEOUT_S)
+        self._close_transport()
         for call in list(self.after):
             call()
 
@@ -122,10 +123,14 @@ class Ending:
             call()
         self._state.closing = True
         acknowledged.set_result(None)
-        self._loop_thread.run(self._transport.close(), timeout=CLOSE_TIMEOUT_S)
+        self._close_transport()
         if self._leave is not None:
             self._leave(max(began_s + _LEAVE * timeout - time.monotonic(), 0.0))
         self._end()
+
+    def _close_transport(self) -> None:
+        with contextlib.suppress(TimeoutError):  # as after a time in which this process stood still: it ends anyway
+            self._loop_thread.run(self._transport.close(), timeout=CLOSE_TIMEOUT_S)
 
     def _stop_actors(self, deadline: float) -> None:
         """Stop the actors of this process, and wait until a deadline, also for actors that were stopped before."""

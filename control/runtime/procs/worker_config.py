@@ -14,6 +14,8 @@ from skipper.control.runtime.procs.output_capture import Redirection
 from skipper.control.wire.process_ref import ProcessRef
 
 FORK_SERVER = "fork-server"
+EXIT_ORPHAN = 96
+"""Exit status of a child that has lost the process that launched it."""
 EXIT_BOOTSTRAP = 97
 """Exit status of a child whose bootstrap callable raised."""
 EXIT_BINDING = 98
