@@ -254,6 +254,21 @@ def test_a_process_that_is_stopped_ends_as_programs_of_python_do(
     assert (tmp_path / "log.buffered").read_text() == "buffered"
 
 
+def leave_no_time_to_say_goodbye() -> None:
+    from skipper.control.runtime.procs import ending
+
+    ending.CLOSE_TIMEOUT_S = 0.0
+
+
+def test_a_process_that_stood_still_while_it_said_goodbye_ends_as_others_do(
+    own_procs: Callable[..., ProcMesh], tmp_path: Path
+) -> None:
+    procs, path = own_procs(bootstrap=leave_no_time_to_say_goodbye), str(tmp_path / "log")
+    procs.spawn("stuck", Stuck).begin_at_exit.call_one(lambda: note_at_exit(path)).get(PATIENCE_S)
+    procs.stop().get(PATIENCE_S)
+    assert lines(tmp_path / "log") == ["exit"]
+
+
 def test_threads_and_handlers_that_do_not_end_are_named_and_cost_no_more_than_the_bound(
     own_procs: Callable[..., ProcMesh], tmp_path: Path, output: Output
 ) -> None:

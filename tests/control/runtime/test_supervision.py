@@ -108,6 +108,24 @@ def refuse_to_start() -> None:
     raise RuntimeError("not today")
 
 
+def test_a_process_that_cannot_reach_its_launcher_ends_with_the_reason(failures: Failures, output: Output) -> None:
+    echo = this_host().spawn_procs(bootstrap=lose_the_launcher).spawn("echo", Echo)
+    with pytest.raises(SupervisionError, match="its connection to the process that launched it broke"):
+        echo.pid.call_one().get(PATIENCE_S)
+    failures.wait()
+    output.wait_for("it has lost its launcher: it could not be reached (as the test wants it)", on_stderr=True)
+
+
+def lose_the_launcher() -> None:
+    from skipper.control.wire.message_stream import Status
+    from skipper.control.wire.transport import Transport
+
+    def dial_in_vain(self: Transport, link: Any, *_: Any) -> None:
+        self._dial_failed(link, "as the test wants it", Status("UNAVAILABLE"))
+
+    Transport._dial_here = dial_in_vain  # type: ignore[method-assign]
+
+
 def test_failures_in_numbers_wait_for_the_hook_on_one_thread(procs: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, told, threads = threading.Event(), [], set()
 

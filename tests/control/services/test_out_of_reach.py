@@ -8,7 +8,7 @@ import pytest
 from skipper.control import Actor, ActorMesh, concurrent_endpoint, endpoint, idempotent, this_host
 from skipper.control.model.errors import ActorError, ReplicaLostError
 from skipper.control.runtime import current_runtime
-from skipper.control.services import Service, replica_controller
+from skipper.control.services import ReplicaState, Service, Session, replica_controller
 from skipper.control.wire.process_ref import ProcessRef
 from tests.control.conftest import PATIENCE_S, wait_until
 
@@ -69,6 +69,33 @@ def test_who_has_lost_the_only_replica_does_not_wait_for_ever(service: Service[C
     service.drain(0).get(PATIENCE_S)
     assert from_there.call.call_one(service).get(PATIENCE_S) == service.where.route().get(PATIENCE_S) != replica
     service.stop().get(PATIENCE_S)
+
+
+def test_who_has_lost_all_replicas_that_stay_does_not_wait_for_one_that_leaves(service: Service[Cutter]) -> None:
+    service.scale(2).get(PATIENCE_S)
+    service.where.fanout().get(PATIENCE_S)
+    sessions = [service.session(), service.session()]
+    staying, leaving = (session.where.route().get(PATIENCE_S) for session in sorted(sessions, key=number_of))
+    from_there = caller()
+    from_there.call.call_one(service).get(PATIENCE_S)
+    for replica in (staying, leaving):
+        from_there.cut.call_one(replica).get(PATIENCE_S)
+    scaled = service.scale(1)
+    wait_until(lambda: service.metrics().get(PATIENCE_S)[1].state is ReplicaState.DRAINING, "it drains")
+    call = from_there.call.call_one(service)
+    threading.Event().wait(1.0)  # it is told by now that the one that stays is out of its reach
+    assert not call.done()
+    for session in sessions:
+        session.close()
+    scaled.get(PATIENCE_S)
+    with pytest.raises(ActorError, match="lost its connection to every replica of cutters"):
+        call.get(PATIENCE_S)
+    service.stop().get(PATIENCE_S)
+
+
+def number_of(session: Session[Cutter]) -> int:
+    assert session.replica is not None
+    return session.replica
 
 
 def test_a_replica_whose_processes_have_lost_each_other_is_replaced() -> None:
