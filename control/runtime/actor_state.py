@@ -205,7 +205,8 @@ class ActorState:
         self.progress = ActorProgress()
         self._cut_at = ""
         """What it did when it was cut short."""
-        self._unanswered: weakref.WeakSet[Port[Any]] = weakref.WeakSet()
+        self._unanswered: weakref.WeakKeyDictionary[Port[Any], None] = weakref.WeakKeyDictionary()
+        """Ports that endpoints have been given for their answers, in that order."""
         self.executor = new_executor(self)
         """The thread that runs it, once it has been started."""
 
@@ -379,7 +380,7 @@ class ActorState:
             if spec.explicit_response_port:
                 number = call.reply_to if call.wants_reply else 0
                 port = Port(ReplyAddress(mail.sender, number, call.rank), True, owed=bool(number))
-                self._unanswered.add(port)
+                self._unanswered[port] = None
                 result = method(port, *args, **kwargs)
             elif spec.is_wrapped:
                 result = args[0](method, *args[1:], **kwargs)
@@ -530,7 +531,7 @@ class ActorState:
         self.winds_up.set_result(None)
         reason = self.end_reason()
         self._answer_unfinished()
-        for port in list(self._unanswered):
+        for port in list(self._unanswered):  # the oldest first
             refuse_for(port, reason, self.failure)
         outcome: Exception | None = None
         if self._cut_at and self.failure is None:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,7 +79,7 @@ class Summary:
 def main() -> None:
     """Play what the command line asks for; the status is 1 where an invariant was broken."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description="Play schedules of faults.")
-    parser.add_argument("--seed", type=int, help="play this one alone, and say what breaks")
+    parser.add_argument("--seed", type=int, nargs="+", help="play these alone, and say what breaks")
     parser.add_argument("--trace", action="store_true", help="with --seed: tell everything that befalls the job")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
     parser.add_argument("--count", type=int, help="how many seeds (default: as many as there is time for)")
@@ -104,10 +104,11 @@ def main() -> None:
     if asked.plant:
         faults.PLANTED[asked.plant]()
     if asked.seed is not None:
-        (outcome,) = _play(range(asked.seed, asked.seed + 1), asked.hosts, print if asked.trace else None)
-        _tell(outcome)
-        print(json.dumps({"seed": outcome.seed, "steps": outcome.steps, "digest": outcome.digest}))
-        sys.exit(bool(outcome.wrong))
+        outcomes = _play(asked.seed, asked.hosts, print if asked.trace else None)
+        for outcome in outcomes:
+            _tell(outcome)
+            print(json.dumps({"seed": outcome.seed, "steps": outcome.steps, "digest": outcome.digest}))
+        sys.exit(any(outcome.wrong for outcome in outcomes))
     summary = _play_all(asked)
     print(summary.as_json())
     sys.exit(bool(summary.broken))
@@ -159,7 +160,7 @@ def _play_some(some: tuple[int, int, int | None]) -> list[Outcome]:
     return _play(range(first, first + count), hosts)
 
 
-def _play(seeds: range, hosts: int | None, trace: Callable[[str], object] | None = None) -> list[Outcome]:
+def _play(seeds: Sequence[int], hosts: int | None, trace: Callable[[str], object] | None = None) -> list[Outcome]:
     """Play schedules; those of many hosts on a large stack, since whoever waits does so within what waited before."""
     outcomes: list[Outcome] = []
 

@@ -1,3 +1,4 @@
+import asyncio
 import os
 import signal
 import threading
@@ -106,6 +107,24 @@ def test_a_bootstrap_that_raises_is_the_end_of_the_process(failures: Failures, o
 
 def refuse_to_start() -> None:
     raise RuntimeError("not today")
+
+
+class Loser(control.Actor):
+    """Loses the connection to its launcher."""
+
+    @control.endpoint
+    async def lose(self) -> None:
+        process = current_runtime.current()
+        assert process.me.launcher is not None
+        process.loop.call_soon_threadsafe(process.transport.lose, process.me.launcher, "the test has cut it")
+        await asyncio.Event().wait()
+
+
+def test_a_process_that_loses_its_launcher_is_killed_by_it(failures: Failures) -> None:
+    loser = this_host().spawn_procs().spawn("loser", Loser)
+    with pytest.raises(SupervisionError, match="was killed because the connection was closed"):
+        loser.lose.call_one().get(PATIENCE_S)
+    failures.wait()
 
 
 def test_a_process_that_cannot_reach_its_launcher_ends_with_the_reason(failures: Failures, output: Output) -> None:
