@@ -125,7 +125,7 @@ def _end_orphan(reason: str) -> NoReturn:
 
 def meet_parent(process: Process, config: WorkerConfig, end: Callable[[str], object]) -> None:
     """Make the runtime of a child dial its launcher; ``end`` ends the child, with the reason, if it loses that."""
-    process.peer_failures.depend_on(config.parent, end)
+    process.peer_failures.depend_on_launcher(end)
     process.transport.be_patient_with(config.parent)
     if not process.transport.is_elsewhere(config.root):
         process.transport.be_patient_with(config.root)  # the kernel reports its death; a frozen one may come back

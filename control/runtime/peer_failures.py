@@ -81,8 +81,7 @@ class PeerFailures:
         self._watched: set[str] = set()
         self._late: dict[str, asyncio.TimerHandle] = {}
         """Timers for processes whose link is lost, until the reason is known."""
-        self._launcher_id = ""
-        self._end: Callable[[str], object] = lambda reason: None
+        self._end: Callable[[str], object] | None = None
         self._told_of = ""
         """The process whose launcher has just reported its end, before its link has shown it."""
         requests.serve(EXIT_REASON, self._tell_exit_reason)
@@ -113,9 +112,9 @@ class PeerFailures:
         self._owners = owners
         self._history = history
 
-    def depend_on(self, launcher: ProcessRef, end: Callable[[str], object]) -> None:
+    def depend_on_launcher(self, end: Callable[[str], object]) -> None:
         """End this process, by ``end`` with the reason, if it loses its launcher. Called before the first dial."""
-        self._launcher_id, self._end = launcher.id, end
+        self._end = end
 
     # How the end is learned
 
@@ -123,8 +122,7 @@ class PeerFailures:
         """Ask the launcher of a process to watch it: it may have died before it could be reached. From any thread."""
         if peer.launcher is None or peer.id == self._state.root.id or peer.id in self._watched:
             return
-        launcher = self._state.me.launcher
-        if launcher is not None and launcher.id == peer.id:
+        if self._is_launcher(peer):
             return  # this process ends with it
         self._watched.add(peer.id)
         exit_reason: Future[str] = self._requester.request(peer.launcher, EXIT_REASON, peer.id)
@@ -141,7 +139,7 @@ class PeerFailures:
 
     def link_lost(self, peer: ProcessRef, reason: str) -> None:
         """Note that nothing comes from a process, or goes to it, any more."""
-        if peer.id == self._launcher_id and reason != STOPPED and not self._state.closing:
+        if self._end is not None and self._is_launcher(peer) and reason != STOPPED and not self._state.closing:
             link = self._transport.find(peer.id)
             patience_s = ORPHAN_S if link is not None and link.has_stood else 0.0  # the launcher waits for the first
             self._loop.call_later(patience_s, self._end, f"it has lost its launcher: {reason}")
@@ -153,6 +151,10 @@ class PeerFailures:
             self._late[peer.id] = self._loop.call_later(EXIT_REASON_S, self._not_told_of_end, peer, reason)
         else:
             self._gone_afar(peer, reason)
+
+    def _is_launcher(self, peer: ProcessRef) -> bool:
+        launcher = self._state.me.launcher
+        return launcher is not None and launcher.id == peer.id
 
     def child_ended(self, child: Child, reason: str) -> None:
         """Note the end of a process that was launched here."""

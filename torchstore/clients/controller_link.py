@@ -183,8 +183,8 @@ class ControllerLink:
         if not self.may_change:
             call(self.actor)
             return
-        self._held.give_back(leases, batch)
         leases = tuple(leases)
+        self._held.give_back(leases, batch)
         self._send(call, lambda to: to.release.call(leases, batch))
 
     def _send(self, call: Call[Any], again: Call[Any]) -> None:

@@ -97,11 +97,16 @@ def test_respawning_after_a_death_works_at_once(failures: Failures) -> None:
     wait_until(lambda: len(failures) == 3, "three failures")
 
 
-def test_a_bootstrap_that_raises_is_the_end_of_the_process(failures: Failures, output: Output) -> None:
-    echo = this_host().spawn_procs(bootstrap=refuse_to_start).spawn("echo", Echo)
-    with pytest.raises(SupervisionError, match="bootstrap raised"):
+def see_it_end(bootstrap: Callable[[], None], reason: str, failures: Failures) -> None:
+    """Start a process, and see that it ends for this reason before it does anything."""
+    echo = this_host().spawn_procs(bootstrap=bootstrap).spawn("echo", Echo)
+    with pytest.raises(SupervisionError, match=reason):
         echo.pid.call_one().get(PATIENCE_S)
     failures.wait()
+
+
+def test_a_bootstrap_that_raises_is_the_end_of_the_process(failures: Failures, output: Output) -> None:
+    see_it_end(refuse_to_start, "bootstrap raised", failures)
     output.wait_for("RuntimeError: not today", on_stderr=True)
 
 
@@ -128,10 +133,7 @@ def test_a_process_that_loses_its_launcher_is_killed_by_it(failures: Failures) -
 
 
 def test_a_process_that_cannot_reach_its_launcher_ends_with_the_reason(failures: Failures, output: Output) -> None:
-    echo = this_host().spawn_procs(bootstrap=lose_the_launcher).spawn("echo", Echo)
-    with pytest.raises(SupervisionError, match="its connection to the process that launched it broke"):
-        echo.pid.call_one().get(PATIENCE_S)
-    failures.wait()
+    see_it_end(lose_the_launcher, "its connection to the process that launched it broke", failures)
     output.wait_for("it has lost its launcher: it could not be reached (as the test wants it)", on_stderr=True)
 
 
