@@ -68,8 +68,8 @@ class Ports(Protocol):
     def open(self, reply: ReplyHandler) -> int:
         """The number of a new port; never 0."""
 
-    def open_lasting(self, reply: ReplyHandler, ids: Collection[str]) -> int:
-        """The number of a new port for an answer that may be awaited while the process that owes it lives."""
+    def open_owed(self, reply: ReplyHandler, ids: Collection[str]) -> int:
+        """The number of a new port for an answer that the process with one of these ids owes."""
 
     def open_at(self, number: int, reply: ReplyHandler) -> None:
         """Open a port with a number of the caller's choice."""

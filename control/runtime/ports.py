@@ -84,11 +84,11 @@ class PortTable:
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
         self._open: dict[int, ReplyHandler] = {}
-        self._lasting: dict[int, tuple[ReplyHandler, Collection[str]]] = {}
-        """Ports of answers that come with the end of something, and who owes each: as many as there are processes."""
+        self._owed: dict[int, tuple[ReplyHandler, Collection[str]]] = {}
+        """Ports of answers to requests, and who owes each; there may be several for each process of a job."""
         self._owed_by: dict[str, set[int]] = {}
         """Their numbers, by the ids of the processes and actors that owe the answers."""
-        self._lasting_lock = threading.Lock()
+        self._owed_lock = threading.Lock()
         self._links: dict[int, dict[int, DeathWatch]] = {}
         self._link_lock = threading.Lock()
 
@@ -98,16 +98,16 @@ class PortTable:
         self._open[number] = reply
         return number
 
-    def open_lasting(self, reply: ReplyHandler, ids: Collection[str]) -> int:
-        """A new port's number, for an answer that may be awaited while the process that owes it lives.
+    def open_owed(self, reply: ReplyHandler, ids: Collection[str]) -> int:
+        """A new port's number, for an answer that one process owes; the loss of another costs nothing here.
 
         Args:
             reply: takes the answer of one process.
             ids: of that process, and of the actor there, if the answer is about one.
         """
         number = next(self._numbers)
-        with self._lasting_lock:
-            self._lasting[number] = reply, ids
+        with self._owed_lock:
+            self._owed[number] = reply, ids
             for each in ids:
                 self._owed_by.setdefault(each, set()).add(number)
         return number
@@ -122,18 +122,18 @@ class PortTable:
 
     def is_open(self, number: int) -> bool:
         """Whether an answer is still expected there."""
-        return number in self._open or number in self._lasting
+        return number in self._open or number in self._owed
 
     def close(self, number: int) -> None:
         """Forget a port; later messages for it are dropped."""
-        if self._open.pop(number, None) is None and number in self._lasting:
-            self._close_lasting(number)
+        if self._open.pop(number, None) is None and number in self._owed:
+            self._close_owed(number)
         if self._links:
             self._links.pop(number, None)
 
     def deliver(self, number: int, rank: int, kind: Kind, payload: Payload) -> None:
         """Bring a reply to its port."""
-        reply = self._open.get(number) or self._find_lasting(number)
+        reply = self._open.get(number) or self._find_owed(number)
         if reply is not None and reply.deliver(rank, kind, payload):
             self.close(number)
 
@@ -193,18 +193,18 @@ class PortTable:
         for number, reply in list(self._open.items()):
             if reply.process_lost(process_id, loss):
                 self.close(number)
-        for number in list(self._owed_by.get(process_id, ())):
-            lasting = self._find_lasting(number)
-            if lasting is not None and lasting.process_lost(process_id, loss):
+        for number in sorted(self._owed_by.get(process_id, ())):
+            owed = self._find_owed(number)
+            if owed is not None and owed.process_lost(process_id, loss):
                 self.close(number)
 
-    def _find_lasting(self, number: int) -> ReplyHandler | None:
-        found = self._lasting.get(number)
+    def _find_owed(self, number: int) -> ReplyHandler | None:
+        found = self._owed.get(number)
         return None if found is None else found[0]
 
-    def _close_lasting(self, number: int) -> None:
-        with self._lasting_lock:
-            _, ids = self._lasting.pop(number, (None, ()))
+    def _close_owed(self, number: int) -> None:
+        with self._owed_lock:
+            _, ids = self._owed.pop(number, (None, ()))
             for each in ids:
                 numbers = self._owed_by.get(each, set())
                 numbers.discard(number)
@@ -615,7 +615,7 @@ def watch(caller: Caller, actor: ActorRef) -> Future[MeshFailure | None]:
     answer: OneReply[MeshFailure | None] = OneReply(
         Awaited(actor.process, str(actor), WATCH.name, actor, request=WATCH)
     )
-    port = caller.ports.open_lasting(answer, answer.ids())
+    port = caller.ports.open_owed(answer, answer.ids())
     caller.send(actor.process, WATCH.message(None, target=actor.uid, port=port))
     ended: Promise[MeshFailure | None] = Promise()
 

@@ -9,6 +9,7 @@ actor that passes an error on adds only its own part.
 from __future__ import annotations
 
 import contextvars
+import sys
 import threading
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -122,7 +123,7 @@ Chain: TypeAlias = "tuple[Link, ...]"
 """An exception and its causes; the first one was raised."""
 
 _PICKLED, _GROUP, _TEXT = "pickled", "group", "text"
-_PLAIN = frozenset({str, int, float, bool, type(None)})
+_PLAIN = frozenset({str, int, float, bool, type(None), MeshFailure})
 
 
 def pack_chain(error: BaseException) -> Chain | None:
@@ -195,10 +196,20 @@ def _pack_one(error: BaseException, room: list[int]) -> Link:
     nbytes = sum(map(len, packed))
     if nbytes > MOST_NBYTES:
         return (_TEXT, notes, f"{summary} (whose pickle of {nbytes} bytes is too large to send)")
-    is_harmless = kind.__module__ in ("builtins", "skipper.control.model.errors") and all(
-        type(arg) in _PLAIN for arg in error.args
-    )
-    return (_PICKLED, notes, is_harmless, packed, summary)
+    return (_PICKLED, notes, _harmless_home(error), packed, summary)
+
+
+def _harmless_home(error: BaseException) -> str:
+    """The module of an exception that is unpickled without any user code, once this is imported; else nothing."""
+    home = type(error).__module__
+    is_known = home == "builtins" or home.partition(".")[0] == __name__.partition(".")[0]
+    return home if is_known and all(map(_is_plain, (*error.args, *vars(error).values()))) else ""
+
+
+def _is_plain(value: object) -> bool:
+    if type(value) is list:
+        return all(type(item) in _PLAIN for item in value)  # a list within a list may be itself
+    return all(map(_is_plain, value)) if type(value) is tuple else type(value) in _PLAIN
 
 
 def _notes_of(error: BaseException) -> tuple[str, ...]:
@@ -215,7 +226,7 @@ def _is_harmless(link: Link) -> bool:
     """Whether opening it runs no user code."""
     if link[0] == _GROUP:
         return all(_is_harmless(inner) for member in link[3] for inner in member)
-    return link[0] != _PICKLED or bool(link[2])
+    return link[0] != _PICKLED or link[2] in sys.modules
 
 
 def _open(chain: Chain, text: str) -> BaseException | None:

@@ -28,15 +28,13 @@ class Request(Generic[A, R]):
     Args:
         name: its name in messages.
         not_done: what the process has not done while there is no answer, for people.
-        lasts: whether the answer comes with the end of something, so that many are awaited at any time.
     """
 
-    __slots__ = ("lasts", "name", "not_done")
+    __slots__ = ("name", "not_done")
 
-    def __init__(self, name: str, not_done: str = "", *, lasts: bool = False) -> None:
+    def __init__(self, name: str, not_done: str = "") -> None:
         self.name = name
         self.not_done = not_done
-        self.lasts = lasts
 
     def pack(self, argument: A) -> Payload:
         """The payload of the request; an argument of None takes no bytes."""
@@ -88,7 +86,7 @@ READY: Request[None, None] = Request("ready", "has not been constructed")
 """Answer once the actor has been constructed."""
 STOP_ACTOR: Request[float, None] = Request("stop_actor")
 """Stop an actor within so many seconds; answer once it has ended."""
-WATCH: Request[None, MeshFailure | None] = Request("watch", lasts=True)
+WATCH: Request[None, MeshFailure | None] = Request("watch")
 """Answer once an actor has ended, with its failure if it had one."""
 ACTIVITY: Request[None, str] = Request("activity", "has not said what it is doing")
 """Answer what an actor is doing."""
@@ -105,7 +103,7 @@ FAILURE: Request[tuple[OwnerRef, MeshFailure], None] = Request("failure")
 """Bring a failure to an owner."""
 HANDLED: Request[str, None] = Request("handled")
 """Note that an actor has handled the death of a process, which the script may own, too."""
-EXIT_REASON: Request[str, str] = Request("obituary", lasts=True)
+EXIT_REASON: Request[str, str] = Request("obituary")
 """Answer with the reason once a process has ended that the receiver has launched, or that has joined."""
 
 # Processes

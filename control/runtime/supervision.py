@@ -35,6 +35,8 @@ _log = logging.getLogger("skipper.control")
 
 _LOOK_S = 2.0
 """How long the main thread may take to say whether it runs user code."""
+_FOR_MORE_S = 0.5
+"""How long the thread of a user's hook waits for one more failure: a host that dies takes many processes along."""
 
 
 class RootActor:
@@ -57,11 +59,13 @@ class RootActor:
         self.faults = Faults(ports.owed_by, self._nobody_heard)
         self._state = state
         self._shutdown = shutdown
-        self._hook_lock = threading.Lock()
+        self._hook_lock = threading.Condition()
         self._to_tell: deque[MeshFailure] = deque()
         """Failures that a user's hook has not got yet."""
         self._hook: threading.Thread | None = None
-        """The thread that the hook runs on, while there are such failures."""
+        """The thread that the hook runs on, while there are such failures and for a moment after."""
+        self._has_told_all = False
+        """Whether the job is over, and that thread waits for no more of them."""
         self._tests: dict[str, str] = {}
         """The pytest test that has spawned a mesh, by the name of the mesh."""
         self.note_crash: Callable[[str], str] = lambda report: ""
@@ -90,13 +94,16 @@ class RootActor:
         with self._hook_lock:
             self._to_tell.append(failure)
             if self._hook is not None:
+                self._hook_lock.notify()
                 return  # it continues with this failure
-            self._hook = hook = threading.Thread(target=self._tell_hook, name="control-fault", daemon=True)
+            self._hook = hook = threading.Thread(
+                target=self._tell_hook, args=(_FOR_MORE_S,), name="control-fault", daemon=True
+            )
         try:
             hook.start()
         except RuntimeError:  # the interpreter ends
             self._hook = None
-            self._tell_hook()
+            self._tell_hook(0)
 
     def take(self, failure: MeshFailure) -> None:
         """Do the default action: wait until it is clear whether code hears of the failure."""
@@ -135,7 +142,9 @@ class RootActor:
 
     def end_of_faults(self, deadline: float) -> None:
         """Report failures that nobody has heard of when the job is over, and make the process end with code 1."""
-        hook = self._hook
+        with self._hook_lock:
+            hook, self._has_told_all = self._hook, True
+            self._hook_lock.notify()
         if hook is not None and hook is not threading.current_thread() and hook.is_alive():
             hook.join(max(deadline - time.monotonic(), 0))
         unheard = self.faults.close()
@@ -149,10 +158,12 @@ class RootActor:
         else:
             front_end.tell(f"control: unhandled failure, found when the job ended\n{report}")
 
-    def _tell_hook(self) -> None:
+    def _tell_hook(self, for_more_s: float) -> None:
         """Call the hook with one failure after the other, until there are no more."""
         while True:
             with self._hook_lock:
+                if not self._to_tell and not self._has_told_all:
+                    self._hook_lock.wait(for_more_s)
                 if not self._to_tell:
                     self._hook = None
                     return

@@ -321,7 +321,7 @@ class PortValue(Answer):
 
 @dataclass(slots=True)
 class Ping(Message):
-    """A heartbeat, eight times in `heartbeat_s`.
+    """A heartbeat, eight times in `heartbeat_s`; for an agent, eight times in `unresponsive_s`.
 
     If the sender becomes silent, processes of the same host use these fields to check whether it still exists.
 

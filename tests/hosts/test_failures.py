@@ -155,7 +155,7 @@ SCRIPT = """
     from skipper.control.cluster.hosts import attach_to_hosts
     from tests.hosts.actors import Worker
 
-    control.configure(heartbeat_s={heartbeat_s})
+    control.configure(heartbeat_s={heartbeat_s}, unresponsive_s=2 * {heartbeat_s})
     hosts = attach_to_hosts({addresses}, secret_file={secret_file!r}, insecure=True)
     workers = hosts.spawn_procs(per_host={{"gpus": 2}}).spawn("workers", Worker)
     print(len(workers.pid.call().get(20)), flush=True)
@@ -164,7 +164,7 @@ SCRIPT = """
 """
 
 
-@pytest.mark.parametrize("how", ["ends", "killed", "stopped"])
+@pytest.mark.parametrize("how", ["ends", "killed", "stopped", "stopped with its processes"])
 def test_a_script_leaves_nothing_on_any_host(
     net: Network, hosts: HostMesh, secret_file: Path, script: Callable[[str], Script], how: str
 ) -> None:
@@ -176,8 +176,12 @@ def test_a_script_leaves_nothing_on_any_host(
     started = script(program)
     assert started.line() == "4"
     if how != "ends":
-        assert all(set(machine.running()) - had for machine, had in zip(machines, before, strict=True))
+        there = [set(machine.running()) - had for machine, had in zip(machines, before, strict=True)]
+        assert all(there)
         os.kill(started.process.pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+        if how == "stopped with its processes":  # none of them can miss it: the agents do, after `unresponsive_s`
+            for pid in set().union(*there):
+                os.kill(pid, signal.SIGSTOP)
     for machine, had in zip(machines, before, strict=True):
         wait_until(
             lambda machine=machine, had=had: set(machine.running()) <= had, f"nothing is left on {machine.address}"

@@ -37,13 +37,13 @@ class HollowHost:
         address: of its agent, ``IP:PORT``.
         link: to the script that has attached it; None: it is not attached.
         member: the job's process there; None if there is none.
-        heartbeat_s: how long the script may be silent.
+        silence_s: how long the script may be silent.
     """
 
     address: str
     link: Link | None = None
     member: HollowProcess | None = None
-    heartbeat_s: float = 0.0
+    silence_s: float = 0.0
 
 
 class HollowAgents:
@@ -91,7 +91,7 @@ class HollowAgents:
         """End the processes of scripts that show no sign of life."""
         now = time.monotonic()
         for host in self.hosts:
-            if host.link is not None and now - host.link.last_heard_s > JUDGED * host.heartbeat_s:
+            if host.link is not None and now - host.link.last_heard_s > JUDGED * host.silence_s:
                 self._ground.soon(lambda host=host: self.kill(host))  # type: ignore[misc]
 
     def close(self) -> None:
@@ -164,7 +164,7 @@ class HollowAgents:
             me = dataclasses.replace(me, address=addresses.within_host(me.id))
         self._job = secret
         bounds.adopt(settings)
-        host.link, host.heartbeat_s = link, settings.heartbeat_s
+        host.link, host.silence_s = link, settings.unresponsive()
         member = host.member = HollowProcess(self._ground, me, root, secret, lambda _: self._ended(host))
         member.runtime.transport.expect(root)
         member.runtime.remote_launch.stand_for_job(lambda _: member.kill(KILLED))

@@ -29,6 +29,7 @@ from types import FrameType
 from typing import Any
 
 from skipper.control.cluster.hosts import protocol
+from skipper.control.cluster.hosts.member import part_in_job
 from skipper.control.model.errors import ControlError, HostError
 from skipper.control.wire import addresses, grpc_poller
 from skipper.control.wire.certificates import REVIEW_S, Certificates
@@ -60,7 +61,7 @@ class _Job:
         lifeline: the agent's end of a pipe, which closes when the agent ends.
         report: where it reports its address; None once it has.
         asked: number of the request to answer with that address.
-        heartbeat_s: how long the script may be silent.
+        silence_s: how long the script may be silent. The job's process misses it much sooner, and ends.
         is_ending: whether it has been killed.
     """
 
@@ -70,7 +71,7 @@ class _Job:
     lifeline: int
     report: int | None
     asked: int
-    heartbeat_s: float
+    silence_s: float
     is_ending: bool = False
 
 
@@ -237,7 +238,8 @@ class HostAgent:
         secret = protocol.mask(bytes.fromhex(content["masked_secret"]), self._secret, bytes.fromhex(content["nonce"]))
         config = {key: content[key] for key in ("me", "root", "settings", "sys_path", "open_data_plane")}
         config |= {"secret": secret.hex(), "certs": self._certs}
-        job = self._jobs[link] = _launch(link, number, config, float(content["settings"]["heartbeat_s"]))
+        _, _, settings = part_in_job(config)
+        job = self._jobs[link] = _launch(link, number, config, settings.unresponsive())
         assert job.report is not None  # it has just been opened
         self._selector.register(job.report, selectors.EVENT_READ, lambda: self._reported(job))
         self._selector.register(job.pidfd, selectors.EVENT_READ, lambda: self._ended(job))
@@ -313,12 +315,12 @@ class HostAgent:
         for link, job in list(self._jobs.items()):
             if now - before > _FROZEN_S:
                 link.excuse(now - before)
-            elif now - link.last_heard_s > JUDGED * job.heartbeat_s and not job.is_ending:
-                self._script_gone(link, f"its script sent no heartbeat for {job.heartbeat_s:g} s")
+            elif now - link.last_heard_s > JUDGED * job.silence_s and not job.is_ending:
+                self._script_gone(link, f"its script sent no heartbeat for {job.silence_s:g} s")
         return now
 
 
-def _launch(link: Link, number: int, config: dict[str, Any], heartbeat_s: float) -> _Job:
+def _launch(link: Link, number: int, config: dict[str, Any], silence_s: float) -> _Job:
     child_end, lifeline = os.pipe()
     report, tell = os.pipe()
     try:
@@ -336,4 +338,4 @@ def _launch(link: Link, number: int, config: dict[str, Any], heartbeat_s: float)
         os.close(tell)
     with open(lifeline, "wb", closefd=False) as pipe:
         pipe.write(json.dumps(config).encode() + b"\n")
-    return _Job(link, popen, os.pidfd_open(popen.pid), lifeline, report, number, heartbeat_s)
+    return _Job(link, popen, os.pidfd_open(popen.pid), lifeline, report, number, silence_s)

@@ -130,10 +130,15 @@ class Attachments:
         link.close()
 
     def _beat(self) -> None:
-        while not self.over.wait(min(self.process.settings.heartbeat_s / BEATS, REVIEW_S)):
+        interval_s = self.process.settings.unresponsive() / BEATS
+        due_s = 0.0
+        while not self.over.wait(min(interval_s, REVIEW_S)):
+            if is_due := time.monotonic() >= due_s:
+                due_s = time.monotonic() + interval_s
             for link in list(self.agents):
                 link.review()
-                link.ping()
+                if is_due:
+                    link.ping()
 
     def attach(self, options: AttachOptions, timeout: float) -> tuple[AgentLink, ProcessRef]:
         """Attach a host.

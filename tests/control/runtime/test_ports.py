@@ -25,6 +25,9 @@ from skipper.control import (
     endpoint,
     subscribe,
 )
+from skipper.control.runtime.messages import Loss
+from skipper.control.runtime.ports import Awaited, OneReply, PortTable
+from skipper.control.wire.process_ref import ProcessRef
 from tests.control.actors import Answerer, Echo
 from tests.control.conftest import PATIENCE_S, Failures, wait_until
 from tests.freezing import freeze
@@ -308,3 +311,23 @@ def test_a_receiver_cannot_be_sent(procs: ProcMesh) -> None:
     with pytest.raises(ActorError, match="send the port instead"):
         echo.run.call_one(Channel.open).get(PATIENCE_S)
     echo.stop().get(PATIENCE_S)
+
+
+class _Untouched:
+    """What waits at a port and must not be asked about the end of a process that owes it nothing."""
+
+    def process_lost(self, process_id: str, loss: Loss) -> bool:
+        raise AssertionError(process_id)
+
+
+def test_the_end_of_a_process_costs_nothing_at_the_ports_of_requests_to_others() -> None:
+    """With thousands of hosts, thousands of requests are on their way when one of them dies."""
+    table = PortTable()
+    for number in range(1000):
+        table.open_owed(_Untouched(), (f"process-{number}",))  # type: ignore[arg-type]
+    awaited = OneReply[Any](Awaited(ProcessRef("lost", "", "lost"), "process lost", "launch"))
+    port = table.open_owed(awaited, awaited.ids())
+    table.process_lost("lost", Loss("it died"))
+    assert not table.is_open(port)
+    with pytest.raises(SupervisionError, match="process lost cannot answer launch: it died"):
+        awaited.get(0)

@@ -8,9 +8,21 @@ from typing import Any
 
 import pytest
 
-from skipper.control import Actor, ActorError, ActorMesh, PayloadError, ProcMesh, concurrent_endpoint, endpoint
+from skipper.control import (
+    Actor,
+    ActorError,
+    ActorMesh,
+    FailureKind,
+    MeshFailure,
+    PayloadError,
+    ProcMesh,
+    SupervisionError,
+    concurrent_endpoint,
+    endpoint,
+)
 from skipper.control.runtime import replies
 from skipper.control.runtime.replies import open_chain, pack_chain
+from skipper.torchstore.errors import VersionNotFoundError
 from tests.control.actors import AsyncEcho, Echo
 from tests.control.conftest import PATIENCE_S
 
@@ -185,6 +197,45 @@ def test_one_exception_of_a_chain_that_cannot_travel_leaves_its_words() -> None:
     assert isinstance(opened.__cause__, PayloadError)
     assert "QuittingError: between" in str(opened.__cause__)
     assert isinstance(opened.__cause__.__cause__, KeyError)
+
+
+class _UsersText(str):
+    __slots__ = ()
+
+
+@pytest.mark.parametrize(
+    ("error", "takes_a_thread"),
+    [
+        (ValueError("x"), False),
+        (SupervisionError("x", MeshFailure("mesh", "actor", None, FailureKind.PROCESS, "died")), False),
+        (VersionNotFoundError("key", 3, (1, 2)), False),
+        (OwnError("x"), True),
+        (ValueError(_UsersText("x")), True),
+        (ValueError((1, [_UsersText("x")])), True),
+    ],
+)
+def test_an_exception_that_runs_no_user_code_is_opened_without_a_thread(
+    error: Exception, takes_a_thread: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: (threads.append(thread), thread.run()))
+    monkeypatch.setattr(threading.Thread, "join", lambda *_: None)
+    opened = open_chain(pack_chain(error), "Traceback")
+    assert type(opened) is type(error)
+    assert str(opened) == str(error)
+    assert bool(threads) == takes_a_thread
+
+
+def test_an_exception_of_this_package_that_is_not_imported_here_is_opened_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The import of the store takes seconds; who waits for a reply does not wait for that for ever."""
+    chain = pack_chain(VersionNotFoundError("key", 3, (1, 2)))
+    monkeypatch.delitem(sys.modules, VersionNotFoundError.__module__)
+    monkeypatch.setattr(replies, "OPEN_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: None)
+    monkeypatch.setattr(threading.Thread, "join", lambda *_: None)
+    assert open_chain(chain, "Traceback") is None
 
 
 def test_a_chain_that_bites_its_tail_ends() -> None:

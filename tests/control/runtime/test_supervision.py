@@ -10,7 +10,7 @@ import pytest
 
 from skipper import control
 from skipper.control import ActorError, ActorMesh, FailureKind, MeshFailure, ProcMesh, SupervisionError, this_host
-from skipper.control.runtime import current_runtime
+from skipper.control.runtime import current_runtime, supervision
 from tests.control.actors import Answerer, AsyncManager, BadConstruction, Cleaner, Echo, Manager
 from tests.control.conftest import PATIENCE_S, Failures, Output, alive, wait_until
 
@@ -153,9 +153,10 @@ def test_failures_in_numbers_wait_for_the_hook_on_one_thread(procs: ProcMesh, mo
     def hook(failure: MeshFailure) -> None:
         gate.wait(PATIENCE_S)
         told.append(failure.mesh_name)
-        threads.add(threading.get_ident())
+        threads.add(threading.current_thread())
 
     monkeypatch.setattr(control, "unhandled_fault_hook", hook)
+    monkeypatch.setattr(supervision, "_FOR_MORE_S", PATIENCE_S)
     root = current_runtime.current().root_actor
     assert root is not None
     names = [f"mesh {number}" for number in range(50)]
@@ -164,9 +165,9 @@ def test_failures_in_numbers_wait_for_the_hook_on_one_thread(procs: ProcMesh, mo
     gate.set()
     wait_until(lambda: len(told) == len(names), "the hook is told of all")
     assert told == names
-    assert len(threads) == 1
     root.owned_failed(MeshFailure("last", "last", None, FailureKind.PROCESS, "died"))
     wait_until(lambda: told[-1] == "last", "a failure after all of them is told, too")
+    assert len(threads) == 1
 
 
 def test_a_handled_failure_goes_no_further(procs: ProcMesh) -> None:
