@@ -35,6 +35,7 @@ from skipper.control.runtime.requests import CONTROLLER, PING, READY, SPAWN, STO
 from skipper.control.runtime.stops import HANDED_DOWN, OWNED
 from skipper.control.wire.addresses import host_of
 from skipper.control.wire.messages import Payload, ProcessRequest
+from skipper.control.wire.packed_members import AnyMembers, opened, to_send
 from skipper.control.wire.payload import pack, pack_construction, pack_inert
 from skipper.control.wire.process_ref import ProcessRef
 
@@ -85,7 +86,7 @@ class ActorMesh(MeshBase, Generic[A]):
         self,
         uid: int,
         name: str,
-        members: tuple[ProcessRef, ...],
+        members: AnyMembers,
         root: Extent,
         view: Shape,
         interface: ActorInterface,
@@ -176,7 +177,7 @@ class ActorMesh(MeshBase, Generic[A]):
         return cast("views.ActorMesh[A]", mesh)
 
     def _with_view(self, view: Shape) -> ActorMesh[A]:
-        return ActorMesh(self._uid, self._name, self._members, self._root, view, self._interface, self._actor_class)
+        return ActorMesh(self._uid, self._name, self._all, self._root, view, self._interface, self._actor_class)
 
     # Type checkers do not know which names are endpoints: an argument of `as_endpoint` passes as one, too.
     def __getattr__(self, name: str) -> Endpoint[..., Any]:
@@ -197,7 +198,7 @@ class ActorMesh(MeshBase, Generic[A]):
         return [*super().__dir__(), *self._interface.endpoints, *self._interface.methods]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (ActorMesh, (self._uid, self._name, self._members, self._root, self._view, self._interface))
+        return (ActorMesh, (self._uid, self._name, self._all, self._root, self._view, self._interface))
 
 
 def interface_in(mesh: Any) -> ActorInterface:
@@ -232,7 +233,7 @@ class ProcMesh(MeshBase):
         self,
         uid: int,
         name: str,
-        members: tuple[ProcessRef, ...],
+        members: AnyMembers,
         root: Extent,
         view: Shape,
         launcher: ProcessRef,
@@ -470,7 +471,7 @@ class ProcMesh(MeshBase):
         return ProcMesh(
             self._uid,
             self._name,
-            self._members,
+            self._all,
             self._root,
             view,
             self._launcher,
@@ -480,7 +481,7 @@ class ProcMesh(MeshBase):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        args = (self._uid, self._name, self._members, self._root, self._view, self._launcher)
+        args = (self._uid, self._name, self._all, self._root, self._view, self._launcher)
         return (functools.partial(ProcMesh, attached=self._attached), args)
 
 
@@ -504,10 +505,11 @@ class HostMesh(MeshLayout):
         ```
     """
 
-    def __init__(self, hosts: tuple[ProcessRef, ...] = (), view: Shape | None = None) -> None:
-        self._hosts = hosts
-        whole = Extent((_HOSTS,), (len(hosts),)) if hosts else Extent()
-        self._view = Shape.whole(whole) if view is None else view
+    def __init__(self, hosts: AnyMembers = (), view: Shape | None = None) -> None:
+        self._all = to_send(hosts)
+        if view is None:
+            view = Shape.whole(Extent((_HOSTS,), (len(self._hosts),)) if self._hosts else Extent())
+        self._view = view
 
     @property
     def initialized(self) -> Future[bool]:
@@ -678,13 +680,18 @@ class HostMesh(MeshLayout):
         return mesh
 
     def _with_view(self, view: Shape) -> HostMesh:
-        return HostMesh(self._hosts, view)
+        return HostMesh(self._all, view)
+
+    @property
+    def _hosts(self) -> tuple[ProcessRef, ...]:
+        return opened(self._all)
 
     def _members(self) -> tuple[ProcessRef, ...]:
-        return tuple(self._hosts[rank] for rank in self._view.ranks()) if self._hosts else ()
+        hosts = self._hosts
+        return tuple(hosts[rank] for rank in self._view.ranks()) if hosts else ()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (HostMesh, (self._hosts, self._view))
+        return (HostMesh, (self._all, self._view))
 
     def __repr__(self) -> str:
         return f"<HostMesh {', '.join(self.names)}>" if self._hosts else "<HostMesh this_host>"

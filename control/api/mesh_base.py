@@ -12,18 +12,23 @@ from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.messages import ActorRef
 from skipper.control.runtime.ports import Awaited, MeshReply
 from skipper.control.runtime.requests import Request
+from skipper.control.wire.packed_members import AnyMembers, opened, to_send
 from skipper.control.wire.process_ref import ProcessRef
 
 
 class MeshBase(MeshLayout):
     """Members laid out along named axes. A slice is a view of the whole mesh, whose number and members it shares."""
 
-    def __init__(self, uid: int, name: str, members: tuple[ProcessRef, ...], root: Extent, view: Shape) -> None:
+    def __init__(self, uid: int, name: str, members: AnyMembers, root: Extent, view: Shape) -> None:
         self._uid = uid
         self._name = name
-        self._members = members
+        self._all = to_send(members)
         self._root = root
         self._view = view
+
+    @property
+    def _members(self) -> tuple[ProcessRef, ...]:
+        return opened(self._all)
 
     @property
     def uid(self) -> int:

@@ -169,8 +169,8 @@ class Schedule:
         self.procs: list[ProcMesh] = []
         self.stops = chance.random() < 0.5
         """Whether everything is stopped in the end."""
-        self.parted_until_s = BEGIN_S
-        """Until when hosts are cut off from each other."""
+        self.unheard_until_s = BEGIN_S
+        """Until when hosts are cut off from each other, or one that has vanished may not be missed yet."""
         self.until_s = BEGIN_S + chance.choice((1.0, 3.0, 5.0))
         self.service_chance = random.Random(f"service {seed}")
         self.is_serving = self.service_chance.random() < SERVING
@@ -217,7 +217,7 @@ class Schedule:
     def _is_silent(self) -> bool:
         """Whether some process cannot answer for some time. If nobody waits for it, its loss is not known yet."""
         now_s = self.world.now_s
-        return self.parted_until_s > now_s or any(
+        return self.unheard_until_s > now_s or any(
             each.stalled_until_s > now_s and not each.is_dead for each in self.cluster.processes
         )
 
@@ -416,6 +416,7 @@ class Schedule:
             host = chance.choice(hosts)
             self._note("vanish", f"{host} vanishes")
             host.die(silently=True)
+            self.unheard_until_s = max(self.unheard_until_s, self.world.now_s + self.heartbeat_s)
         elif what < 0.95 and hosts:
             self._part(chance.choice(hosts).ip)
         else:
@@ -471,7 +472,7 @@ class Schedule:
         is_short = self.chance.random() < 0.5
         seconds = self.heartbeat_s * (self.chance.random() * SURVIVED if is_short else 3.0)
         self._note("partition", f"{ip} is cut off from {', '.join(there)} for {seconds:.3f} s")
-        self.parted_until_s = max(self.parted_until_s, self.world.now_s + seconds)
+        self.unheard_until_s = max(self.unheard_until_s, self.world.now_s + seconds)
         for other in there:
             self.cluster.ether.cut(ip, other)
             self.world.at(self.world.now_s + seconds, None, self.cluster.ether.heal, ip, other)
