@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from skipper import control
 from skipper.benchmarks.errors import BenchmarkError
@@ -44,6 +45,11 @@ class Member(Actor):
         """How many were counted since the last call of this endpoint."""
         noted, self._noted = self._noted, 0
         return noted
+
+    @endpoint
+    def meet(self, peers: ActorMesh[Any]) -> None:
+        """Take a reference to actors, to all of which it may speak later."""
+        self._peers = peers
 
     @endpoint
     def cpu_ns(self) -> int:

@@ -49,6 +49,8 @@ _FIGURES = (
     _Figure("first_reply_s", "spawn a process and an actor on each, to the first answers of all, s", _value()),
     _Figure("cast_us", "cast and all answers, p50, ms", _value(1e-3)),
     _Figure("cast_us", "the same, p99, ms", _p99(1e-3)),
+    _Figure("cast_reference_us", "cast of a reference to all actors, p50, ms", _value(1e-3)),
+    _Figure("reference_nbytes_per_host", "such a reference: bytes for each host", _value()),
     _Figure("call_one_us", "call of one host's actor, p50, ms", _value(1e-3)),
     _Figure("broadcast_msgs_per_s", "messages without answers, handled by all hosts together, 1,000/s", _value(1e-3)),
     _Figure("root_cast_cpu_us", "script: CPU time for a cast, ms", _value(1e-3)),
@@ -71,6 +73,19 @@ _FIGURES = (
     _Figure("root_death_cpu_us", "script: CPU time for each of these, µs", _value()),
     _Figure("recovery_s", "a lost host attached again, to its first answer, s", _value()),
 )
+
+_WORK = (
+    "* *Attach*: it proves to each agent that it knows their secret, and gives it the job's secret, to 64 at a time. "
+    "Hosts do not do this for each other: they would need the agents' secret, with which each could start processes on "
+    "all others.",
+    "* *Spawn*: one request to each host, which then starts its processes itself.",
+    "* *Signs of life*: each host sends one eight times in `heartbeat_s`, however many processes it has, and gets as "
+    "many. Other hosts do not pass them on: they may hear a host that the script does not reach, and this is what has "
+    "to be noticed. The agent of each host gets a tenth as many.",
+    "* *Casts and answers* go through a tree of hosts. Deaths are told to the script by each host alone.",
+    "* *References to meshes* have the addresses of all members, packed, and are opened where they are used.",
+)
+"""What grows with the number of hosts, and why it does not go through a tree where it does not."""
 
 _LABELS = (MEASURED, HOLLOW, MODELLED)
 
@@ -102,6 +117,7 @@ def page(report: Report) -> str:
     ]
     lines += _markdown(*_grid(rows))
     lines += ["", "## Is the model right?", *_check(rows), "", "## Objectives", *_objectives(rows)]
+    lines += ["", "## What the script does for each host", *_WORK]
     lines += ["", "## What breaks first", *_limits(report)]
     return "\n".join(lines) + "\n"
 

@@ -22,6 +22,7 @@ from skipper.benchmarks.statistics import time_runs, timed
 from skipper.control import ActorMesh, HostMesh, ProcMesh
 from skipper.control.model.settings import adopt, settings
 from skipper.control.runtime import current_runtime
+from skipper.control.wire.payload import pack
 
 __all__ = ["HostsFound", "HostsPlan", "RootUsage", "measure_apart", "measure_hosts"]
 
@@ -37,11 +38,12 @@ class HostsPlan:
         own_ips: Whether each host has an IP of its own, so that links are gRPC's between hosts.
         fanout: Fan-out of the trees.
         calls: Calls to all.
+        references: Casts of a reference to all actors, to all of them.
         broadcasts: Messages to each host, without answers.
         turns: Calls to one host alone, each to another; at three times of the job.
         deaths: How many hosts are killed, and how many processes on other hosts; each at most a quarter of the hosts.
         idle_s: For how long nothing is done.
-        heartbeat_s: How long a host may be silent. All hosts share a core here, and busy hosts must not seem lost.
+        heartbeat_s: How long a host may be silent.
         freezes: Whether an eighth of the hosts falls silent at the end, which takes the heartbeat's bound.
         message_nbytes: Size of the message that every call sends and returns.
     """
@@ -49,11 +51,12 @@ class HostsPlan:
     own_ips: bool = True
     fanout: int = 8
     calls: int = 60
+    references: int = 20
     broadcasts: int = 50
     turns: int = 64
     deaths: int = 20
     idle_s: float = 10.0
-    heartbeat_s: float = 20.0
+    heartbeat_s: float = 10.0
     freezes: bool = True
     message_nbytes: int = 100
 
@@ -120,6 +123,8 @@ class HostsFound:
         one_ns: Durations of calls to one host alone.
         one_cpu_ns: CPU time of the hosts for one of these, the median of several runs of them.
         one_called_ns: CPU time of the script for one of these, also the median of several runs.
+        references_ns: Durations of calls to all with a reference to all.
+        reference_nbytes: Size of such a reference.
         broadcasts_per_s: Messages without answers that all hosts together handled in a second.
         idle: What the script used while nothing was done, for `idle_s`.
         idle_s: For how long that was.
@@ -144,6 +149,8 @@ class HostsFound:
     one_ns: list[int] = field(default_factory=list)
     one_cpu_ns: float = 0.0
     one_called_ns: float = 0.0
+    references_ns: list[int] = field(default_factory=list)
+    reference_nbytes: int = 0
     broadcasts_per_s: float = 0.0
     idle: RootUsage | None = None
     idle_s: float = 0.0
@@ -219,6 +226,7 @@ def measure_hosts(label: str, count: int, plan: HostsPlan) -> HostsFound:
         ones.run()
         _all(members, source, plan, found)
         ones.run()
+        _references(members, plan, found)
         _broadcasts(members, plan, found)
         ones.run()
         ones.tell(found)
@@ -287,6 +295,11 @@ def _all(members: ActorMesh[Member], source: HostSource, plan: HostsPlan, found:
     found.called = RootUsage.now().since(before)
     found.called_s = sum(found.calls_ns) / 1e9
     found.called_hosts_s = source.cpu_s() - hosts_before_s
+
+
+def _references(members: ActorMesh[Member], plan: HostsPlan, found: HostsFound) -> None:
+    found.reference_nbytes = sum(map(len, pack(members)))
+    found.references_ns = time_runs(lambda: members.meet.call(members).get(TIMEOUT_S), plan.references)
 
 
 def _broadcasts(members: ActorMesh[Member], plan: HostsPlan, found: HostsFound) -> None:

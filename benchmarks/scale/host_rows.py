@@ -41,9 +41,13 @@ def host_rows(found: HostsFound) -> Iterator[Result]:
         calls = len(found.calls_ns)
         yield many("cast_us", "us", [ns / 1e3 for ns in found.calls_ns])
         yield one("root_cast_cpu_us", "us", found.root_call_s() * 1e6)
-        yield one("host_cast_cpu_us", "us", found.host_call_s() * 1e6)
+        if (host_call_s := found.host_call_s()) > 0:  # less than a tick of the kernel's clock, for real hosts
+            yield one("host_cast_cpu_us", "us", host_call_s * 1e6)
         yield one("root_cast_messages", "1", found.called.messages / calls)
         yield one("root_cast_nbytes", "B", found.root_call_nbytes())
+    if found.references_ns:
+        yield many("cast_reference_us", "us", [ns / 1e3 for ns in found.references_ns])
+        yield one("reference_nbytes_per_host", "B", found.reference_nbytes / found.hosts)
     yield many("call_one_us", "us", [ns / 1e3 for ns in found.one_ns])
     yield one("broadcast_msgs_per_s", "1/s", found.broadcasts_per_s)
     if found.idle is not None:

@@ -105,6 +105,7 @@ def test_a_quick_run_with_hosts_measures_hollow_and_real_ones_and_writes_a_page(
     names = {row.name for row in report.results if row.parameters["label"] == "hollow"}
     assert {"cast_us", "first_reply_s", "idle_root_messages_per_s", "death_known_ms", "recovery_s"} <= names
     assert {"process_death_known_ms", "all_deaths_known_s", "host_cast_cpu_us", "root_descriptors_per_host"} <= names
+    assert {"cast_reference_us", "reference_nbytes_per_host"} <= names
     checked = [row for row in report.results if "error" in row.parameters]
     assert [row.parameters["hosts"] for row in checked] == [2, 4]
     modelled = {row.parameters["hosts"] for row in report.results if row.parameters["label"] == "modelled"}
@@ -112,6 +113,7 @@ def test_a_quick_run_with_hosts_measures_hollow_and_real_ones_and_writes_a_page(
     text = page.read_text()
     assert "| cast and all answers, p50, ms | hollow |" in text
     assert "| cast and all answers, p50, ms | modelled |" in text
+    assert "## What the script does for each host" in text
     assert "## What breaks first" in text
     assert "error" in told
 
