@@ -272,8 +272,11 @@ class ServiceClient:
         _retry_thread.submit(lambda: self._ask_about(replica))
 
     def _ask_about(self, replica: KnownReplica) -> None:
-        replaced: Future[bool] = self._address.controller.replaces.call_one(replica.entry.uid)
-        replaced.add_done_callback(lambda replaced: self._told_of_lost(replica, replaced))
+        def ask() -> None:
+            replaced: Future[bool] = self._address.controller.replaces.call_one(replica.entry.uid)
+            replaced.add_done_callback(lambda replaced: self._told_of_lost(replica, replaced))
+
+        _ask_until_there_is_room(ask)
 
     def _told_of_lost(self, replica: KnownReplica, replaced: Future[bool]) -> None:
         try:
@@ -386,9 +389,14 @@ class ServiceClient:
 
     def watch(self) -> None:
         """Ask the controller to answer with the next change, and send it the counts of this process."""
-        news: Future[ReplicaTable] = self._address.controller.watch.call_one(self._id, self._version, self._report())
-        here = weakref.ref(self)
-        news.add_done_callback(lambda told: _tell(here, told))
+        here, controller = weakref.ref(self), self._address.controller
+
+        def ask() -> None:
+            if (client := here()) is not None:
+                news: Future[ReplicaTable] = controller.watch.call_one(client._id, client._version, client._report())
+                news.add_done_callback(lambda told: _tell(here, told))
+
+        _ask_until_there_is_room(ask)
 
     def told(self, table: ReplicaTable) -> None:
         """Note the replicas as they are now."""
@@ -490,6 +498,14 @@ def _link_to(process: Process, replica: KnownReplica) -> Link | None:
 def _is_unreachable(process: Process, replica: KnownReplica) -> bool:
     link = _link_to(process, replica)
     return link is not None and link.lost is not None
+
+
+def _ask_until_there_is_room(ask: Callable[[], object]) -> None:
+    """Ask the controller; if it has no room for the question for long, ask again, since nobody else would."""
+    try:
+        ask()
+    except BackpressureError:
+        _retry_thread.submit(lambda: _ask_until_there_is_room(ask))
 
 
 def _tell(here: weakref.ref[ServiceClient], news: Future[ReplicaTable]) -> None:

@@ -2,11 +2,13 @@
 
 import contextlib
 import threading
+from typing import Any
 
 import pytest
 
 from skipper.control import Actor, ActorMesh, concurrent_endpoint, endpoint, idempotent, this_host
-from skipper.control.model.errors import ActorError, ReplicaLostError
+from skipper.control.api.endpoint import Endpoint
+from skipper.control.model.errors import ActorError, BackpressureError, ReplicaLostError
 from skipper.control.runtime import current_runtime
 from skipper.control.services import ReplicaState, Service, Session, replica_controller
 from skipper.control.wire.process_ref import ProcessRef
@@ -104,6 +106,27 @@ def test_a_replica_whose_processes_have_lost_each_other_is_replaced() -> None:
     with contextlib.suppress(ReplicaLostError):  # the answer of the other may come no more
         service.cut.route(before[1]).get(PATIENCE_S)
     wait_until(lambda: list(service.where.route().get(PATIENCE_S)) != before, "others have taken their place")
+    service.stop().get(PATIENCE_S)
+
+
+def test_a_caller_asks_again_if_the_controller_had_no_room_for_its_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = {"watch": 2, "replaces": 2}
+    call_one = Endpoint.call_one
+
+    def refuse(self: Endpoint[..., Any], *args: Any, **kwargs: Any) -> Any:
+        name = self.spec.name
+        if refused.get(name):
+            refused[name] -= 1
+            raise BackpressureError("the controller is far behind")
+        return call_one(self, *args, **kwargs)
+
+    monkeypatch.setattr(Endpoint, "call_one", refuse)
+    monkeypatch.setattr(replica_controller, "_DOUBT_S", 0.3)
+    service = Cutter.options(num_replicas=1).as_service(name="cutters")
+    cut(service.where.route().get(PATIENCE_S))
+    with pytest.raises(ReplicaLostError, match="lost its connection to every replica of cutters"):
+        service.where.route().get(PATIENCE_S)
+    assert not any(refused.values())
     service.stop().get(PATIENCE_S)
 
 
