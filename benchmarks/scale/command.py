@@ -17,7 +17,7 @@ from skipper.benchmarks.report import Reference, Report, Result, Scalar
 from skipper.benchmarks.scale.crowd import Crowd, gather_crowd
 from skipper.benchmarks.scale.host_page import host_tables, page
 from skipper.benchmarks.scale.host_rounds import HostsFound, HostsPlan, measure_apart
-from skipper.benchmarks.scale.host_rows import host_rows, modelled_rows
+from skipper.benchmarks.scale.host_rows import grown_rows, host_rows, modelled_rows
 from skipper.benchmarks.scale.host_sources import HOLLOW, MEASURED
 from skipper.benchmarks.scale.model import Costs, latency_us, traffic
 from skipper.benchmarks.scale.rounds import WAYS, ScalePlan, Times, costs_of, measure, sizes
@@ -166,6 +166,7 @@ def _run_hosts(argv: Sequence[str], given: argparse.Namespace, prog: str) -> int
                 results += host_rows(found[-1])
                 on_run(len(found))
         results += modelled_rows(found, plan)
+        results += grown_rows(results)
 
     def show(results: Sequence[Result]) -> Iterator[Table]:
         if given.page is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from skipper.benchmarks.report import Result, Scalar
 from skipper.benchmarks.scale.host_rounds import HostsFound, HostsPlan
@@ -14,11 +15,37 @@ from skipper.benchmarks.statistics import percentile
 from skipper.control import configure
 from skipper.control.cluster.hollow.hosts import PER_PROCESS
 
-__all__ = ["MODELLED", "host_rows", "modelled_rows"]
+__all__ = ["GROWS", "MODELLED", "grown_rows", "host_rows", "modelled_rows"]
 
 MODELLED = "modelled"
 
 _BEYOND = (4096, 10_000)
+
+GROWS: Mapping[str, bool] = {
+    "attach_s": True,
+    "first_reply_s": True,
+    "cast_reference_us": True,
+    "root_cast_cpu_us": True,
+    "root_cast_messages": True,
+    "root_cast_nbytes": True,
+    "idle_root_messages_per_s": True,
+    "idle_root_cores": True,
+    "idle_hosts_cores": True,
+    "all_deaths_known_s": True,
+    "broadcast_msgs_per_s": False,
+    "call_one_us": False,
+    "host_cast_cpu_us": False,
+    "root_memory_nbytes_per_host": False,
+    "root_descriptors_per_host": False,
+    "root_threads_per_host": False,
+    "reference_nbytes_per_host": False,
+    "process_death_known_ms": False,
+    "death_known_ms": False,
+    "silence_known_s": False,
+    "root_death_cpu_us": False,
+    "recovery_s": False,
+}
+"""Rows that are in proportion to the number of hosts (true) or do not depend on it, once there are hundreds."""
 
 
 def host_rows(found: HostsFound) -> Iterator[Result]:
@@ -95,6 +122,36 @@ def modelled_rows(found: Sequence[HostsFound], plan: HostsPlan) -> list[Result]:
         alone: dict[str, Scalar] = {"hosts": hosts, "label": MODELLED, "cores": "one for each host"}
         rows.append(Result.single("cast_us", "us", value, parameters=alone))
     return rows
+
+
+def grown_rows(rows: Sequence[Result]) -> list[Result]:
+    """What the largest run with hollow hosts would be with more hosts, by `GROWS`.
+
+    The same from the second largest to the largest shows how far it errs: these rows have an ``error``.
+    """
+    by_hosts: dict[int, dict[str, Result]] = {}
+    for row in rows:
+        if row.parameters["label"] == HOLLOW:
+            by_hosts.setdefault(int(row.parameters["hosts"] or 0), {})[row.name] = row
+    numbers = sorted(by_hosts)
+    steps = [*zip(numbers[-2:-1], numbers[-1:], strict=True), *((numbers[-1], hosts) for hosts in _BEYOND)]
+    grown = []
+    for name, grows in GROWS.items():
+        for base, hosts in steps:
+            fewer, found = by_hosts[base].get(name), by_hosts.get(hosts, {}).get(name)
+            if fewer is None or hosts <= base:
+                continue
+            scale = hosts / base if grows else 1.0
+            among: dict[str, Scalar] = {"hosts": hosts, "label": MODELLED, "from": base}
+            if found is not None and found.value > 0:
+                among["error"] = fewer.value * scale / found.value - 1
+            grown.append(_scaled(fewer, scale, among))
+    return grown
+
+
+def _scaled(row: Result, scale: float, parameters: dict[str, Scalar]) -> Result:
+    numbers = {each: getattr(row, each) * scale for each in ("value", "min", "max", "p50", "p99")}
+    return dataclasses.replace(row, **numbers, parameters=parameters)
 
 
 def _fanout(hosts: int, plan: HostsPlan) -> int | None:

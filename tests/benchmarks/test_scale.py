@@ -6,9 +6,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from skipper.benchmarks.report import Report
+from skipper.benchmarks.report import Report, Result
 from skipper.benchmarks.scale.command import main
 from skipper.benchmarks.scale.host_page import page as page_of
+from skipper.benchmarks.scale.host_rows import grown_rows
 from skipper.benchmarks.scale.model import (
     ANSWERS_NBYTES,
     CALL_NBYTES,
@@ -101,13 +102,15 @@ def test_a_quick_run_with_hosts_measures_hollow_and_real_ones_and_writes_a_page(
         "skipper.benchmarks.scale", "--hollow", "2,4", "--real", "4", "--net", "local", "--page", str(page)
     )
     labels = {(row.parameters["label"], row.parameters["hosts"]) for row in report.results if row.name == "attach_s"}
-    assert labels == {("hollow", 2), ("hollow", 4), ("measured", 4)}
+    modelled_at = {("modelled", hosts) for hosts in (4, 4096, 10_000)}
+    assert labels == {("hollow", 2), ("hollow", 4), ("measured", 4), *modelled_at}
     names = {row.name for row in report.results if row.parameters["label"] == "hollow"}
     assert {"cast_us", "first_reply_s", "idle_root_messages_per_s", "death_known_ms", "recovery_s"} <= names
     assert {"process_death_known_ms", "all_deaths_known_s", "host_cast_cpu_us", "root_descriptors_per_host"} <= names
     assert {"cast_reference_us", "reference_nbytes_per_host"} <= names
     checked = [row for row in report.results if "error" in row.parameters]
-    assert [row.parameters["hosts"] for row in checked] == [2, 4]
+    assert [row.parameters["hosts"] for row in checked if row.name == "cast_us"] == [2, 4]
+    assert {row.name for row in checked} > {"attach_s", "root_memory_nbytes_per_host"}
     modelled = {row.parameters["hosts"] for row in report.results if row.parameters["label"] == "modelled"}
     assert modelled == {2, 4, 4096, 10_000}
     text = page.read_text()
@@ -116,6 +119,23 @@ def test_a_quick_run_with_hosts_measures_hollow_and_real_ones_and_writes_a_page(
     assert "## What the script does for each host" in text
     assert "## What breaks first" in text
     assert "error" in told
+
+
+def test_what_grows_is_modelled_from_the_next_smaller_number_of_hosts_and_compared() -> None:
+    def row(name: str, hosts: int, value: float) -> Result:
+        return Result.single(name, "s", value, parameters={"hosts": hosts, "label": "hollow"})
+
+    rows = [row("attach_s", 1024, 2.0), row("attach_s", 2048, 5.0), row("root_descriptors_per_host", 2048, 4.0)]
+    grown = {(each.name, each.parameters["hosts"]): each for each in grown_rows(rows)}
+    assert {key: each.value for key, each in grown.items()} == {
+        ("attach_s", 2048): 4.0,
+        ("attach_s", 4096): 10.0,
+        ("attach_s", 10_000): pytest.approx(5.0 * 10_000 / 2048),
+        ("root_descriptors_per_host", 4096): 4.0,
+        ("root_descriptors_per_host", 10_000): 4.0,
+    }
+    assert grown["attach_s", 2048].parameters["error"] == pytest.approx(-0.2)
+    assert "error" not in grown["attach_s", 4096].parameters
 
 
 def test_a_killed_run_leaves_no_hosts() -> None:
