@@ -28,7 +28,8 @@ def test_what_cannot_be_asked_is_an_error_at_once(echoes: ActorMesh[Echo]) -> No
 
 def open_ports() -> int:
     """How many answers the script waits for."""
-    return len(current_runtime.current().ports._open)
+    ports = current_runtime.current().ports
+    return len(ports._open) + len(ports._owed)
 
 
 def test_nobody_waits_for_a_process_that_dies_meanwhile(failures: Failures) -> None:
