@@ -19,6 +19,11 @@ ROOT = Path(__file__).resolve().parents[2]
 GONE_WITHIN_S = 10.0
 
 
+def files_in_shm() -> set[str]:
+    """What lies in shared memory, without the semaphores of `multiprocessing`: examples have none, other tests do."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")}
+
+
 @dataclass
 class ExampleProcess:
     """A running example, known with all its offspring by a mark in the environment."""

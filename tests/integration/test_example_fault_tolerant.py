@@ -16,17 +16,13 @@ from examples.fault_tolerance.saboteur import DEATHS, HOST, Saboteur
 from examples.fault_tolerance.task import Task
 from examples.fault_tolerance.worker import Worker
 from skipper import control
-from tests.integration.example_process import run, running, wait_until
+from tests.integration.example_process import files_in_shm, run, running, wait_until
 
 EXAMPLE = ("-m", "examples.fault_tolerant_ddp")
 START_S = 60.0
 ENDS_WITHIN_S = 10.0
 
 TOLERANCE = 1e-9
-
-
-def files_in_shm() -> set[str]:
-    return set(os.listdir("/dev/shm"))
 
 
 def report_of(path: Path) -> tuple[dict[str, Any], dict[tuple[str, str | None], dict[str, Any]]]:

@@ -17,16 +17,12 @@ from rich.console import Console
 
 from examples.rl import large_sync
 from examples.rl_weight_sync import sync_large
-from tests.integration.example_process import ExampleProcess, run, running, wait_until
+from tests.integration.example_process import ExampleProcess, files_in_shm, run, running, wait_until
 
 RL = ("-m", "examples.rl_weight_sync")
 START_S = 60.0
 ENDS_WITHIN_S = 10.0
 """From a kill to the script's own end, on a machine whose two cores all processes share."""
-
-
-def files_in_shm() -> set[str]:
-    return set(os.listdir("/dev/shm"))
 
 
 def test_three_verified_steps_print_nothing_but_json_on_stdout(tmp_path: Path) -> None:
