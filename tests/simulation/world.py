@@ -118,10 +118,13 @@ class World:
         assert self.current is not None
         return self.soon(self.current, call, *arguments)
 
-    def step(self) -> bool:
-        """The next thing happens; False where there is none. Behind it the process that it happened to still runs."""
+    def step(self, until_s: float = float("inf")) -> bool:
+        """The next thing happens; False where there is none by then.
+
+        Behind it the process that it happened to still runs.
+        """
         due = self._due
-        while due:
+        while due and due[0][0] <= until_s:
             when_s, number, event = heapq.heappop(due)
             if event.is_cancelled:
                 continue
@@ -153,10 +156,10 @@ class World:
 
     def run(self, until_s: float) -> None:
         """Let happen what does until a time."""
-        before, due, step = self.current, self._due, self.step
+        before, step = self.current, self.step
         try:
-            while due and due[0][0] <= until_s:
-                step()
+            while step(until_s):
+                pass
         finally:
             self.enter(before)
         self.now_s = max(self.now_s, until_s)
@@ -190,7 +193,7 @@ class World:
 
     def wait(self, gate: Gate, timeout_s: float, takes_all: bool) -> None:
         """Let other things happen until a gate is open, or the time is over."""
-        here, due = self.current, self._due
+        here = self.current
         until_s = self.now_s + timeout_s if timeout_s >= 0 else float("inf")
         has_stepped = False
         try:
@@ -199,15 +202,13 @@ class World:
                     raise ProcessKilledError
                 if here is not None and here.stalled_until_s > until_s:
                     until_s = here.stalled_until_s  # it does not see before that its time is over
-                if not due or due[0][0] > until_s:
-                    if until_s == float("inf"):
-                        raise AssertionError("what is waited for will never happen")
-                    self.now_s = until_s
-                    break
                 if not has_stepped:
                     has_stepped = True
                     self.enter(here)  # also where the loop of an actor ran
-                contextvars.Context().run(self.step)
+                if not contextvars.Context().run(self.step, until_s):
+                    if until_s == float("inf"):
+                        raise AssertionError("what is waited for will never happen")
+                    self.now_s = max(self.now_s, until_s)
         finally:
             if has_stepped:
                 self.enter(here)
