@@ -148,7 +148,7 @@ def _run_hosts(argv: Sequence[str], given: argparse.Namespace, prog: str) -> int
     """Measure jobs on hollow hosts, and on real ones."""
     plan = HostsPlan(own_ips=given.net == "tcp", fanout=given.fanout, message_nbytes=given.size)
     if given.quick:
-        plan = replace(plan, calls=5, broadcasts=5, turns=8, deaths=2, idle_s=1.0, freezes=False)
+        plan = replace(plan, calls=5, references=5, broadcasts=5, turns=8, deaths=2, idle_s=1.0, freezes=False)
     runs = [*((MEASURED, count) for count in given.real), *((HOLLOW, count) for count in given.hollow)]
     config = {
         "tool": "scale",

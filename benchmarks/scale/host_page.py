@@ -212,9 +212,7 @@ def _check_grown(rows: Sequence[Result]) -> list[str]:
     if not grown:
         return []
     some = next(iter(grown.values())).parameters
-    titles: dict[str, str] = {}
-    for figure in _FIGURES:
-        titles.setdefault(figure.name, figure.title)
+    titles = {figure.name: figure.title for figure in reversed(_FIGURES)}  # a p50 stands before its p99
     cells = [(titles[name], f"{_error(row):+.0%}") for name, row in grown.items()]
     return [
         "",

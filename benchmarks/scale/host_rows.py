@@ -15,13 +15,13 @@ from skipper.benchmarks.statistics import percentile
 from skipper.control import configure
 from skipper.control.cluster.hollow.hosts import PER_PROCESS
 
-__all__ = ["GROWS", "MODELLED", "grown_rows", "host_rows", "modelled_rows"]
+__all__ = ["MODELLED", "grown_rows", "host_rows", "modelled_rows"]
 
 MODELLED = "modelled"
 
 _BEYOND = (4096, 10_000)
 
-GROWS: Mapping[str, bool] = {
+_GROWS: Mapping[str, bool] = {
     "attach_s": True,
     "first_reply_s": True,
     "cast_reference_us": True,
@@ -125,7 +125,7 @@ def modelled_rows(found: Sequence[HostsFound], plan: HostsPlan) -> list[Result]:
 
 
 def grown_rows(rows: Sequence[Result]) -> list[Result]:
-    """What the largest run with hollow hosts would be with more hosts, by `GROWS`.
+    """What the largest run with hollow hosts would be with more hosts, by `_GROWS`.
 
     The same from the second largest to the largest shows how far it errs: these rows have an ``error``.
     """
@@ -136,7 +136,7 @@ def grown_rows(rows: Sequence[Result]) -> list[Result]:
     numbers = sorted(by_hosts)
     steps = [*zip(numbers[-2:-1], numbers[-1:], strict=True), *((numbers[-1], hosts) for hosts in _BEYOND)]
     grown = []
-    for name, grows in GROWS.items():
+    for name, grows in _GROWS.items():
         for base, hosts in steps:
             fewer, found = by_hosts[base].get(name), by_hosts.get(hosts, {}).get(name)
             if fewer is None or hosts <= base:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from skipper.control.model.errors import LinkError
@@ -68,8 +68,8 @@ class Ports(Protocol):
     def open(self, reply: ReplyHandler) -> int:
         """The number of a new port; never 0."""
 
-    def open_owed(self, reply: ReplyHandler, ids: Collection[str]) -> int:
-        """The number of a new port for an answer that the process with one of these ids owes."""
+    def open_owed(self, reply: OwedReply) -> int:
+        """The number of a new port for an answer that one process owes."""
 
     def open_at(self, number: int, reply: ReplyHandler) -> None:
         """Open a port with a number of the caller's choice."""
@@ -106,6 +106,13 @@ class ReplyHandler(Protocol):
 
     def lapse(self, rank: int, error: LinkError) -> bool:
         """Note that every actor linked for this rank is dead; True if nothing more is expected."""
+
+
+class OwedReply(ReplyHandler, Protocol):
+    """The object behind a port for the answer of one process."""
+
+    def ids(self) -> tuple[str, ...]:
+        """The ids of that process, and of the actor there, if the answer is about one."""
 
 
 # Owning

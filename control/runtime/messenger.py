@@ -221,7 +221,7 @@ class Messenger:
         """Ask a process for something that it answers with a value (see `control.runtime.requests`)."""
         payload = request.pack(argument)
         reply: OneReply[Any] = OneReply(Awaited(to, f"process {to.name}", request.name, request=request))
-        port = self.ports.open_owed(reply, reply.ids())
+        port = self.ports.open_owed(reply)
         self.send(to, ProcessRequest(target, port, 0, request.name, payload=payload))
         return reply
 

@@ -14,7 +14,7 @@ from skipper.control.model.future import Future, Pending, Promise, peek, raising
 from skipper.control.model.shape import Extent
 from skipper.control.model.value_mesh import ValueMesh
 from skipper.control.runtime import running
-from skipper.control.runtime.interfaces import Caller, LocalActor, Ports, ReplyHandler
+from skipper.control.runtime.interfaces import Caller, LocalActor, OwedReply, Ports, ReplyHandler
 from skipper.control.runtime.messages import ActorRef, Loss
 from skipper.control.runtime.replies import open_reply
 from skipper.control.runtime.requests import ACTIVITY, WATCH, AnyRequest
@@ -84,8 +84,8 @@ class PortTable:
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
         self._open: dict[int, ReplyHandler] = {}
-        self._owed: dict[int, tuple[ReplyHandler, Collection[str]]] = {}
-        """Ports of answers to requests, and who owes each; there may be several for each process of a job."""
+        self._owed: dict[int, OwedReply] = {}
+        """Ports of answers to requests; there may be several for each process of a job."""
         self._owed_by: dict[str, set[int]] = {}
         """Their numbers, by the ids of the processes and actors that owe the answers."""
         self._owed_lock = threading.Lock()
@@ -98,17 +98,12 @@ class PortTable:
         self._open[number] = reply
         return number
 
-    def open_owed(self, reply: ReplyHandler, ids: Collection[str]) -> int:
-        """A new port's number, for an answer that one process owes; the loss of another costs nothing here.
-
-        Args:
-            reply: takes the answer of one process.
-            ids: of that process, and of the actor there, if the answer is about one.
-        """
+    def open_owed(self, reply: OwedReply) -> int:
+        """A new port's number, for an answer that one process owes; the loss of another costs nothing here."""
         number = next(self._numbers)
         with self._owed_lock:
-            self._owed[number] = reply, ids
-            for each in ids:
+            self._owed[number] = reply
+            for each in reply.ids():
                 self._owed_by.setdefault(each, set()).add(number)
         return number
 
@@ -133,7 +128,7 @@ class PortTable:
 
     def deliver(self, number: int, rank: int, kind: Kind, payload: Payload) -> None:
         """Bring a reply to its port."""
-        reply = self._open.get(number) or self._find_owed(number)
+        reply = self._open.get(number) or self._owed.get(number)
         if reply is not None and reply.deliver(rank, kind, payload):
             self.close(number)
 
@@ -194,18 +189,14 @@ class PortTable:
             if reply.process_lost(process_id, loss):
                 self.close(number)
         for number in sorted(self._owed_by.get(process_id, ())):
-            owed = self._find_owed(number)
+            owed = self._owed.get(number)
             if owed is not None and owed.process_lost(process_id, loss):
                 self.close(number)
 
-    def _find_owed(self, number: int) -> ReplyHandler | None:
-        found = self._owed.get(number)
-        return None if found is None else found[0]
-
     def _close_owed(self, number: int) -> None:
         with self._owed_lock:
-            _, ids = self._owed.pop(number, (None, ()))
-            for each in ids:
+            reply = self._owed.pop(number, None)
+            for each in () if reply is None else reply.ids():
                 numbers = self._owed_by.get(each, set())
                 numbers.discard(number)
                 if not numbers:
@@ -615,7 +606,7 @@ def watch(caller: Caller, actor: ActorRef) -> Future[MeshFailure | None]:
     answer: OneReply[MeshFailure | None] = OneReply(
         Awaited(actor.process, str(actor), WATCH.name, actor, request=WATCH)
     )
-    port = caller.ports.open_owed(answer, answer.ids())
+    port = caller.ports.open_owed(answer)
     caller.send(actor.process, WATCH.message(None, target=actor.uid, port=port))
     ended: Promise[MeshFailure | None] = Promise()
 

@@ -319,14 +319,17 @@ class _Untouched:
     def process_lost(self, process_id: str, loss: Loss) -> bool:
         raise AssertionError(process_id)
 
+    def ids(self) -> tuple[str, ...]:
+        return ("another",)
+
 
 def test_the_end_of_a_process_costs_nothing_at_the_ports_of_requests_to_others() -> None:
     """With thousands of hosts, thousands of requests are on their way when one of them dies."""
     table = PortTable()
-    for number in range(1000):
-        table.open_owed(_Untouched(), (f"process-{number}",))  # type: ignore[arg-type]
+    for _ in range(1000):
+        table.open_owed(_Untouched())  # type: ignore[arg-type]
     awaited = OneReply[Any](Awaited(ProcessRef("lost", "", "lost"), "process lost", "launch"))
-    port = table.open_owed(awaited, awaited.ids())
+    port = table.open_owed(awaited)
     table.process_lost("lost", Loss("it died"))
     assert not table.is_open(port)
     with pytest.raises(SupervisionError, match="process lost cannot answer launch: it died"):
