@@ -15,7 +15,7 @@ from skipper.control.runtime import running
 from skipper.control.runtime.context import context, local_actor
 from skipper.control.runtime.interfaces import Ports
 from skipper.control.runtime.messages import ActorRef, Loss, ReplyAddress
-from skipper.control.runtime.replies import open_reply, pack_exception, pack_supervision
+from skipper.control.runtime.replies import open_reply, pack_dropped, pack_exception, pack_supervision
 from skipper.control.runtime.requests import LINK
 from skipper.control.wire._plain import pickle_arguments
 from skipper.control.wire.messages import Kind, Payload
@@ -127,13 +127,18 @@ class Port(Generic[T]):
 
     def __del__(self) -> None:
         # The caller waits for an answer that can no longer come: an error ends that wait.
-        refuse_for(self, "the actor has dropped the response port", None)
+        if _owes(self):
+            self._send(Kind.FAILURE, pack_dropped("the answer will not come: the actor has dropped the response port"))
 
 
 def refuse_for(port: Port[Any], reason: str, failure: MeshFailure | None) -> None:
-    """Answer in place of an actor that will not answer, unless it has answered, or has passed the port on."""
-    if port._owed and running.is_running():
+    """Answer in place of an actor that has ended, unless it has answered, or has passed the port on."""
+    if _owes(port):
         port._send(Kind.FAILURE, pack_supervision(f"the answer will not come: {reason}", failure))
+
+
+def _owes(port: Port[Any]) -> bool:
+    return port._owed and running.is_running()
 
 
 def answer_by_error(port: Port[Any], packed: Payload) -> None:

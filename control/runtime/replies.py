@@ -33,7 +33,7 @@ from skipper.control.wire.payload import pack, pack_inert, unpack
 if TYPE_CHECKING:
     from skipper.control.runtime.flow_control import Flow
 
-_ACTOR, _SUPERVISION, _STOP_TIMEOUT = "actor", "supervision", "stop timeout"
+_ACTOR, _SUPERVISION, _STOP_TIMEOUT, _DROPPED = "actor", "supervision", "stop timeout", "dropped port"
 
 
 def pack_exception(error: BaseException, *, actor_id: str, endpoint: str) -> Payload:
@@ -65,8 +65,13 @@ def first_exception(error: BaseException) -> str:
 
 
 def pack_supervision(message: str, failure: MeshFailure | None, *, is_unhandled: bool = False) -> Payload:
-    """The error that an actor cannot answer; ``is_unhandled``: it has certainly not begun to."""
+    """The error that an actor, which has ended, cannot answer; ``is_unhandled``: it has certainly not begun to."""
     return pack((_SUPERVISION, message, failure, is_unhandled))
+
+
+def pack_dropped(message: str) -> Payload:
+    """The error that an actor, which may live on, has dropped the port for its answer."""
+    return pack((_DROPPED, message))
 
 
 def refuse(
@@ -82,7 +87,7 @@ def refuse(
 
 
 def open_supervision(payload: Payload) -> SupervisionError | None:
-    """The error that has arrived, if it says that an actor cannot answer; None for an exception of its endpoint."""
+    """The error that has arrived, if it says that the actor has ended; None for any other."""
     content = unpack(payload)
     return _supervision_error(*content[1:]) if content[0] == _SUPERVISION else None
 
@@ -96,7 +101,8 @@ def open_reply(kind: Kind, payload: Payload) -> Any:
 
     Raises:
         ActorError: the endpoint raised.
-        SupervisionError: the actor cannot answer; a `StopTimeoutError` if it did not end in time.
+        SupervisionError: the actor cannot answer, or has dropped the port for its answer; a `StopTimeoutError` if it
+            did not end in time.
         PayloadError: the value cannot be unpickled here.
     """
     content = unpack(payload)
@@ -106,6 +112,8 @@ def open_reply(kind: Kind, payload: Payload) -> Any:
         raise _supervision_error(*content[1:])
     if content[0] == _STOP_TIMEOUT:
         raise StopTimeoutError(*content[1:])
+    if content[0] == _DROPPED:
+        raise SupervisionError(*content[1:])
     _, actor_id, endpoint, summary, remote_traceback, causes = content
     raise ActorError(actor_id, endpoint, summary, remote_traceback, open_chain(causes, remote_traceback))
 

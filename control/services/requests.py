@@ -228,8 +228,7 @@ class RequestAttempt:
                 else:
                     self.request.future.settle_by(unpack, payload)
         else:
-            # An actor that only drops its response port lives on; the controller reports one that is stopped.
-            self._client.failed(self, error, is_dead=error.is_unhandled or error.failure is not None)
+            self._client.failed(self, error, is_dead=True)
         return True
 
     def process_lost(self, process_id: str, loss: Loss) -> bool:

@@ -12,6 +12,7 @@ from skipper.control import (
     ControlError,
     Port,
     concurrent_endpoint,
+    configure,
     context,
     current_rank,
     endpoint,
@@ -76,6 +77,51 @@ class Worker(Actor):
     @idempotent
     def nbytes(self, value: bytes) -> int:
         return len(value)
+
+
+class Quitter(Actor):
+    """Stops before it has answered, the first time."""
+
+    def __init__(self) -> None:
+        self.kept: list[Port[int]] = []
+
+    @endpoint(explicit_response_port=True)
+    async def keep_port(self, port: Port[int], path: str) -> None:
+        self._keep(port, path)
+
+    @idempotent
+    @endpoint(explicit_response_port=True)
+    async def keep_port_again(self, port: Port[int], path: str) -> None:
+        self._keep(port, path)
+
+    @concurrent_endpoint
+    async def work_on(self, path: str) -> int:
+        return await self._work(path)
+
+    @idempotent
+    @concurrent_endpoint
+    async def work_on_again(self, path: str) -> int:
+        return await self._work(path)
+
+    def _keep(self, port: Port[int], path: str) -> None:
+        if self._is_to_quit(path):
+            self.kept.append(port)
+            context().actor_instance.stop()
+        else:
+            port.send(os.getpid())
+
+    async def _work(self, path: str) -> int:
+        if self._is_to_quit(path):
+            configure(stop_timeout_s=0.2)
+            context().actor_instance.stop()
+            await asyncio.Event().wait()  # until it is interrupted
+        return os.getpid()
+
+    def _is_to_quit(self, path: str) -> bool:
+        is_first = not os.path.exists(path)
+        with Path(path).open("a") as signs:
+            signs.write(f"{os.getpid()} ")
+        return is_first
 
 
 def begin_at(path: str) -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from skipper.control.runtime.status_providers import Table
 from skipper.control.services import ReplicaState, Service
 from tests.control.conftest import PATIENCE_S, Failures, alive, wait_until
 from tests.control.services.conftest import REPLICAS, Gate, outcome
-from tests.control.services.parties import Client, Fragile, Worker
+from tests.control.services.parties import Client, Fragile, Quitter, Worker
 
 
 def test_a_request_waits_for_the_first_replica(shared: Service[Worker]) -> None:
@@ -96,6 +97,21 @@ def test_a_death_ends_what_may_have_been_handled_and_hands_on_what_is_idempotent
     successors = service.pid.fanout().get(PATIENCE_S)
     assert (successors[0], successors[2]) == (pids[0], pids[2])
     assert successors[1] != pids[1]
+
+
+@pytest.mark.parametrize("way", ["keep_port", "work_on"])
+def test_a_replica_that_is_stopped_before_it_has_answered_is_lost_as_one_that_dies(way: str, tmp_path: Path) -> None:
+    """Whether it has kept the port for its answer, or was interrupted since it did not stop in time."""
+    service: Any = Quitter.options(num_replicas=3).as_service(name=f"quitters_{way}")
+    service.initialized.get(PATIENCE_S)
+    with pytest.raises(ReplicaLostError, match=r"may or may not have handled .* has been stopped") as lost:
+        getattr(service, way).route(str(tmp_path / "once")).get(PATIENCE_S)
+    assert (lost.value.failure, lost.value.is_unhandled) == (None, False)
+    handled = tmp_path / "again"
+    pid = getattr(service, f"{way}_again").route(str(handled)).get(PATIENCE_S)
+    first, second = map(int, handled.read_text().split())
+    assert first != second == pid
+    service.stop().get(PATIENCE_S)
 
 
 def first_lost(futures: Sequence[Future[Any]]) -> ReplicaLostError:
