@@ -61,8 +61,7 @@ class ArrivalOrder(Generic[T]):
         """The number that is missing before what has come; 0 if `begin` is. None: nothing has come."""
         return self._next if self._held and self._next not in self._held else None
 
-    def skip(self) -> bool:
-        """Stop waiting for what is missing before the next message that has come; False if none has."""
+    def skip(self) -> None:
+        """Stop waiting for what is missing before the next message that has come, if one has."""
         if self._held:
             self._next = min(self._held)
-        return bool(self._held)
