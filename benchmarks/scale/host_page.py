@@ -223,17 +223,35 @@ def _check_grown(rows: Sequence[Result]) -> list[str]:
 
 
 def _objectives(rows: Sequence[Result]) -> list[str]:
-    hollow = [row for row in rows if row.parameters["label"] == HOLLOW]
-    said = [f"What held in this run, with up to {PER_PROCESS:,} hosts on one core:"]
-    for row in hollow:
-        hosts = f"{int(row.parameters['hosts'] or 0):,}"
-        if row.name == "cast_us":
-            said += [f"* at {hosts} hosts, 99 % of {row.n} casts were answered by all within {row.p99 / 1e3:.3g} ms"]
-        elif row.name == "death_known_ms" and row.n > 1:
-            said += [f"* at {hosts} hosts, 99 % of {row.n} deaths of hosts were known within {row.p99:.3g} ms"]
-        elif row.name == "silence_known_s" and row.n > 1:
-            said += [f"* at {hosts} hosts, 99 % of {row.n} that were cut off at once were known within {row.p99:.3g} s"]
-    return said if len(said) > 1 else [*said, "", "nothing was measured."]
+    found: dict[int, dict[str, Result]] = {}
+    for row in rows:
+        if row.parameters["label"] == HOLLOW:
+            found.setdefault(int(row.parameters["hosts"] or 0), {})[row.name] = row
+    if not found:
+        return ["Nothing was measured."]
+    titles = (
+        "hosts",
+        "casts are answered by all within",
+        "deaths of hosts are known within",
+        "an eighth cut off is known within",
+    )
+    cells = [
+        (
+            f"{hosts:,}",
+            _held(of.get("cast_us"), 1e-3, "ms"),
+            _held(of.get("death_known_ms"), 1.0, "ms"),
+            _held(of.get("silence_known_s"), 1.0, "s"),
+        )
+        for hosts, of in sorted(found.items())
+    ]
+    return [
+        f"What held for 99 % of what was tried in this run, with up to {PER_PROCESS:,} hosts on one core:",
+        *_markdown(titles, cells),
+    ]
+
+
+def _held(row: Result | None, factor: float, unit: str) -> str:
+    return f"{row.p99 * factor:.3g} {unit}, of {row.n}" if row is not None and row.n > 1 else ""
 
 
 def _limits(report: Report) -> list[str]:
@@ -263,7 +281,12 @@ def _limits(report: Report) -> list[str]:
         "costs the script as much as at the largest number above:",
         "",
     ]
-    return lines + [f"* at {significant(hosts, 2)} hosts: {why}" for hosts, why in sorted(found)]
+    return lines + [f"* at {_about(hosts)} hosts: {why}" for hosts, why in sorted(found)]
+
+
+def _about(count: float) -> str:
+    """A number with two digits that count: 14,000."""
+    return f"{round(count, 2 - len(str(int(count)))):,.0f}"
 
 
 def _casts(report: Report) -> str:
